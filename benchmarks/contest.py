@@ -1,0 +1,146 @@
+"""Contestants take turns on a task (A B C A B C …); medians, ratios, one table, one JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.task import Task
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one run of one contestant measured, after the warm-up, in the process that owns the labels."""
+
+    steps_per_s: float
+    last_loss: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+def measurement(done: Mapping[str, Any]) -> Measurement:
+    """Return what the ``done`` line of a process says: the fields of `benchmarks.stopwatch` and ``loss``."""
+    numbers = {name: value for name, value in done.items() if name not in ("kind", "steps_per_s", "loss")}
+    return Measurement(done["steps_per_s"], done["loss"], numbers)
+
+
+Contestant = Callable[[Task, Path], Measurement]
+"""Solves a task in fresh processes, with an empty directory of its own, and says how fast it went."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """All the turns of one contestant on one task."""
+
+    contestant: str
+    task: Task
+    turns: tuple[Measurement, ...]
+
+    @property
+    def steps_per_s(self) -> float:
+        """Median over the turns."""
+        return statistics.median(turn.steps_per_s for turn in self.turns)
+
+    @property
+    def quiet_steps_per_s(self) -> float | None:
+        """Median over the turns of the rate in the quiet quarter of the steps; None where it was not measured."""
+        rates = [turn.extra["quiet_steps_per_s"] for turn in self.turns if "quiet_steps_per_s" in turn.extra]
+        return statistics.median(rates) if rates else None
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Slowest and fastest turn, steps per second."""
+        rates = [turn.steps_per_s for turn in self.turns]
+        return min(rates), max(rates)
+
+
+def compete(
+    contestants: Mapping[str, Contestant],
+    tasks: Sequence[Task],
+    repeats: int,
+    workdir: Path,
+    say: Callable[[str], None],
+) -> list[Score]:
+    """Let every contestant run every task ``repeats`` times, in turns, so that a noisy minute hits all alike.
+
+    ``workdir`` receives one directory a run. Raises `RuntimeError` where two contestants end with losses that differ:
+    they did not train the same network.
+    """
+    scores = []
+    for task in tasks:
+        turns: dict[str, list[Measurement]] = {name: [] for name in contestants}
+        for turn in range(repeats):
+            for name, contestant in contestants.items():
+                home = workdir / f"{task.name}-{turn}-{name}"
+                home.mkdir(parents=True)
+                measured = contestant(task, home)
+                turns[name].append(measured)
+                say(f"{task.name} turn {turn + 1}/{repeats} {name}: {measured.steps_per_s:.1f} steps/s")
+        scores += [Score(name, task, tuple(measured)) for name, measured in turns.items()]
+        _require_same_losses(task, turns)
+    return scores
+
+
+def _require_same_losses(task: Task, turns: Mapping[str, Sequence[Measurement]]) -> None:
+    """Raise if the last loss of any turn is not that of the others, to the noise of float32 sums in another order."""
+    losses = {name: measured[0].last_loss for name, measured in turns.items() if measured}
+    # BatchNorm over 64 rows amplifies the rounding of another thread count; the MLP has nothing that does.
+    tolerance = 1e-4 if task.bottom == "mlp" else 5e-2
+    if max(losses.values()) - min(losses.values()) > tolerance:
+        raise RuntimeError(f"{task.name}: contestants trained different networks, last losses {losses}")
+
+
+def print_table(scores: Sequence[Score], reference: str, console: Console) -> None:
+    """Print one row a score: median, spread, and the ratio to ``reference`` on the same task."""
+    table = Table(title="Split learning, steps per second (median of the turns)", title_justify="left")
+    for heading in ("task", "K", "B", "E", "contestant"):
+        left = heading in ("task", "contestant")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    for heading in ("steps/s", "min–max", f"vs {reference}", "quiet", f"vs {reference}"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    references = {score.task: score for score in scores if score.contestant == reference}
+    for score in scores:
+        task, (low, high) = score.task, score.spread
+        base = references.get(task)
+        table.add_row(
+            task.name, str(task.parties), str(task.batch), str(task.embedding), score.contestant,
+            f"{score.steps_per_s:.2f}", f"{low:.1f}–{high:.1f}",
+            _ratio(score.steps_per_s, base and base.steps_per_s),
+            f"{score.quiet_steps_per_s or 0:.2f}",
+            _ratio(score.quiet_steps_per_s, base and base.quiet_steps_per_s),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _ratio(value: float | None, base: float | None) -> str:
+    return f"{value / base:.2f}" if value and base else "–"
+
+
+def to_json(scores: Sequence[Score]) -> dict[str, Any]:
+    """Return every turn of every score and what is needed to judge them, ready for `json.dumps`."""
+    return {
+        "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+        "scores": [
+            {
+                "contestant": score.contestant,
+                "task": score.task.to_json(),
+                "payload_bytes_per_step": score.task.payload_bytes,
+                "steps_per_s": score.steps_per_s,
+                "turns": [asdict(turn) for turn in score.turns],
+            }
+            for score in scores
+        ],
+    }
+
+
+def write_json(scores: Sequence[Score], path: Path) -> None:
+    """Write `to_json` to ``path``."""
+    path.write_text(json.dumps(to_json(scores), indent=2) + "\n")

@@ -1,0 +1,213 @@
+"""Starts the real programs as processes, on loopback and free ports, and waits for what they say.
+
+    with Federation(tmp_path, recipe) as federation:
+        federation.start_all()
+        summary = federation.finish()
+
+Every wait is bounded; only processes started here are ended, by their own handle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from vfl_common.identity.authority import create_authority, issue
+from vfl_common.ledger import Entry, load_entries
+
+START_S = 60.0
+RUN_S = 120.0
+BIN = Path(sys.executable).parent
+
+
+def program_environment() -> dict[str, str]:
+    """One thread everywhere: five processes share two cores."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+
+
+class Program:
+    """One process; its events (JSON lines on standard output) as they come, its standard error as a whole."""
+
+    def __init__(self, name: str, args: list[str], cwd: Path) -> None:
+        self.name, self.args = name, args
+        self.events: list[dict[str, Any]] = []
+        self._new: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._stderr = (cwd / f"{name}.stderr").open("w+")
+        self.process = subprocess.Popen(
+            args, cwd=cwd, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=program_environment()
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            try:
+                self._new.put(json.loads(line))
+            except json.JSONDecodeError:
+                self._new.put({"event": "text", "text": line})
+        self._new.put(None)
+
+    def wait_for(self, event: str, timeout_s: float = RUN_S, **facts: Any) -> dict[str, Any]:
+        """The next event of this name whose facts are at least these; fails where the program ends first."""
+        give_up_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                found = self._new.get(timeout=max(0.0, give_up_s - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"{self.name}: no {event} within {timeout_s} s; {self.stderr}") from None
+            if found is None:
+                self._new.put(None)
+                raise AssertionError(f"{self.name} ended before {event}: {self.stderr}")
+            self.events.append(found)
+            if found["event"] == event and all(found.get(key) == value for key, value in facts.items()):
+                return found
+
+    def wait(self, timeout_s: float = RUN_S) -> int:
+        """The exit code."""
+        return self.process.wait(timeout=timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL, and gone when this returns."""
+        self.process.kill()
+        self.process.wait(timeout=10)
+
+    def stop(self) -> None:
+        """Ends the process if it still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def close(self) -> None:
+        self.stop()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._stderr.close()
+
+    @property
+    def stderr(self) -> str:
+        return Path(self._stderr.name).read_text()
+
+
+def toml(value: Any) -> str:
+    """A TOML document of nested dicts, lists and scalars (tables written inline below the top level)."""
+    return "\n".join(f"{key} = {_inline(item)}" for key, item in value.items()) + "\n"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(str(key))} = {_inline(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    return json.dumps(value)
+
+
+@dataclass
+class Federation:
+    """A server and the parties of ``recipe`` (a dict, as in TOML), in ``folder``.
+
+    ``data``: {party: its [data] table}; ``extra``: {party: more keys of its party file}.
+    """
+
+    folder: Path
+    recipe: dict[str, Any]
+    data: dict[str, dict[str, Any]]
+    extra: dict[str, dict[str, Any]] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
+    address: str = ""
+    server_options: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [party["name"] for party in self.recipe["parties"]]
+
+    def __enter__(self) -> Federation:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        certs = self.folder / "certs"
+        if not certs.exists():
+            create_authority(certs, "test")
+            for name in [*self.names, "server"]:
+                issue(certs, name)
+        (self.folder / "recipe.toml").write_text(toml(self.recipe))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for program in self.programs.values():
+            program.close()
+
+    def write_party(self, name: str) -> Path:
+        """The party file, with the server's address as it is now."""
+        file: dict[str, Any] = {
+            "name": name,
+            "recipe": "recipe.toml",
+            "server": self.address,
+            "tls": {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"},
+            "data": self.data[name],
+        }
+        path = self.folder / f"{name}.toml"
+        path.write_text(toml(file | self.extra.get(name, {})))
+        return path
+
+    def start_server(self, listen: str = "127.0.0.1:0") -> Program:
+        args = [str(BIN / "vfl-server"), "serve", "recipe.toml", "--listen", listen, *self.server_options]
+        program = self._start("server", args)
+        self.address = program.wait_for("ready", START_S)["address"]
+        return program
+
+    def start_party(self, name: str, *options: str) -> Program:
+        path = self.write_party(name)
+        return self._start(name, [str(BIN / "vfl-party"), "run", path.name, *options])
+
+    def start_all(self) -> None:
+        """The server, then all parties."""
+        self.start_server()
+        for name in self.names:
+            self.start_party(name)
+
+    def start(self, name: str, *args: str) -> Program:
+        """Any of the three programs, under a name of its own."""
+        return self._start(name, [str(BIN / args[0]), *args[1:]])
+
+    def _start(self, name: str, args: list[str]) -> Program:
+        if name in self.programs:
+            self.programs[name].close()
+        self.programs[name] = Program(name, args, self.folder)
+        return self.programs[name]
+
+    def finish(self, timeout_s: float = RUN_S) -> dict[str, Any]:
+        """Waits for all to end well; the run's summary."""
+        for name, program in self.programs.items():
+            code = program.wait(timeout_s)
+            assert code == 0, f"{name} ended with {code}: {program.stderr}"
+        found: dict[str, Any] = json.loads((self.run_folder / "summary.json").read_text())
+        return found
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the one run."""
+        (folder,) = (path for path in (self.folder / "runs").iterdir() if path.is_dir())
+        return folder
+
+    def parameters(self, name: str) -> dict[str, Tensor]:
+        """{``encoder.0.weight``: tensor}: all weights and buffers of a party's newest checkpoint."""
+        newest = max((self.run_folder / name / "checkpoints").iterdir())
+        tensors = safetensors.torch.load_file(newest / "state.safetensors")
+        prefix = "job/models/"
+        return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+    def ledger(self, name: str) -> list[Entry]:
+        return load_entries(self.run_folder / name / "ledger.json")

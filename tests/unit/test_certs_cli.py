@@ -1,0 +1,114 @@
+"""``vfl certs`` as a person uses it."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from vfl_common.cli.certs import certs
+from vfl_common.config.party import TlsSettings
+from vfl_common.errors import Code, InputError
+from vfl_common.identity.authority import issue
+from vfl_common.identity.credentials import load_credentials
+
+
+def run(*args: str | Path) -> str:
+    result = CliRunner().invoke(certs, [str(arg) for arg in args], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Path:
+    run("ca", "--out", tmp_path / "ca", "--federation", "credit-risk")
+    return tmp_path / "ca"
+
+
+def test_authority_and_all_parties_in_one_place(ca: Path, tmp_path: Path) -> None:
+    output = run("issue", "server", "bank", "--ca", ca, "--out", tmp_path / "parties", "--days", "9")
+    assert f"it also needs {ca / 'ca.pem'}" in output
+    for name in ("server", "bank"):
+        base = tmp_path / "parties" / name
+        tls = TlsSettings(ca=str(ca / "ca.pem"), certificate=f"{base}.pem", key=f"{base}.key")
+        assert load_credentials(tls, name=name).name == name
+
+
+def test_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("ca")
+    run("issue", "bank")
+    assert {path.name for path in (tmp_path / "certs").iterdir()} == {"ca.pem", "ca.key", "bank.pem", "bank.key"}
+
+
+def test_keys_that_stay_at_home(ca: Path, tmp_path: Path) -> None:
+    asked = run("request", "bank", "--out", tmp_path)
+    signed = run("sign", tmp_path / "bank.csr", "--ca", ca)
+    fingerprint = re.compile(r"SHA-256 (?:[0-9A-F]{2}:){31}[0-9A-F]{2}")
+    assert fingerprint.findall(asked) == fingerprint.findall(signed) != []
+    tls = TlsSettings(ca=str(ca / "ca.pem"), certificate=str(tmp_path / "bank.pem"), key=str(tmp_path / "bank.key"))
+    assert load_credentials(tls, name="bank").name == "bank"
+
+
+def test_the_expected_name_is_the_file_s_unless_given(ca: Path, tmp_path: Path) -> None:
+    run("request", "bank", "--out", tmp_path)
+    moved = (tmp_path / "bank.csr").rename(tmp_path / "shop.csr")
+    with pytest.raises(InputError, match="is for 'bank', expected 'shop' alone") as caught:
+        run("sign", moved, "--ca", ca)
+    assert caught.value.code is Code.IDENTITY_MISMATCH
+    run("sign", moved, "--ca", ca, "--name", "bank", "--out", tmp_path / "signed")
+    assert (tmp_path / "signed" / "bank.pem").exists()
+
+
+def test_errors_are_left_to_the_program(ca: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="exists already"):
+        run("ca", "--out", ca)
+    before = (ca / "ca.key").read_bytes()
+    run("ca", "--out", ca, "--force")
+    assert (ca / "ca.key").read_bytes() != before
+    with pytest.raises(InputError, match="is not a party's name"):
+        run("issue", "bank", "-", "--ca", ca)
+    assert not (ca / "bank.pem").exists()
+    with pytest.raises(InputError, match="cannot be read"):
+        run("show", tmp_path / "missing.pem")
+
+
+def test_days_out_of_range_are_a_usage_error(ca: Path) -> None:
+    assert CliRunner().invoke(certs, ["issue", "bank", "--ca", str(ca), "--days", "0"]).exit_code == 2
+
+
+def lines(file: Path) -> dict[str, str]:
+    return {label: text.strip() for label, _, text in (line.partition(":") for line in run("show", file).splitlines())}
+
+
+def test_show_authority(ca: Path) -> None:
+    shown = lines(ca / "ca.pem")
+    assert (shown["name"], shown["issuer"], shown["key"]) == ("credit-risk", "credit-risk", "ECDSA P-256")
+    assert shown["may"] == "sign the certificates of parties"
+    assert re.search(r"UTC to .* UTC \(3649 days left\)", shown["valid"])
+
+
+def test_show_party(ca: Path) -> None:
+    run("issue", "bank", "--ca", ca)
+    shown = lines(ca / "bank.pem")
+    assert (shown["name"], shown["issuer"], shown["may"]) == ("bank", "credit-risk", "dial a peer, answer a peer")
+    assert shown["fingerprint"].startswith("SHA-256 ")
+    old = issue(ca, "shop", days=1, now=datetime(2020, 1, 1, tzinfo=UTC))
+    assert "(expired at 2020-01-02 00:00 UTC)" in lines(Path(old.certificate))["valid"]
+
+
+def test_show_request_but_no_key(tmp_path: Path) -> None:
+    run("request", "bank", "--out", tmp_path)
+    shown = lines(tmp_path / "bank.csr")
+    assert (shown["name"], shown["key"]) == ("bank", "ECDSA P-256")
+    assert shown["may"] == "nothing before the authority signs it"
+    with pytest.raises(InputError, match="is a private key"):
+        run("show", tmp_path / "bank.key")
+
+
+@pytest.mark.parametrize("command", [(), ("ca",), ("issue",), ("request",), ("sign",), ("show",)])
+def test_help_has_an_example(command: tuple[str, ...]) -> None:
+    assert re.search(r"^ +vfl certs \w", run(*command, "--help"), re.MULTILINE)

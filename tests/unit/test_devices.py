@@ -1,0 +1,45 @@
+"""Devices that are there, and the sentence for those that are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vfl_common.devices import resolve_device, set_threads
+from vfl_common.errors import Code, InputError
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"NVIDIA H{i}")
+
+
+def test_devices_by_their_names(two_gpus: None) -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device("cuda") == torch.device("cuda:0")
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+
+
+@pytest.mark.parametrize("text", ["cuda:2", "cuda:", "cuda:-1", "tpu", "", "cpu:0"])
+def test_a_missing_device_lists_those_there_are(text: str, two_gpus: None) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve_device(text)
+    assert caught.value.code is Code.DEVICE_MISSING
+    assert str(caught.value) == (f"{text} was asked for; this machine has: cpu, cuda:0 (NVIDIA H0), cuda:1 (NVIDIA H1)")
+    assert "NVIDIA" not in caught.value.public
+
+
+def test_a_machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match=r"^cuda:1 was asked for; this machine has: cpu$"):
+        resolve_device("cuda:1")
+
+
+def test_threads_may_be_set_again() -> None:
+    before = torch.get_num_threads()
+    for n in (2, 1):
+        set_threads(n)
+        assert torch.get_num_threads() == n
+    torch.set_num_threads(before)

@@ -1,0 +1,125 @@
+"""What ``load_credentials`` accepts and the sentence with which it refuses."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from vfl_common.config.party import TlsSettings
+from vfl_common.errors import Code, InputError
+from vfl_common.identity.authority import create_authority, issue
+from vfl_common.identity.credentials import load_credentials
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Path:
+    create_authority(tmp_path / "ca", "f")
+    return tmp_path / "ca"
+
+
+@pytest.fixture
+def tls(ca: Path) -> TlsSettings:
+    return issue(ca, "bank")
+
+
+def refusal(tls: TlsSettings, code: Code = Code.CERTIFICATE_INVALID, name: str = "bank") -> str:
+    with pytest.raises(InputError) as caught:
+        load_credentials(tls, name=name)
+    assert caught.value.code is code
+    return str(caught.value)
+
+
+def test_good_credentials(tls: TlsSettings) -> None:
+    credentials = load_credentials(tls, name="bank")
+    assert credentials.ca_pem == Path(tls.ca).read_bytes()
+    assert credentials.certificate_pem == Path(tls.certificate).read_bytes()
+    assert credentials.key_pem == Path(tls.key).read_bytes()
+    assert timedelta(days=364) < credentials.not_after - datetime.now(UTC) <= timedelta(days=365)
+    assert "PRIVATE KEY" not in repr(credentials)
+
+
+def test_old_and_new_authority_side_by_side(tls: TlsSettings, tmp_path: Path) -> None:
+    other = create_authority(tmp_path / "next", "f")
+    Path(tls.ca).write_bytes(other.read_bytes() + Path(tls.ca).read_bytes())
+    assert load_credentials(tls, name="bank").name == "bank"
+
+
+@pytest.mark.parametrize("part", ["ca", "certificate", "key"])
+def test_missing_or_not_pem(tls: TlsSettings, part: str) -> None:
+    path = Path(getattr(tls, part))
+    path.write_text("no PEM\n")
+    assert re.search(rf"{path} is not a (certificate|private key) in PEM format", refusal(tls))
+    path.unlink()
+    assert refusal(tls) == f"{path} cannot be read: No such file or directory"
+    path.mkdir()
+    assert f"{path} cannot be read" in refusal(tls)
+
+
+def test_encrypted_key(tls: TlsSettings) -> None:
+    key = load_pem_private_key(Path(tls.key).read_bytes(), None)
+    secret = BestAvailableEncryption(b"secret")
+    Path(tls.key).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret))
+    assert "store it without a passphrase" in refusal(tls)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_key_that_others_can_use(tls: TlsSettings, mode: int) -> None:
+    Path(tls.key).chmod(mode)
+    text = refusal(tls)
+    assert f"mode {mode:04o}" in text
+    assert text.endswith(f"chmod 600 {tls.key}")
+
+
+def test_key_of_another_certificate(ca: Path, tls: TlsSettings) -> None:
+    shop = issue(ca, "shop")
+    text = refusal(tls.model_copy(update={"key": shop.key}))
+    assert text == f"the key {shop.key} does not belong to the certificate {tls.certificate}"
+
+
+def test_certificate_of_another_authority_with_the_same_name(tls: TlsSettings, tmp_path: Path) -> None:
+    other = create_authority(tmp_path / "other", "f")
+    assert f"not signed by the CA in {other}" in refusal(tls.model_copy(update={"ca": str(other)}))
+
+
+def test_certificate_of_another_party(ca: Path) -> None:
+    mallory = issue(ca, "mallory")
+    text = refusal(mallory, Code.IDENTITY_MISMATCH)
+    assert text == f"the certificate {mallory.certificate} is for 'mallory', this party is 'bank'"
+
+
+def test_expired_and_not_yet_valid(ca: Path) -> None:
+    expired = issue(ca, "bank", days=1, now=datetime(2020, 1, 1, 12, 30, tzinfo=UTC))
+    text = refusal(expired)
+    assert "expired at 2020-01-02 12:30 UTC" in text
+    assert "vfl certs issue bank" in text
+    early = issue(ca, "bank", force=True, now=datetime.now(UTC) + timedelta(days=2))
+    assert re.search(
+        r"is not valid before \d{4}-\d\d-\d\d \d\d:\d\d UTC: it is .* by this machine's clock", refusal(early)
+    )
+
+
+def test_expired_authority(tls: TlsSettings, ca: Path) -> None:
+    """The library issues nothing that outlives its authority; other software may."""
+    certificate = x509.load_pem_x509_certificate(Path(tls.ca).read_bytes())
+    key = load_pem_private_key((ca / "ca.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    builder = (
+        x509.CertificateBuilder(certificate.issuer, certificate.subject, key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime(2020, 1, 1, tzinfo=UTC))
+        .not_valid_after(datetime(2020, 1, 11, tzinfo=UTC))
+    )
+    Path(tls.ca).write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    assert f"the certificate {tls.ca} expired at 2020-01-11 00:00 UTC: `vfl certs ca`" in refusal(tls)

@@ -1,0 +1,251 @@
+"""Encoders, top models, combination: shapes, seeds, gradients by hand, and every refusal in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+
+from vfl_common.config.models import (
+    CnnSettings,
+    CustomSettings,
+    EncoderSettings,
+    MlpSettings,
+    ResNet18Settings,
+    TabularSettings,
+    TopSettings,
+)
+from vfl_common.errors import Code, InputError
+from vfl_common.models import (
+    InputSpec,
+    build_encoder,
+    build_top,
+    checked_encoder,
+    combine,
+    combined_size,
+    seeded,
+)
+
+FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
+FITTING = [
+    ({"kind": "mlp", "hidden": [7, 6], "batch_norm": True, "dropout": 0.5, "activation": "gelu"}, FLAT),
+    ({"kind": "mlp", "hidden": []}, IMAGE),
+    ({"kind": "tabular", "hidden": [7], "batch_norm": True, "dropout": 0.1}, MIXED),
+    ({"kind": "tabular"}, FLAT),
+    ({"kind": "tabular"}, InputSpec((0,), (4, 2))),
+    ({"kind": "cnn", "channels": [4, 4, 4, 4, 4]}, IMAGE),
+    ({"kind": "cnn", "channels": [4], "batch_norm": False}, InputSpec((3, 1, 8))),
+    ({"kind": "resnet18"}, IMAGE),
+]
+
+
+def settings(values: dict[str, object]) -> EncoderSettings:
+    parsed: EncoderSettings = TypeAdapter(EncoderSettings).validate_python(values)
+    return parsed
+
+
+def rows(spec: InputSpec, n: int = 4) -> list[torch.Tensor]:
+    inputs = [torch.randn(n, *spec.shape)]
+    if spec.cardinalities:
+        inputs.append(torch.stack([torch.randint(c, (n,)) for c in spec.cardinalities], dim=1))
+    return inputs
+
+
+@pytest.mark.parametrize(("values", "spec"), FITTING)
+def test_an_encoder_gives_the_embedding_and_trains_every_parameter(values: dict[str, object], spec: InputSpec) -> None:
+    encoder = checked_encoder(settings(values), spec, 6, party="hospital")
+    assert encoder.training
+    z_BD = encoder(*rows(spec))
+    assert z_BD.shape == (4, 6)
+    z_BD.square().sum().backward()
+    assert all(p.grad is not None for p in encoder.parameters())
+
+
+@pytest.mark.parametrize(("values", "spec"), FITTING)
+def test_a_seed_decides_the_weights_and_the_generator_stays(values: dict[str, object], spec: InputSpec) -> None:
+    before = torch.get_rng_state()
+    states = []
+    for seed in (1, 1, 2**63 - 1):
+        torch.rand(seed % 5)  # whatever was drawn before
+        with seeded(seed):
+            states.append(build_encoder(settings(values), spec, 6).state_dict())
+    torch.set_rng_state(before)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
+    with seeded(3):
+        torch.rand(5)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_check_leaves_generator_and_batch_norm_as_they_were() -> None:
+    encoder_settings = MlpSettings(batch_norm=True, dropout=0.5)
+    with seeded(1):
+        plain, after_plain = build_encoder(encoder_settings, FLAT, 6), torch.get_rng_state()
+    with seeded(1):
+        checked, after_checked = checked_encoder(encoder_settings, FLAT, 6, party="a"), torch.get_rng_state()
+    assert torch.equal(after_plain, after_checked)
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.state_dict().values(), checked.state_dict().values(), strict=True)
+    )
+
+
+def test_layers_are_those_of_the_settings() -> None:
+    encoder = build_encoder(MlpSettings(hidden=(7,), activation="tanh", batch_norm=True, dropout=0.5), FLAT, 6)
+    assert [type(m).__name__ for m in encoder.children()] == [
+        "Flatten",
+        "Linear",
+        "BatchNorm1d",
+        "Tanh",
+        "Dropout",
+        "Linear",
+    ]
+    assert [type(m).__name__ for m in build_top(TopSettings(), 12, 3).children()] == ["Linear"]
+    top = build_top(TopSettings(hidden=(8,)), 12, 3)
+    assert [type(m).__name__ for m in top.children()] == ["Linear", "ReLU", "Linear"]
+    assert top(torch.zeros(2, 12)).shape == (2, 3)
+
+
+def test_categories_have_a_table_a_column() -> None:
+    encoder = build_encoder(TabularSettings(kind="tabular", hidden=(), category_size=2), MIXED, 7)
+    with torch.no_grad():
+        encoder.mlp[0].weight.copy_(torch.eye(7))  # type: ignore[union-attr, index]
+        encoder.mlp[0].bias.zero_()  # type: ignore[union-attr, index]
+    table = encoder.get_parameter("table.weight")
+    x_BF, categories_BK = torch.randn(2, 3), torch.tensor([[3, 0], [0, 1]])
+    expected = torch.stack([torch.cat([x_BF[0], table[3], table[4]]), torch.cat([x_BF[1], table[0], table[5]])])
+    torch.testing.assert_close(encoder(x_BF, categories_BK), expected)
+
+
+def test_resnet18_has_the_stem_of_its_settings() -> None:
+    small = build_encoder(ResNet18Settings(kind="resnet18"), IMAGE, 6)
+    assert small.conv1.stride == (1, 1)
+    assert isinstance(small.maxpool, nn.Identity)
+    large = build_encoder(ResNet18Settings(kind="resnet18", small_images=False), InputSpec((4, 64, 64)), 6)
+    assert large.conv1.weight.shape == (64, 4, 7, 7)  # type: ignore[union-attr]
+    assert isinstance(large.maxpool, nn.MaxPool2d)
+
+
+@pytest.mark.parametrize(
+    ("values", "spec", "sentence"),
+    [
+        ({"kind": "mlp"}, MIXED, "kind 'mlp' takes no categorical columns"),
+        ({"kind": "cnn"}, InputSpec((1, 9, 9), (2,)), "kind 'cnn' takes no categorical columns"),
+        ({"kind": "cnn"}, FLAT, r"takes images of shape \[channels, height, width\], not rows of shape \[5\]"),
+        ({"kind": "resnet18"}, FLAT, "'resnet18' takes images"),
+        ({"kind": "tabular"}, IMAGE, r"takes columns, not rows of shape \[1, 9, 9\]"),
+        ({"kind": "custom", "factory": "no_such_module_xyz:make"}, FLAT, "cannot import no_such_module_xyz"),
+        ({"kind": "custom", "factory": "user_models:missing"}, FLAT, "user_models has no function or class 'missing'"),
+        ({"kind": "custom", "factory": "user_models:number"}, FLAT, "gives a int, not a torch.nn.Module"),
+        ({"kind": "custom", "factory": "user_models:fails"}, FLAT, "the factory failed with RuntimeError: no"),
+        ({"kind": "custom", "factory": "user_models:linear", "options": {"x": 1}}, FLAT, "TypeError"),
+        (
+            {"kind": "custom", "factory": "user_models:linear", "options": {"out": 32}},
+            FLAT,
+            "the encoder of hospital gives 32 numbers a row, the recipe's model.embedding_size is 6; ",
+        ),
+        ({"kind": "custom", "factory": "user_models:flat"}, FLAT, r"gives a tensor of shape \[60\] for two rows"),
+        ({"kind": "custom", "factory": "user_models:pair"}, FLAT, "gives tuple where a float32 tensor is needed"),
+        ({"kind": "custom", "factory": "user_models:double"}, FLAT, "gives torch.float64 where a float32"),
+        (
+            {"kind": "custom", "factory": "user_models:linear", "options": {"wide": 9}},
+            FLAT,
+            "fails on two rows of shape",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(
+    values: dict[str, object], spec: InputSpec, sentence: str, user_models: None
+) -> None:
+    with pytest.raises(InputError, match=sentence) as caught:
+        checked_encoder(settings(values), spec, 6, party="hospital")
+    assert caught.value.code is Code.MODEL_INVALID
+    assert "\n" not in str(caught.value)
+
+
+def test_a_custom_encoder_takes_its_options(user_models: None) -> None:
+    custom = CustomSettings(kind="custom", factory="user_models:linear", options={"out": 6})
+    assert checked_encoder(custom, FLAT, 6, party="a")(torch.zeros(3, 5)).shape == (3, 6)
+
+
+@pytest.fixture
+def user_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user_models.py").write_text(
+        """
+import torch
+from torch import nn
+
+class Lambda(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+    def forward(self, x):
+        return self.f(x)
+
+def linear(spec, size, out=None, wide=0): return nn.Linear(spec.shape[0] + wide, out or size)
+def number(spec, size): return 3
+def fails(spec, size): raise RuntimeError("no\\nreally")
+def flat(spec, size): return Lambda(lambda x: torch.zeros(60))
+def pair(spec, size): return Lambda(lambda x: (x, x))
+def double(spec, size): return Lambda(lambda x: torch.zeros(2, size).double())
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "user_models", raising=False)
+
+
+def test_torchvision_is_not_imported_before_an_image_model_asks() -> None:
+    code = (
+        "import sys, vfl_common.models as m; from vfl_common.config.models import *; "
+        "m.build_encoder(CnnSettings(kind='cnn'), m.InputSpec((1, 8, 8)), 4); assert 'torchvision' not in sys.modules; "
+        "m.build_encoder(ResNet18Settings(kind='resnet18'), m.InputSpec((1, 8, 8)), 4)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+A = torch.tensor([[1.0, 5.0, 2.0]])
+B = torch.tensor([[3.0, 5.0, 0.0]])
+WEIGHT = torch.tensor([[1.0, 10.0, 100.0]])
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "grad_a", "grad_b"),
+    [
+        ("sum", [[4.0, 10.0, 2.0]], [[1.0, 10.0, 100.0]], [[1.0, 10.0, 100.0]]),
+        ("mean", [[2.0, 5.0, 1.0]], [[0.5, 5.0, 50.0]], [[0.5, 5.0, 50.0]]),
+        ("max", [[3.0, 5.0, 2.0]], [[0.0, 10.0, 100.0]], [[1.0, 0.0, 0.0]]),  # the tie goes to the first whole
+    ],
+)
+def test_combination_and_its_gradient_by_hand(
+    rule: str, value: list[list[float]], grad_a: list[list[float]], grad_b: list[list[float]]
+) -> None:
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    out = combine(rule, [a, b])  # type: ignore[arg-type]
+    assert out.tolist() == value
+    assert out.shape[1] == combined_size(rule, 2, 3)  # type: ignore[arg-type]
+    (out * WEIGHT).sum().backward()  # type: ignore[no-untyped-call]
+    assert a.grad is not None
+    assert b.grad is not None
+    assert a.grad.tolist() == grad_a
+    assert b.grad.tolist() == grad_b
+
+
+def test_concatenation_keeps_the_order_and_splits_the_gradient() -> None:
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    out = combine("concat", [a, b])
+    assert out.tolist() == [[1.0, 5.0, 2.0, 3.0, 5.0, 0.0]]
+    assert combined_size("concat", 2, 3) == 6
+    (out * torch.arange(6.0)).sum().backward()  # type: ignore[no-untyped-call]
+    assert a.grad is not None
+    assert b.grad is not None
+    assert (a.grad.tolist(), b.grad.tolist()) == ([[0.0, 1.0, 2.0]], [[3.0, 4.0, 5.0]])
+
+
+def test_cnn_stops_pooling_at_one_pixel() -> None:
+    encoder = build_encoder(CnnSettings(kind="cnn", channels=(2, 2, 2, 2)), InputSpec((1, 4, 9)), 3)
+    assert sum(isinstance(m, nn.MaxPool2d) for m in encoder.children()) == 2  # 4x9, 2x4, 1x2
+    assert encoder(torch.zeros(2, 1, 4, 9)).shape == (2, 3)

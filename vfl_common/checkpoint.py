@@ -1,0 +1,220 @@
+"""Checkpoints without pickle: tensors in safetensors, everything else in JSON; written whole or not at all.
+
+    000007-000003.splitnn.12/         the store's own count, then the label
+        state.safetensors
+        state.json                    label, size and SHA-256 of the tensors, the tree
+    .tmp-000008-000003.splitnn.13/    being written or removed; swept away at the next start
+
+A folder gets its name by one rename after all its bytes are on the disk, and loses it by one rename before it is
+emptied: a crash at any point leaves whole checkpoints only. One process at a time uses a store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from vfl_common.errors import Code, InputError, InternalError
+
+TENSORS, TREE = "state.safetensors", "state.json"
+FOLDER = re.compile(r"(\d+)-([\w.-]+)")
+
+
+def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
+    """A tree of dicts, lists, tuples, tensors, numbers, strings, booleans and None as (tensors, what JSON can hold).
+
+    Tensors are copied to the CPU, each for itself: two that shared memory do not share it after ``unpack``. Keys of
+    dicts may be anything but tensors. In JSON a list is a list, and an object is one of ``{"dict": [[key, value]…]}``,
+    ``{"tuple": […]}``, ``{"tensor": name}``. Raises InternalError for anything else.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, Tensor):
+            name = str(len(tensors))
+            tensors[name] = node.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            return {"tensor": name}
+        if isinstance(node, dict):
+            return {"dict": [[walk(key), walk(value)] for key, value in node.items()]}
+        if isinstance(node, tuple):
+            return {"tuple": [walk(item) for item in node]}
+        if isinstance(node, list):
+            return [walk(item) for item in node]
+        if node is None or isinstance(node, bool | int | float | str):
+            return node
+        raise InternalError(f"a {type(node).__name__} cannot be kept in a checkpoint")
+
+    jsonable = walk(tree)
+    return tensors, jsonable
+
+
+def unpack(tensors: dict[str, Tensor], jsonable: Any) -> Any:
+    """The tree that ``pack`` took apart. Raises KeyError, TypeError or ValueError where the two do not fit."""
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, list):
+            return [walk(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        ((kind, value),) = node.items()
+        if kind == "tensor":
+            return tensors[value]
+        if kind == "tuple":
+            return tuple(walk(item) for item in value)
+        if kind == "dict":
+            return {walk(key): walk(item) for key, item in value}
+        raise ValueError(f"unknown node {kind!r}")
+
+    return walk(jsonable)
+
+
+class _Entry(NamedTuple):
+    sequence: int
+    label: str
+    path: Path
+
+
+class CheckpointStore:
+    """The newest ``keep`` checkpoints of one process, in one folder of its own.
+
+    Args:
+        folder: made where it is missing; what an interrupted save or removal left there is swept away.
+        keep: at least 1.
+
+    Labels hold letters, digits and ``_.-``. The order is that of saving, counted in the folders' names; times and
+    labels play no part in it.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        if keep < 1:
+            raise InternalError(f"a checkpoint store that keeps {keep} checkpoints")
+        self._folder, self._keep = folder, keep
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(".tmp-*"):
+            shutil.rmtree(path)
+
+    def save(self, label: str, tree: Any) -> None:
+        """Writes ``tree`` as ``label``, to the disk, then removes all but the newest ``keep`` complete checkpoints.
+
+        A checkpoint of the same label is replaced. Raises InternalError for a label or a node that cannot be kept, and
+        InputError (CHECKPOINT_INVALID) where the disk refuses.
+        """
+        name = f"{max((entry.sequence for entry in self._all()), default=0) + 1:06d}-{label}"
+        if not FOLDER.fullmatch(name):
+            raise InternalError(f"{label!r} cannot be a checkpoint's label")
+        packed, jsonable = pack(tree)
+        data = safetensors.torch.save(packed)
+        about = {"label": label, "bytes": len(data), "sha256": _sha256(data), "tree_sha256": _tree_sha256(jsonable)}
+        text = json.dumps(about | {"tree": jsonable})
+        temporary = self._folder / f".tmp-{name}"
+        try:
+            temporary.mkdir(mode=0o700)
+            _write(temporary / TENSORS, data)
+            _write(temporary / TREE, text.encode())
+            _fsync(temporary)
+            temporary.rename(self._folder / name)
+            _fsync(self._folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise InputError(
+                Code.CHECKPOINT_INVALID, f"{self._folder}: cannot write a checkpoint ({error.strerror})"
+            ) from error
+        kept = self._complete()[-self._keep :]
+        for entry in self._all():
+            if entry not in kept:
+                self._remove(entry)
+
+    def labels(self) -> list[str]:
+        """Labels of the complete checkpoints, oldest first: those whose tensors have the size that they should."""
+        return [entry.label for entry in self._complete()]
+
+    def load(self, label: str) -> Any:
+        """The tree that was saved as ``label``, its tensors on the CPU.
+
+        Raises InputError (CHECKPOINT_INVALID) where it is missing, or is not what was written.
+        """
+        entry = self._find(label)
+        try:
+            about = json.loads((entry.path / TREE).read_bytes())
+            data = (entry.path / TENSORS).read_bytes()
+            if (about["sha256"], about["tree_sha256"]) != (_sha256(data), _tree_sha256(about["tree"])):
+                raise ValueError("the SHA-256 differs")
+            return unpack(safetensors.torch.load(data), about["tree"])
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            raise InputError(
+                Code.CHECKPOINT_INVALID,
+                f"{entry.path}: the checkpoint is damaged ({error}); remove it to go on without",
+            ) from error
+
+    def discard_after(self, label: str) -> None:
+        """Removes all that is newer than ``label``; all there is where ``label`` is empty. Raises InputError
+        (CHECKPOINT_INVALID) where it is missing."""
+        last = self._find(label).sequence if label else -1
+        for entry in reversed(self._all()):
+            if entry.sequence > last:
+                self._remove(entry)
+
+    def _find(self, label: str) -> _Entry:
+        entries = self._complete()
+        for entry in reversed(entries):
+            if entry.label == label:
+                return entry
+        there = ", ".join(entry.label for entry in entries) or "none"
+        raise InputError(Code.CHECKPOINT_INVALID, f"{self._folder}: no checkpoint {label}; complete ones: {there}")
+
+    def _all(self) -> list[_Entry]:
+        matches = ((FOLDER.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return sorted(_Entry(int(match[1]), match[2], path) for match, path in matches if match)
+
+    def _complete(self) -> list[_Entry]:
+        newest = {
+            entry.label: entry for entry in self._all() if _is_complete(entry)
+        }  # one a label, should two be there
+        return sorted(newest.values())
+
+    def _remove(self, entry: _Entry) -> None:
+        temporary = entry.path.with_name(f".tmp-{entry.path.name}")
+        entry.path.rename(temporary)
+        _fsync(self._folder)
+        shutil.rmtree(temporary)
+
+
+def _is_complete(entry: _Entry) -> bool:
+    try:
+        about = json.loads((entry.path / TREE).read_bytes())
+        complete: bool = about["label"] == entry.label and about["bytes"] == (entry.path / TENSORS).stat().st_size
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return complete
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _tree_sha256(jsonable: Any) -> str:
+    return _sha256(json.dumps(jsonable).encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _fsync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

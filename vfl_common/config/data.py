@@ -1,0 +1,53 @@
+"""Settings of a party's own data: where it lies, which columns, what is done with them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from vfl_common.config.base import Section
+
+
+class ViewSettings(Section):
+    """Which part of a data set's features this party holds, for experiments on data that one file holds whole.
+
+    ``columns``: contiguous runs of columns, as equal as can be; ``quadrants``: the four quarters of an image in
+    reading order (top left, top right, bottom left, bottom right); ``halves``: left and right half of an image. An
+    image party with an ``mlp`` encoder sees its part flattened.
+    """
+
+    scheme: Literal["columns", "quadrants", "halves"]
+    part: NonNegativeInt
+    parts: PositiveInt
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.scheme == "quadrants" and self.parts != 4:
+            raise ValueError("quadrants has parts = 4")
+        if self.scheme == "halves" and self.parts != 2:
+            raise ValueError("halves has parts = 2")
+        if self.part >= self.parts:
+            raise ValueError(f"part {self.part} of {self.parts}: parts are numbered from 0")
+
+
+class DataSettings(Section):
+    """One party's data.
+
+    ``source`` is a path (``.csv``, ``.csv.gz``, ``.parquet``, ``.npz``, or a folder of images with an index file), or
+    a named set: ``sklearn:digits``, ``sklearn:breast_cancer``, ``torchvision:MNIST``, ….
+    """
+
+    source: str
+    id: str | None = None  # id column (NPZ: array); named sets and NPZ without one: the row's number
+    label: str | None = None  # label column (NPZ: array); active party only. Named sets: "target"
+    columns: tuple[str, ...] | None = None  # feature columns; default: all but id, label and `drop`
+    drop: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()  # columns that must be numbers; the type of the others is inferred
+    categorical: tuple[str, ...] = ()  # columns that are categories whatever they look like
+    missing: Literal["error", "mean", "median", "zero"] = "error"  # numeric; a missing category is its own category
+    scale: Literal["standard", "minmax", "none"] = "standard"  # numeric columns, from this party's training rows
+    image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None  # C, H, W of a row
+    download: bool = False  # torchvision sets
+    download_dir: str = "data"
+    view: ViewSettings | None = None
+    limit: PositiveInt | None = None  # only the first rows, to try things out

@@ -1,0 +1,102 @@
+"""Settings of encoders, top models, optimizers and tasks, shared by the recipe and all methods."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from vfl_common.config.base import Section
+
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class MlpSettings(Section):
+    """Fully connected layers with an activation after each hidden one."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: tuple[PositiveInt, ...] = (128,)
+    activation: Literal["relu", "tanh", "gelu"] = "relu"
+    batch_norm: bool = False
+    dropout: Probability = 0.0
+
+
+class TabularSettings(Section):
+    """One embedding table a categorical column, concatenated with the numeric columns, then an MLP."""
+
+    kind: Literal["tabular"]
+    hidden: tuple[PositiveInt, ...] = (128,)
+    category_size: PositiveInt = 8  # width of each category's embedding
+    batch_norm: bool = False
+    dropout: Probability = 0.0
+
+
+class CnnSettings(Section):
+    """Blocks of convolution 3x3, batch norm, ReLU and 2x2 max pooling, then one linear layer."""
+
+    kind: Literal["cnn"]
+    channels: tuple[PositiveInt, ...] = (16, 32)
+    batch_norm: bool = True
+
+
+class ResNet18Settings(Section):
+    """torchvision's ResNet-18 without weights from outside."""
+
+    kind: Literal["resnet18"]
+    small_images: bool = True  # a 3x3 stem of stride 1 without pooling, for images below 64 pixels
+
+
+class CustomSettings(Section):
+    """The user's own encoder: ``factory(input_spec, embedding_size, **options) -> torch.nn.Module``."""
+
+    kind: Literal["custom"]
+    factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # module:callable
+    options: dict[str, Any] = {}
+
+
+EncoderSettings = Annotated[
+    MlpSettings | TabularSettings | CnnSettings | ResNet18Settings | CustomSettings, Field(discriminator="kind")
+]
+
+
+class TopSettings(Section):
+    """The active party's model on the combined embeddings: linear, or an MLP when ``hidden`` is not empty."""
+
+    hidden: tuple[PositiveInt, ...] = ()
+    dropout: Probability = 0.0
+
+
+class ModelSettings(Section):
+    """The split model: an encoder a party, one rule of combination, one top model."""
+
+    embedding_size: PositiveInt
+    combine: Literal["concat", "sum", "mean", "max"] = "concat"
+    encoder: EncoderSettings = MlpSettings()
+    top: TopSettings = TopSettings()
+
+
+class OptimizerSettings(Section):
+    """The optimizer that each party applies to its own parameters."""
+
+    kind: Literal["sgd", "adam", "adagrad"] = "adam"
+    lr: PositiveFloat = 1e-3
+    momentum: Probability = 0.0  # SGD only
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    schedule: Literal["constant", "cosine"] = "constant"  # cosine: to zero over the phase, stepped by epoch
+    clip_norm: PositiveFloat | None = None  # of each party's own gradient, before its step
+
+
+class TaskSettings(Section):
+    """What the labels are."""
+
+    kind: Literal["binary", "multiclass", "regression"]
+    classes: Annotated[int, Field(ge=2)] | None = None  # multiclass: how many
+
+    def model_post_init(self, _context: Any) -> None:
+        if (self.kind == "multiclass") != (self.classes is not None):
+            raise ValueError("'classes' is given for multiclass tasks, and only for them")
+
+    @property
+    def outputs(self) -> int:
+        """Width of the top model's output: logits, or one value."""
+        return self.classes or 1

@@ -1,0 +1,63 @@
+"""The party file: what one organisation keeps to itself, and where it finds the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
+
+from vfl_common.config.base import Section, parse, read_toml
+from vfl_common.config.data import DataSettings
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.recipe import Name
+
+Address = Annotated[str, Field(pattern=r"^.+:\d{1,5}$")]  # host:port
+
+
+class TlsSettings(Section):
+    """PEM files: the federation's CA, this party's certificate and key."""
+
+    ca: str
+    certificate: str
+    key: str
+
+
+class PartyFile(Section):
+    """Relative paths are taken from the file's own folder."""
+
+    name: Name
+    recipe: str
+    server: Address
+    active: Address | None = None  # passive: the active party's address, when the one the server relays is not reachable
+    listen: Address = "127.0.0.1:0"  # active: where it waits for passive parties; port 0 takes a free one
+    advertise: Address | None = None  # active: the address that the server relays; default: `listen` with its real port
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    threads: PositiveInt = 1
+    out: str = "runs"  # a folder for this party's runs
+    tls: TlsSettings
+    data: DataSettings | None = None
+    encoder: EncoderSettings | None = None  # instead of the recipe's; must give the recipe's embedding size
+
+
+def load_party(path: Path) -> PartyFile:
+    """Reads a party file and makes its paths absolute. Raises InputError."""
+    party = parse(PartyFile, read_toml(path), str(path))
+    base = path.resolve().parent
+
+    def absolute(text: str) -> str:
+        return str(base / text)
+
+    data = party.data
+    if data is not None:
+        named = data.source.startswith(("sklearn:", "torchvision:"))
+        data = data.model_copy(
+            update={
+                "source": data.source if named else absolute(data.source),
+                "download_dir": absolute(data.download_dir),
+            }
+        )
+    tls = TlsSettings(**{name: absolute(value) for name, value in party.tls.model_dump().items()})
+    return party.model_copy(
+        update={"recipe": absolute(party.recipe), "out": absolute(party.out), "tls": tls, "data": data}
+    )

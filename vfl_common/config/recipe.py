@@ -1,0 +1,164 @@
+"""The recipe: what all parties agree on. Its digest is compared when a party joins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from vfl_common.config.base import Section, parse, read_toml
+from vfl_common.config.data import DataSettings
+from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")]  # also a host name and a folder
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class PartySettings(Section):
+    """A place in the roster."""
+
+    name: Name
+    role: Literal["active", "passive"]
+    features: bool = True  # false: an active party with labels only
+    encoder: EncoderSettings | None = None  # instead of model.encoder
+
+
+class RowsSettings(Section):
+    """How the aligned rows are divided, the same at every party: drawn from the seed, not from the labels."""
+
+    validation: Fraction = 0.1
+    test: Fraction = 0.2
+
+
+class PhaseSettings(Section):
+    """One phase: ``kind`` names a folder of ``vfl_party/methods``; ``settings`` are the method's own, checked by it."""
+
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
+    settings: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        """``{kind, name?, rest…}``, as people write it, becomes ``{kind, name, settings: {rest…}}``."""
+        if isinstance(value, dict) and "kind" in value and "settings" not in value:
+            rest = {key: item for key, item in value.items() if key not in ("kind", "name")}
+            return {"kind": value["kind"], "name": value.get("name", value["kind"]), "settings": rest}
+        return value
+
+
+class RunSettings(Section):
+    """Deadlines and intervals of a run."""
+
+    rejoin_deadline_s: PositiveFloat = 60.0  # how long the others wait for a party that was lost
+    join_deadline_s: PositiveFloat = 300.0  # how long the server waits for all parties at the start
+    step_timeout_s: PositiveFloat = 600.0  # how long a living party may take for one step
+    heartbeat_s: PositiveFloat = 2.0
+    lost_after_s: PositiveFloat = 15.0  # a party that is silent for so long counts as lost
+    checkpoint_every: PositiveInt = 1  # rounds
+    kept_checkpoints: Annotated[int, Field(ge=2)] = 2
+
+
+class SimulateSettings(Section):
+    """For ``vfl simulate`` only, no part of the digest: the data of each party, when all run on one machine."""
+
+    data: DataSettings | None = None  # one data set, divided by `scheme`; the active party alone reads the label
+    scheme: Literal["columns", "quadrants", "halves"] = "columns"
+    parties: dict[str, DataSettings] = {}  # or each party's own
+    devices: dict[str, str] = {}  # default cpu
+    threads: PositiveInt = 1
+
+
+class Recipe(Section):
+    """An ordered list of phases with all that the parties must agree on."""
+
+    name: Name
+    method: str
+    preset: Literal["paper", "released"] = "paper"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    server: Name = "server"  # the name in the server's certificate
+    task: TaskSettings
+    parties: tuple[PartySettings, ...]
+    rows: RowsSettings = RowsSettings()
+    model: ModelSettings
+    phases: Annotated[tuple[PhaseSettings, ...], Field(min_length=1)]
+    run: RunSettings = RunSettings()
+    simulate: SimulateSettings | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        names = [party.name for party in self.parties] + [self.server]
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise ValueError(f"the name {doubles[0]!r} is used twice among the parties and the server")
+        if sum(party.role == "active" for party in self.parties) != 1:
+            raise ValueError("parties: exactly one party has role = \"active\"")
+        if not any(party.role == "passive" for party in self.parties):
+            raise ValueError("parties: at least one party has role = \"passive\"")
+        for party in self.parties:
+            if party.role == "passive" and not party.features:
+                raise ValueError(f"parties: {party.name} is passive and must have features")
+        if self.rows.validation + self.rows.test >= 1.0:
+            raise ValueError("rows: validation + test leave no training rows")
+        phase_names = [phase.name for phase in self.phases]
+        if len(set(phase_names)) < len(phase_names):
+            raise ValueError("phases: two phases have the same name; give one a name of its own")
+        return self
+
+    @property
+    def active(self) -> PartySettings:
+        return next(party for party in self.parties if party.role == "active")
+
+    @property
+    def passives(self) -> tuple[PartySettings, ...]:
+        return tuple(party for party in self.parties if party.role == "passive")
+
+    def party(self, name: str) -> PartySettings | None:
+        return next((party for party in self.parties if party.name == name), None)
+
+    def canonical_json(self) -> str:
+        """The recipe without ``simulate``, keys sorted, defaults filled in: equal for equal recipes."""
+        return json.dumps(self.model_dump(mode="json", exclude={"simulate"}), sort_keys=True, separators=(",", ":"))
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical form, hexadecimal."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+
+def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
+    """Reads a recipe; ``seed`` replaces the file's. Raises InputError."""
+    tables = read_toml(path)
+    if seed is not None:
+        tables["seed"] = seed
+    return parse(Recipe, tables, str(path))
+
+
+def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
+    """The first key, in sorted order, in which two canonical JSON texts differ: (dotted key, our value, their value).
+
+    A value that is missing on one side is ``None``. Returns None where the texts are equal.
+    """
+    left, right = _flatten(json.loads(ours)), _flatten(json.loads(theirs))
+    for key in sorted(left.keys() | right.keys()):
+        if left.get(key) != right.get(key):
+            return key, left.get(key), right.get(key)
+    return None
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = ((str(index), item) for index, item in enumerate(value))  # type: ignore[assignment]
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in items:
+        flat |= _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+

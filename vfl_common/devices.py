@@ -1,0 +1,31 @@
+"""Where a process computes, and with how many threads."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+import torch
+
+from vfl_common.errors import Code, InputError
+
+
+def resolve_device(text: str) -> torch.device:
+    """``cpu``, ``cuda`` (the first GPU) or ``cuda:N`` as a device. Raises InputError (DEVICE_MISSING), which lists
+    the devices of this machine."""
+    if text == "cpu":
+        return torch.device("cpu")
+    n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    asked = re.fullmatch(r"cuda(?::(\d+))?", text)
+    if asked and int(asked[1] or 0) < n:
+        return torch.device("cuda", int(asked[1] or 0))
+    there = ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(n))]
+    raise InputError(Code.DEVICE_MISSING, f"{text} was asked for; this machine has: {', '.join(there)}")
+
+
+def set_threads(n: int) -> None:
+    """``n`` threads inside an operation, one between operations. May be called again, also after work has begun."""
+    torch.set_num_threads(n)
+    if torch.get_num_interop_threads() != 1:
+        with suppress(RuntimeError):  # torch lets it be set once, before the first parallel work
+            torch.set_num_interop_threads(1)

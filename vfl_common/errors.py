@@ -1,0 +1,150 @@
+"""Every error that a person or a peer can meet.
+
+    VflError
+    ├── InputError      the input given here cannot be used: file, recipe, certificate, address      exit 2
+    ├── PeerError       a peer sent what the recipe does not allow, or refused us                    exit 2
+    ├── LostError       a party stayed away past the deadline                                        exit 3
+    ├── AbortedError    another party stopped the run                                                exit 4
+    ├── InterruptedRun  this generation of the run ended; rejoin and go on (never reaches a person)
+    └── InternalError   a defect of ours                                                             exit 1
+
+A person sees ``str(error)``: what happened, where, and what to do. A peer sees ``error.public`` and nothing else,
+because an exception's text can hold paths, column names or values: it is the catalogue's sentence for the code unless
+the raiser states another one. ``CATALOGUE`` has an entry for every code (tested), and ``failure.proto`` has the same
+names (tested).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """Names and numbers are those of ``vfl.v1.FailureCode``."""
+
+    INTERNAL = 1
+    CONFIG_INVALID = 2
+    FILE_INVALID = 3
+    DATA_INVALID = 4
+    ROWS_DIFFER = 5
+    CERTIFICATE_INVALID = 6
+    IDENTITY_MISMATCH = 7
+    NOT_IN_RECIPE = 8
+    NAME_TAKEN = 9
+    ROLE_MISMATCH = 10
+    RECIPE_DIFFERS = 11
+    PROTOCOL_DIFFERS = 12
+    ADDRESS_IN_USE = 13
+    UNREACHABLE = 14
+    TENSOR_MISMATCH = 15
+    TENSOR_TOO_LARGE = 16
+    NON_FINITE = 17
+    STEP_OUT_OF_ORDER = 18
+    STALE_GENERATION = 19
+    MODEL_INVALID = 20
+    DEVICE_MISSING = 21
+    PARTY_LOST = 22
+    STEP_TIMEOUT = 23
+    ABORTED = 24
+    INTERRUPTED = 25
+    CHECKPOINT_INVALID = 26
+    MALFORMED_MESSAGE = 27
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a code means to a peer (``public``), to a shell (``exit_code``) and to a retry loop (``retryable``)."""
+
+    public: str
+    exit_code: int
+    retryable: bool = False
+
+
+CATALOGUE: dict[Code, Entry] = {
+    Code.INTERNAL: Entry("the party met an internal error; its own log says more", 1),
+    Code.CONFIG_INVALID: Entry("the party's configuration cannot be used; its own log says more", 2),
+    Code.FILE_INVALID: Entry("a file of the party cannot be used; its own log says more", 2),
+    Code.DATA_INVALID: Entry("the party's data cannot be used; its own log says more", 2),
+    Code.ROWS_DIFFER: Entry("the parties do not hold the same rows", 2),
+    Code.CERTIFICATE_INVALID: Entry("a certificate cannot be used", 2),
+    Code.IDENTITY_MISMATCH: Entry("the certificate names another party", 2),
+    Code.NOT_IN_RECIPE: Entry("the party is not in the recipe", 2),
+    Code.NAME_TAKEN: Entry("a party of this name has joined already", 2),
+    Code.ROLE_MISMATCH: Entry("the party's role does not allow this call", 2),
+    Code.RECIPE_DIFFERS: Entry("the party's recipe differs from the server's", 2),
+    Code.PROTOCOL_DIFFERS: Entry("the party speaks another version of the protocol", 2),
+    Code.ADDRESS_IN_USE: Entry("an address is in use", 2),
+    Code.UNREACHABLE: Entry("a peer does not answer", 2),
+    Code.TENSOR_MISMATCH: Entry("a tensor has another name, dtype or shape than the step expects", 2),
+    Code.TENSOR_TOO_LARGE: Entry("a message is larger than its spec allows", 2),
+    Code.NON_FINITE: Entry("a tensor holds NaN or infinity", 2),
+    Code.STEP_OUT_OF_ORDER: Entry("a message arrived for a step that is not under way", 2),
+    Code.STALE_GENERATION: Entry("the message belongs to an earlier generation of the run", 2, retryable=True),
+    Code.MODEL_INVALID: Entry("a model does not fit the recipe", 2),
+    Code.DEVICE_MISSING: Entry("a device that was asked for is not there", 2),
+    Code.PARTY_LOST: Entry("a party was lost and did not come back in time", 3),
+    Code.STEP_TIMEOUT: Entry("a party did not finish its step in time", 3),
+    Code.ABORTED: Entry("another party stopped the run", 4),
+    Code.INTERRUPTED: Entry("the run was interrupted and goes on from a checkpoint", 4, retryable=True),
+    Code.CHECKPOINT_INVALID: Entry("a checkpoint cannot be used", 2),
+    Code.MALFORMED_MESSAGE: Entry("a message cannot be read", 2),
+}
+
+
+class VflError(Exception):
+    """Base of all errors above.
+
+    Args:
+        code: the entry of the catalogue.
+        message: for the person at this machine; one sentence with what, where, what to do.
+        public: for the peer; the catalogue's sentence when omitted. Never ids, values or paths.
+        party: the party that the error is about, if any.
+    """
+
+    def __init__(self, code: Code, message: str, *, public: str | None = None, party: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.public = public or CATALOGUE[code].public
+        self.party = party
+
+    @property
+    def exit_code(self) -> int:
+        return CATALOGUE[self.code].exit_code
+
+    @property
+    def retryable(self) -> bool:
+        return CATALOGUE[self.code].retryable
+
+
+class InputError(VflError):
+    """The input given to this process cannot be used."""
+
+
+class PeerError(VflError):
+    """A peer sent what the recipe does not allow, or refused this process."""
+
+
+class LostError(VflError):
+    """A party stayed away, or stayed silent, past a stated deadline."""
+
+
+class AbortedError(VflError):
+    """Another party stopped the run."""
+
+    def __init__(self, message: str, *, party: str = "") -> None:
+        super().__init__(Code.ABORTED, message, party=party)
+
+
+class InterruptedRun(VflError):  # noqa: N818 - a turn of the run, not a fault
+    """This generation of the run has ended: roll back, rejoin, go on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(Code.INTERRUPTED, reason)
+
+
+class InternalError(VflError):
+    """A defect of this program."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.INTERNAL, message)

@@ -1,0 +1,268 @@
+"""The federation's certificate authority: ``ca.pem`` goes to every party, ``ca.key`` to nobody.
+
+A party gets its certificate in one of two ways: ``issue`` makes key and certificate in one place (a demo, one
+administrator), or the party runs ``create_request`` and the authority ``sign_request``, and no private key travels.
+All keys are ECDSA P-256, all signatures SHA-256.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from pydantic import TypeAdapter, ValidationError
+
+from vfl_common.config.party import TlsSettings
+from vfl_common.config.recipe import Name
+from vfl_common.errors import Code, InputError
+from vfl_common.identity import pem
+
+CA_DAYS = 3650
+PARTY_DAYS = 365
+MAX_DAYS = 36500
+CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid at once on machines whose clocks run behind
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+
+
+@dataclass(frozen=True)
+class _Authority:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def create_authority(
+    folder: Path, federation: str, days: int = CA_DAYS, *, force: bool = False, now: datetime | None = None
+) -> Path:
+    """Writes ``ca.pem`` and ``ca.key`` (mode 0600) into ``folder`` and returns the path of ``ca.pem``.
+
+    Args:
+        federation: the authority's name, 1 to 64 characters; shown to people, not compared.
+        days: how long it is valid.
+        force: replace an authority; all certificates of the old one become worthless.
+        now: where the validity starts, in UTC; default: the clock's time.
+
+    Raises InputError.
+    """
+    if not (1 <= len(federation) <= 64 and federation.isprintable()):
+        raise InputError(Code.CONFIG_INVALID, "the federation's name must have 1 to 64 printable characters")
+    key = _new_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation)])
+    certificate = (
+        _builder(subject, subject, key.public_key(), now or datetime.now(UTC), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = {folder / "ca.key": _key_pem(key), folder / "ca.pem": certificate.public_bytes(Encoding.PEM)}
+    pem.write_new(files, force=force)
+    return folder / "ca.pem"
+
+
+def issue(
+    folder: Path,
+    name: str,
+    days: int = PARTY_DAYS,
+    *,
+    out: Path | None = None,
+    force: bool = False,
+    now: datetime | None = None,
+) -> TlsSettings:
+    """Writes ``<name>.pem`` and ``<name>.key`` (mode 0600) for a party or the server, signed by the authority.
+
+    Args:
+        folder: the authority's, with ``ca.pem`` and ``ca.key``.
+        name: the party's name in the recipe.
+        days: how long the certificate is valid, but never longer than the authority.
+        out: where the files go; default: ``folder``.
+        force: replace existing files.
+        now: where the validity starts, in UTC; default: the clock's time.
+
+    Returns the three paths as a party file states them. Raises InputError.
+    """
+    check_name(name)
+    key = _new_key()
+    certificate = _sign(_load_authority(folder), name, key.public_key(), days, now)
+    out = out or folder
+    settings = TlsSettings(
+        ca=str(folder / "ca.pem"), certificate=str(out / f"{name}.pem"), key=str(out / f"{name}.key")
+    )
+    pem.write_new({Path(settings.key): _key_pem(key), Path(settings.certificate): certificate}, force=force)
+    return settings
+
+
+def create_request(folder: Path, name: str, *, force: bool = False) -> Path:
+    """Writes ``<name>.key`` (mode 0600), which stays, and ``<name>.csr``, which goes to the authority.
+
+    Returns the path of the request. Raises InputError.
+    """
+    check_name(name)
+    key = _new_key()
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / f"{name}.csr"
+    pem.write_new(
+        {folder / f"{name}.key": _key_pem(key), path: request.public_bytes(Encoding.PEM)},
+        force=force,
+    )
+    return path
+
+
+def sign_request(
+    csr: Path,
+    folder: Path,
+    name: str,
+    days: int = PARTY_DAYS,
+    *,
+    out: Path | None = None,
+    force: bool = False,
+    now: datetime | None = None,
+) -> Path:
+    """Writes ``<name>.pem`` for the key of a request. Of the request nothing but the key goes into the certificate.
+
+    Args:
+        csr: the request; it must be signed with its own key and ask for ``name`` and no other name.
+        folder: the authority's, with ``ca.pem`` and ``ca.key``.
+        name: the party from which the request came.
+        days, out, force, now: as in ``issue``; ``out`` defaults to the request's folder.
+
+    Returns the certificate's path. Raises InputError.
+    """
+    check_name(name)
+    request = pem.parse_request(pem.read(csr), csr)
+    asked = pem.names(request)
+    if asked != (name,):
+        raise InputError(
+            Code.IDENTITY_MISMATCH, f"the request {csr} is for {pem.quoted(asked)}, expected {name!r} alone"
+        )
+    key = request.public_key()
+    if not (isinstance(key, ec.EllipticCurvePublicKey) or (isinstance(key, rsa.RSAPublicKey) and key.key_size >= 2048)):
+        raise InputError(
+            Code.CERTIFICATE_INVALID, f"the key in {csr} is neither ECDSA nor RSA of at least 2048 bits; make another"
+        )
+    path = (out or csr.parent) / f"{name}.pem"
+    pem.write_new({path: _sign(_load_authority(folder), name, key, days, now)}, force=force)
+    return path
+
+
+def check_name(name: str) -> None:
+    """Raises InputError unless ``name`` can be a party's: the recipe's pattern, not an IP address, not ``ca``."""
+    try:
+        _NAME.validate_python(name)
+    except ValidationError as error:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{name!r} is not a party's name: 1 to 64 letters, digits, '.', '_', '-', at both ends a letter or digit",
+        ) from error
+    if name.lower() == "ca":
+        raise InputError(Code.CONFIG_INVALID, f"a party cannot be named {name!r}: its files would be the authority's")
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return
+    raise InputError(Code.CONFIG_INVALID, f"{name!r} is an IP address: TLS would not compare it with a party's name")
+
+
+def _load_authority(folder: Path) -> _Authority:
+    certificate_path, key_path = folder / "ca.pem", folder / "ca.key"
+    certificate = pem.parse_certificates(pem.read(certificate_path), certificate_path)[0]
+    key, _ = pem.read_key(key_path)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(Code.CERTIFICATE_INVALID, f"{key_path} is not an ECDSA key; `vfl certs ca` makes one")
+    if key.public_key() != certificate.public_key():
+        raise InputError(Code.CERTIFICATE_INVALID, f"the key {key_path} does not belong to {certificate_path}")
+    return _Authority(certificate, key)
+
+
+def _sign(
+    authority: _Authority,
+    name: str,
+    public_key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey,
+    days: int,
+    now: datetime | None,
+) -> bytes:
+    """The certificate of a party, PEM."""
+    now = now or datetime.now(UTC)
+    latest = authority.certificate.not_valid_after_utc
+    if now >= latest:
+        raise InputError(
+            Code.CERTIFICATE_INVALID, f"the authority's certificate expired at {pem.utc(latest)}; make a new authority"
+        )
+    certificate = (
+        _builder(
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
+            authority.certificate.subject,
+            public_key,
+            now,
+            days,
+            latest=latest,
+        )
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(digital_signature=True), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey,
+    now: datetime,
+    days: int,
+    *,
+    latest: datetime | None = None,
+) -> x509.CertificateBuilder:
+    """What the authority's and a party's certificate have in common."""
+    if not 1 <= days <= MAX_DAYS:
+        raise InputError(Code.CONFIG_INVALID, f"a certificate is valid for 1 to {MAX_DAYS} days, not {days}")
+    end = now + timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(min(end, latest or end))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _key_usage(
+    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
+) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,0 +1,211 @@
+"""Why a connection cannot be made. gRPC says "failed to connect to all addresses"; this finds the sentence to act on.
+
+It repeats the connection with Python's own TLS, step by step: resolve, connect, shake hands, first words of HTTP/2.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cryptography import x509
+
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.identity import pem
+from vfl_common.identity.credentials import Credentials
+
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # preface, empty SETTINGS
+
+_EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_… of OpenSSL
+_OTHER_CA = (7, 18, 19, 20, 21)  # wrong signature; self-signed, alone or in a chain; issuer unknown; no signature
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """One attempt: what is dialled, as whom, and until when (``deadline_s``, monotonic)."""
+
+    address: str
+    peer: str
+    credentials: Credentials
+    timeout_s: float
+    deadline_s: float
+
+    @property
+    def left_s(self) -> float:
+        return max(self.deadline_s - time.monotonic(), 0.01)
+
+    def error(self, message: str, code: Code = Code.UNREACHABLE) -> InputError:
+        return InputError(code, message, party=self.peer)
+
+
+def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float) -> VflError:
+    """Finds out why gRPC cannot connect, and returns (does not raise) the error for the person at this machine.
+
+    Args:
+        address: ``host:port`` as it was dialled.
+        credentials: those that were shown.
+        peer: the name that the peer's certificate must have.
+        timeout_s: for the whole diagnosis; only the resolver's own time is beyond it.
+
+    Returns an InputError whose ``party`` is ``peer``: CERTIFICATE_INVALID where one side does not accept the other's
+    certificate, IDENTITY_MISMATCH where another party answers, else UNREACHABLE, also where TLS turns out to work.
+    """
+    probe = _Probe(address, peer, credentials, timeout_s, time.monotonic() + timeout_s)
+    try:
+        with _dial(probe) as raw, _shake_hands(probe, raw) as tls:
+            _check_peer(probe, tls)
+            _first_words(probe, tls)
+    except InputError as error:
+        return error
+    except (OSError, ValueError) as error:  # no room for a temporary file; a certificate that cannot be parsed
+        return probe.error(f"{peer!r} at {address} does not answer, and the diagnosis failed: {error}")
+    return probe.error(
+        f"TLS with {peer!r} at {address} works, but the service does not answer; is it busy, or of another version?"
+    )
+
+
+def _dial(probe: _Probe) -> socket.socket:
+    host, _, port = probe.address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise probe.error(f"{probe.address!r} is not an address: host:port, with a port from 1 to 65535")
+    try:
+        return socket.create_connection((host, int(port)), timeout=probe.left_s)
+    except (socket.gaierror, UnicodeError) as error:
+        raise probe.error(
+            f"the host name {host!r} of {probe.peer!r} does not resolve; is the address {probe.address} right?"
+        ) from error
+    except ConnectionRefusedError as error:
+        raise probe.error(f"nothing listens at {probe.address}; is {probe.peer!r} started?") from error
+    except TimeoutError as error:
+        raise probe.error(
+            f"no connection to {probe.peer!r} at {probe.address} within {probe.timeout_s:g} s; "
+            "is the address right, and does a firewall let it pass?"
+        ) from error
+    except OSError as error:
+        raise probe.error(f"{probe.peer!r} at {probe.address} cannot be reached: {error.strerror or error}") from error
+
+
+def _shake_hands(probe: _Probe, raw: socket.socket) -> ssl.SSLSocket:
+    context = _context(probe.credentials)
+    raw.settimeout(probe.left_s)
+    try:
+        return context.wrap_socket(raw, server_hostname=_sni(probe.peer))
+    except ssl.SSLCertVerificationError as error:
+        raise _untrusted(probe, error) from error
+    except TimeoutError as error:
+        raise probe.error(
+            f"{probe.address} accepts connections but does not answer within {probe.timeout_s:g} s; "
+            f"is it the port of {probe.peer!r}?"
+        ) from error
+    except OSError as error:  # an SSLError is one too
+        raise _refused(probe, error) or probe.error(
+            f"{probe.address} does not speak TLS; is it the port of {probe.peer!r}?"
+        ) from error
+
+
+def _check_peer(probe: _Probe, tls: ssl.SSLSocket) -> None:
+    found = pem.names(x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b""))
+    if found != (probe.peer,):
+        raise probe.error(
+            f"{probe.address} answers with a certificate for {pem.quoted(found)}, not {probe.peer!r}; "
+            "is the address right?",
+            Code.IDENTITY_MISMATCH,
+        )
+
+
+def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
+    """In TLS 1.3 the peer judges our certificate after our side of the handshake: the first read shows the verdict.
+
+    A gRPC server that accepts it sends its SETTINGS at once; one that does not closes without an alert (grpcio 1.85).
+    Other servers and proxies send the alert.
+    """
+    tls.settimeout(probe.left_s)
+    try:
+        with suppress(ConnectionError, ssl.SSLEOFError):  # closed already: the alert is still there to be read
+            tls.sendall(_HELLO)
+        answer = tls.recv(9)
+    except TimeoutError:
+        return
+    except OSError as error:
+        raise _refused(probe, error) or _closed(probe) from error
+    if tls.selected_alpn_protocol() != "h2":
+        raise probe.error(f"{probe.address} speaks TLS but not gRPC; is it the port of {probe.peer!r}?")
+    if not answer:
+        raise _closed(probe)
+
+
+def _untrusted(probe: _Probe, error: ssl.SSLCertVerificationError) -> InputError:
+    """We do not accept the peer's certificate."""
+    of_peer = f"the certificate of {probe.peer!r} at {probe.address}"
+    if error.verify_code in _OTHER_CA:
+        reason = f"is not from the CA in {probe.credentials.ca_file}; do both sides have the same ca.pem?"
+    elif error.verify_code == _EXPIRED:
+        reason = "has expired; a new one must be issued for it"
+    elif error.verify_code == _NOT_YET_VALID:
+        reason = "is not valid yet; is the clock of one of the machines wrong?"
+    else:
+        reason = f"cannot be used: {error.verify_message}"
+    return probe.error(f"{of_peer} {reason}", Code.CERTIFICATE_INVALID)
+
+
+def _refused(probe: _Probe, error: OSError) -> InputError | None:
+    """The peer's alert, where it sent one: mostly, that it does not accept our certificate."""
+    alert = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+    if "_ALERT_" not in alert:
+        return None
+    alert = alert.partition("_ALERT_")[2].lower()
+    at = f"{probe.peer!r} at {probe.address}"
+    ours = f"our certificate, for {probe.credentials.name!r}"
+    expiry = pem.utc(probe.credentials.not_after)
+    sentences = {
+        "unknown_ca": f"{at} does not trust the CA of {ours}; do both sides have the same ca.pem?",
+        "certificate_expired": f"{at} finds {ours}, expired (it ends at {expiry}); issue a new one or check the clocks",
+        "certificate_required": f"{at} got no certificate from us",
+    }
+    if alert in sentences:
+        return probe.error(sentences[alert], Code.CERTIFICATE_INVALID)
+    if "certificate" in alert:
+        return probe.error(f"{at} does not accept {ours} (TLS alert {alert})", Code.CERTIFICATE_INVALID)
+    return probe.error(f"{at} refuses the TLS connection (TLS alert {alert}); is it the right port?")
+
+
+def _closed(probe: _Probe) -> InputError:
+    """The handshake is done, and the peer leaves without a word."""
+    credentials = probe.credentials
+    ours = f"our certificate, for {credentials.name!r}"
+    if datetime.now(UTC) > credentials.not_after:
+        reason = f"it expired at {pem.utc(credentials.not_after)}; issue a new one"
+    else:
+        reason = "most likely it does not trust its CA, or its clock is wrong; do both sides have the same ca.pem?"
+    return probe.error(f"{probe.peer!r} at {probe.address} hangs up on {ours}: {reason}", Code.CERTIFICATE_INVALID)
+
+
+def _context(credentials: Credentials) -> ssl.SSLContext:
+    """Mutual TLS as gRPC does it; the peer's name is compared afterwards, where the message can say what it is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(cadata=credentials.ca_pem.decode("ascii", "ignore"))
+    with TemporaryDirectory() as folder:  # mode 0700; ssl reads certificates and keys from files only
+        path = Path(folder) / "own.pem"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(credentials.certificate_pem + b"\n" + credentials.key_pem)
+        context.load_cert_chain(path)
+    return context
+
+
+def _sni(peer: str) -> str | None:
+    """A party's name may be no host name (64 characters, two dots in a row); then none is sent."""
+    try:
+        peer.encode("idna")
+    except UnicodeError:
+        return None
+    return peer

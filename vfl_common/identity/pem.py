@@ -1,0 +1,135 @@
+"""Certificates, requests and keys as PEM files, and the few questions that are asked of them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from vfl_common.errors import Code, InputError
+
+
+def write_new(files: Mapping[Path, bytes], *, force: bool) -> None:
+    """Writes all or, where one of them exists and ``force`` is not given, none.
+
+    A ``.key`` is created with mode 0600, so it is at no moment readable by others; the rest with 0644.
+    Raises InputError.
+    """
+    existing = [path for path in files if path.exists()]
+    if existing and not force:
+        raise _exists(existing[0])
+    for path, content in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if force:
+                path.unlink(missing_ok=True)
+            mode = 0o600 if path.suffix == ".key" else 0o644
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(content)
+        except FileExistsError as error:
+            raise _exists(path) from error
+        except OSError as error:
+            raise InputError(Code.FILE_INVALID, f"{path} cannot be written: {error.strerror}") from error
+
+
+def read(path: Path) -> bytes:
+    """The file's content. Raises InputError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _invalid(f"{path} cannot be read: {error.strerror}") from error
+
+
+def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
+    """The certificates, at least one, of a PEM file. Raises InputError."""
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise _invalid(f"{path} is not a certificate in PEM format") from error
+
+
+def parse_request(content: bytes, path: Path) -> x509.CertificateSigningRequest:
+    """A request whose signature shows that its sender holds the key. Raises InputError."""
+    try:
+        request = x509.load_pem_x509_csr(content)
+        signed = request.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _invalid(f"{path} is not a certificate request in PEM format") from error
+    if not signed:
+        raise _invalid(
+            f"the request {path} is not signed with its own key: it was damaged or forged, ask for a new one"
+        )
+    return request
+
+
+def read_key(path: Path) -> tuple[PrivateKeyTypes, bytes]:
+    """A private key that only its owner can read, and its PEM text. Raises InputError."""
+    content = read(path)
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise _invalid(f"other users can use the key {path} (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}")
+    try:
+        return load_pem_private_key(content, password=None), content
+    except TypeError as error:
+        raise _invalid(f"the key {path} is encrypted; store it without a passphrase") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _invalid(f"{path} is not a private key in PEM format") from error
+
+
+def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
+    """All subject alternative names; those that are not DNS names with their kind in front, ``IPAddress:10.0.0.1``.
+
+    Empty where there are none or they cannot be read.
+    """
+    try:
+        san = document.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+        return ()
+    values: Iterable[tuple[type, Any]] = ((type(name), name.value) for name in san)
+    return tuple(value if kind is x509.DNSName else f"{kind.__name__}:{value}" for kind, value in values)
+
+
+def quoted(found: tuple[str, ...]) -> str:
+    """``'bank', 'shop'``, or ``nobody`` where there is no name."""
+    return ", ".join(map(repr, found)) or "nobody"
+
+
+def utc(moment: datetime) -> str:
+    """``2026-01-31 12:00 UTC``; ``moment`` is in UTC."""
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
+    """Empty while the certificate is valid; else how it is not, and when: ``expired at 2026-01-31 12:00 UTC``."""
+    if now > certificate.not_valid_after_utc:
+        return f"expired at {utc(certificate.not_valid_after_utc)}"
+    if now < certificate.not_valid_before_utc:
+        return f"is not valid before {utc(certificate.not_valid_before_utc)}"
+    return ""
+
+
+def issuer_of(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> x509.Certificate | None:
+    """The authority that signed the certificate itself; intermediate authorities are not followed."""
+    for authority in authorities:
+        try:
+            certificate.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+            continue
+        return authority
+    return None
+
+
+def _exists(path: Path) -> InputError:
+    return InputError(Code.FILE_INVALID, f"{path} exists already and is left as it is; --force replaces it")
+
+
+def _invalid(message: str) -> InputError:
+    return InputError(Code.CERTIFICATE_INVALID, message)

@@ -1,0 +1,77 @@
+"""The ledger: each process counts what it sends and receives, by peer, phase, kind and direction."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from vfl_common.files import write_atomic
+
+Direction = Literal["sent", "received"]
+CONTROL = "control"  # the phase and kind of what the runner itself exchanges
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line: what went to, or came from, ``peer``."""
+
+    peer: str
+    phase: str
+    kind: str
+    direction: Direction
+    payload_bytes: int  # raw tensor data
+    message_bytes: int  # serialised protobuf messages; gRPC's 5-byte prefix, HTTP/2 and TLS come on top
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class TcpCount:
+    """What the kernel counted on the connections to ``peer``: TLS and HTTP/2 included, TCP/IP headers not."""
+
+    peer: str
+    sent_bytes: int
+    received_bytes: int
+
+
+class Ledger:
+    """Thread-safe: gRPC's threads count too."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str, str, Direction], list[int]] = {
+            (e.peer, e.phase, e.kind, e.direction): [e.payload_bytes, e.message_bytes, e.messages] for e in entries
+        }
+
+    def add(
+        self, peer: str, phase: str, kind: str, direction: Direction, payload_bytes: int, message_bytes: int
+    ) -> None:
+        """Counts one message."""
+        key = (peer, phase, kind, direction)
+        with self._lock:
+            count = self._counts.get(key)
+            if count is None:
+                count = self._counts[key] = [0, 0, 0]
+            count[0] += payload_bytes
+            count[1] += message_bytes
+            count[2] += 1
+
+    def entries(self) -> list[Entry]:
+        """All lines so far, sorted."""
+        with self._lock:
+            return [Entry(*key, *count) for key, count in sorted(self._counts.items())]
+
+    def save(self, path: Path, tcp: Iterable[TcpCount] = ()) -> None:
+        """Writes ``{"entries": […], "tcp": […]}`` atomically."""
+        text = {"entries": [asdict(entry) for entry in self.entries()], "tcp": [asdict(count) for count in tcp]}
+        write_atomic(path, json.dumps(text, indent=1) + "\n")
+
+
+def load_entries(path: Path) -> list[Entry]:
+    """The entries of a saved ledger; none where there is no file."""
+    if not path.exists():
+        return []
+    return [Entry(**entry) for entry in json.loads(path.read_text())["entries"]]

@@ -1,0 +1,35 @@
+"""Link and Hub: the two sides of an exchange, as a method sees them. ``rpc`` has them over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from vfl_common.bundle import Bundle, BundleSpec, StepKey
+
+
+class Link(Protocol):
+    """The asking side."""
+
+    def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
+        """Sends ``bundle`` and returns the reply. The same step may be sent again; it is computed once.
+
+        Raises PeerError where the reply is not what ``expect`` says, InterruptedRun where this generation has ended.
+        """
+        ...
+
+
+class Hub(Protocol):
+    """The computing side. Steps are strictly one after the other: collect, reply, collect, reply, …"""
+
+    def collect(self, step: StepKey, expect: BundleSpec) -> dict[str, Bundle]:
+        """Waits until every passive party has sent its bundle of ``step``: {party: bundle}, in roster order.
+
+        Raises PeerError where a bundle is not what ``expect`` says, InterruptedRun where this generation has ended,
+        LostError where a party takes longer than the recipe's ``run.step_timeout_s``.
+        """
+        ...
+
+    def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
+        """Answers every party's bundle of ``step``; returns at once."""
+        ...

@@ -1,0 +1,86 @@
+"""Logs as JSON lines, and the events that a program tells whoever started it.
+
+A log line has time, level, run, party, event and message; never ids or values of rows. Events go to standard output:
+as sentences for a person at a terminal, as JSON lines for a program (``vfl simulate``, the tests).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line; what a call passes as ``extra`` is part of it."""
+
+    def __init__(self, **always: str) -> None:
+        super().__init__()
+        self._always = always
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            **self._always,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_to(path: Path, **always: str) -> logging.Handler:
+    """Appends this program's log to ``path``; ``always`` is part of each line. Returns the handler."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(JsonLines(**always))
+    root = logging.getLogger()
+    for older in [h for h in root.handlers if isinstance(h, logging.FileHandler)]:
+        root.removeHandler(older)
+        older.close()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    return handler
+
+
+class Console:
+    """Tells a person or a program what happens."""
+
+    def __init__(self, program: str, *, json_lines: bool | None = None) -> None:
+        self.program = program
+        self._json = not sys.stdout.isatty() if json_lines is None else json_lines
+
+    def emit(self, event: str, **facts: Any) -> None:
+        """One event: a JSON line, or a sentence; all but progress go to the log too."""
+        if event != "progress":
+            log.info("%s", event, extra={"event": event, **{_free(key): value for key, value in facts.items()}})
+        if self._json:
+            print(json.dumps({"event": event, "program": self.program, **facts}, default=str), flush=True)
+        else:
+            print(_sentence(self.program, event, facts), flush=True)
+
+
+def _free(key: str) -> str:
+    """A key that a log record does not use itself."""
+    return f"{key}_" if key in _STANDARD else key
+
+
+def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
+    if event == "ready":
+        return f"{program} listens on {facts['address']}"
+    if event == "waiting":
+        return f"waiting for {', '.join(facts['missing'])} ({facts['left_s']:.0f} s left)"
+    if event == "progress":
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in facts.get("metrics", {}).items())
+        within = f"  batch {facts['batch']}/{facts['batches']}" if facts.get("batches") else ""
+        return f"{facts['phase']}  round {facts['round']}/{facts['rounds']}{within}  {metrics}"
+    rest = "  ".join(f"{key} {value}" for key, value in facts.items() if value not in ("", None))
+    return f"{event}  {rest}"

@@ -1,0 +1,12 @@
+"""Encoders, top models and the rule that combines embeddings; one file a kind of encoder.
+
+Modules are built on the CPU inside ``seeded(...)``, so that their weights are the same on every device, and moved then.
+"""
+
+from vfl_common.models.combine import combine, combined_size
+from vfl_common.models.encoder import build_encoder, checked_encoder
+from vfl_common.models.init import seeded
+from vfl_common.models.spec import InputSpec
+from vfl_common.models.top import build_top
+
+__all__ = ["InputSpec", "build_encoder", "build_top", "checked_encoder", "combine", "combined_size", "seeded"]

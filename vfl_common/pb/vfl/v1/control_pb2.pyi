@@ -1,0 +1,165 @@
+from vfl_common.pb.vfl.v1 import failure_pb2 as _failure_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PartyMessage(_message.Message):
+    __slots__ = ("join", "heartbeat", "progress", "report", "abort")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    join: Join
+    heartbeat: Heartbeat
+    progress: Progress
+    report: Report
+    abort: _failure_pb2.Failure
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., abort: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class ServerMessage(_message.Message):
+    __slots__ = ("waiting", "start", "interrupt", "stop", "complete")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    waiting: Waiting
+    start: Start
+    interrupt: Interrupt
+    stop: _failure_pb2.Failure
+    complete: Complete
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., interrupt: _Optional[_Union[Interrupt, _Mapping]] = ..., stop: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
+
+class Join(_message.Message):
+    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_JSON_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    protocol: int
+    recipe_json: str
+    job: str
+    run_id: str
+    checkpoints: _containers.RepeatedScalarFieldContainer[str]
+    exchange_address: str
+    pid: int
+    device: str
+    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("phase", "round", "rounds", "steps", "metrics", "batch", "batches")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    round: int
+    rounds: int
+    steps: int
+    metrics: _containers.ScalarMap[str, float]
+    batch: int
+    batches: int
+    def __init__(self, phase: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., batch: _Optional[int] = ..., batches: _Optional[int] = ...) -> None: ...
+
+class LedgerEntry(_message.Message):
+    __slots__ = ("peer", "phase", "kind", "direction", "payload_bytes", "message_bytes", "messages")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    phase: str
+    kind: str
+    direction: str
+    payload_bytes: int
+    message_bytes: int
+    messages: int
+    def __init__(self, peer: _Optional[str] = ..., phase: _Optional[str] = ..., kind: _Optional[str] = ..., direction: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., message_bytes: _Optional[int] = ..., messages: _Optional[int] = ...) -> None: ...
+
+class TcpCount(_message.Message):
+    __slots__ = ("peer", "sent_bytes", "received_bytes")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    sent_bytes: int
+    received_bytes: int
+    def __init__(self, peer: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s")
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    TCP_FIELD_NUMBER: _ClassVar[int]
+    METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    WALL_S_FIELD_NUMBER: _ClassVar[int]
+    ledger: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
+    tcp: _containers.RepeatedCompositeFieldContainer[TcpCount]
+    metrics_json: str
+    steps: int
+    wall_s: float
+    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("missing", "deadline_s")
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    deadline_s: float
+    def __init__(self, missing: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    checkpoint: str
+    exchange_address: str
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ...) -> None: ...
+
+class Interrupt(_message.Message):
+    __slots__ = ("generation", "lost", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    lost: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Complete(_message.Message):
+    __slots__ = ("summary_json",)
+    SUMMARY_JSON_FIELD_NUMBER: _ClassVar[int]
+    summary_json: str
+    def __init__(self, summary_json: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,44 @@
+from vfl_common.pb.vfl.v1 import failure_pb2 as _failure_pb2
+from vfl_common.pb.vfl.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StepKey(_message.Message):
+    __slots__ = ("phase", "round", "batch")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    round: int
+    batch: int
+    def __init__(self, phase: _Optional[str] = ..., round: _Optional[int] = ..., batch: _Optional[int] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("run_id", "generation", "protocol")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    protocol: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("attach", "step", "header", "last", "failure", "data")
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    attach: Attach
+    step: StepKey
+    header: _tensor_pb2.BundleHeader
+    last: bool
+    failure: _failure_pb2.Failure
+    data: bytes
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., step: _Optional[_Union[StepKey, _Mapping]] = ..., header: _Optional[_Union[_tensor_pb2.BundleHeader, _Mapping]] = ..., last: _Optional[bool] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,49 @@
+"""Phase: one stage of a method, on one side."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vfl_common.checkpoint packs
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What one round came to.
+
+    ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends with this round (the
+    same on all sides).
+    """
+
+    steps: int
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    done: bool = False
+
+
+class Phase(ABC):
+    """One side of one stage. The runner calls ``run_round`` for round 0, 1, … and writes a checkpoint after each.
+
+    A phase gives and takes its whole state (optimizer, schedule, generators, queues, the best weights so far), so
+    that a run that goes on from a checkpoint ends with the parameters that an uninterrupted run would have had. The
+    parameters of the party's models and torch's own generators are the job's: see ``vfl_common.runner.Job``.
+    """
+
+    name: str  # of the phase in the recipe: part of every step key, of checkpoints' labels and of the ledger
+    rounds: int  # planned
+
+    @abstractmethod
+    def run_round(self, round_: int) -> RoundReport:
+        """One round. Raises InterruptedRun, PeerError, LostError as Link and Hub do."""
+
+    def state(self) -> Tree:
+        """Everything that the next round depends on, beyond the models."""
+        return {}
+
+    def load_state(self, tree: Tree) -> None:
+        """Takes what ``state`` gave."""
+        _ = tree
+
+    def finish(self) -> None:  # noqa: B027 - most phases have nothing to do
+        """Called once after the last round, before the next phase."""

@@ -1,0 +1,59 @@
+"""What the three programs share: exit codes, errors as one sentence, SIGTERM as an orderly end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import click
+
+from vfl_common.errors import VflError
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    an internal error (please report it; the log has the details)
+  2    the input cannot be used, here or at a peer: file, recipe, certificate, address, data, message
+  3    a party was lost, or was too slow, past the recipe's deadline
+  4    another party stopped the run
+  130  stopped by SIGINT or SIGTERM
+"""
+
+log = logging.getLogger(__name__)
+
+
+def run_program(command: click.Command, name: str) -> None:
+    """Runs a click command as a program and exits: errors become one sentence on standard error and an exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(_status(lambda: command.main(prog_name=name, standalone_mode=False)))
+
+
+def _status(call: Callable[[], object]) -> int:
+    try:
+        result = call()
+    except VflError as error:
+        log.error("%s", error, extra={"event": "failed", "code": error.code.name})
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except click.exceptions.Abort:
+        return 130
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except Exception as error:
+        log.exception("internal error", extra={"event": "failed"})
+        click.echo(f"error: internal: {type(error).__name__}: {error}", err=True)
+        if "--debug" in sys.argv:
+            raise
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,36 @@
+"""Whether a step may go on: a pure function of who has arrived and how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Everyone is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Someone is missing, and has ``for_s`` seconds left."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """``late``, in roster order, have used up their time."""
+
+    late: tuple[str, ...]
+
+
+def decide(
+    waited_s: float, arrived: Collection[str], roster: Sequence[str], timeout_s: float
+) -> Proceed | Wait | GiveUp:
+    """Proceed when all of ``roster`` have arrived, otherwise wait until ``timeout_s``, then give up on the late."""
+    if len(arrived) == len(roster):
+        return Proceed()
+    if waited_s < timeout_s:
+        return Wait(timeout_s - waited_s)
+    return GiveUp(tuple(party for party in roster if party not in arrived))

@@ -1,0 +1,117 @@
+"""Channels and servers: mutual TLS, keepalive, bounded messages, ports."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol
+
+import grpc
+
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.identity.credentials import Credentials
+from vfl_common.wire.frames import FRAME_BYTES
+
+PROTOCOL = 1  # compared at joining and attaching; raise it with any change that an older peer would misread
+MAX_MESSAGE_BYTES = 4 * FRAME_BYTES  # a frame is 1 MiB and its envelope: anything larger is refused by gRPC itself
+
+_SHARED_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer that vanishes without closing its connection (power, cable) is noticed after about 15 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_SHARED_OPTIONS,
+    ("grpc.so_reuseport", 0),  # two programs on one port are an error, not a lottery
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
+
+
+class Service(Protocol):
+    """What a listening process offers: generic handlers over raw bytes, so that each message is counted as it is."""
+
+    def handler(self) -> grpc.GenericRpcHandler: ...
+
+
+def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
+    """A channel to ``peer``; its certificate must name ``peer``, whatever the host is called."""
+    options = [
+        *_SHARED_OPTIONS,
+        ("grpc.ssl_target_name_override", peer),
+        ("grpc.use_local_subchannel_pool", 1),  # no back-off inherited from an earlier attempt
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    tls = grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.certificate_pem)
+    return grpc.secure_channel(address, tls, options=options)
+
+
+@contextmanager
+def listening(
+    address: str, credentials: Credentials, services: Sequence[Service], threads: int
+) -> Iterator[tuple[grpc.Server, str]]:
+    """A started server and the address that it listens on, with its real port; stopped at the end.
+
+    ``threads`` must cover every stream that can be open at once: fewer starve the rendezvous.
+
+    Raises:
+        InputError: ADDRESS_IN_USE.
+    """
+    host, _, port = address.rpartition(":")
+    _probe(address, host.strip("[]"), int(port))
+    server = grpc.server(
+        ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
+        handlers=[service.handler() for service in services],
+        options=_SERVER_OPTIONS,
+    )
+    tls = grpc.ssl_server_credentials(
+        [(credentials.key_pem, credentials.certificate_pem)],
+        root_certificates=credentials.ca_pem,
+        require_client_auth=True,
+    )
+    try:
+        bound = server.add_secure_port(address, tls)
+    except RuntimeError:
+        raise _in_use(address, "it cannot be bound") from None
+    server.start()
+    try:
+        yield server, f"{host}:{bound}"
+    finally:
+        server.stop(grace=0.5).wait(timeout=5.0)
+
+
+def _probe(address: str, host: str, port: int) -> None:
+    """gRPC says only "failed to bind"; a plain socket knows why."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except socket.gaierror:
+        raise _in_use(address, "its host name is not known on this machine") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(address, "another program is using it") from None
+        raise _in_use(address, str(error.strerror)) from None
+
+
+def _in_use(address: str, why: str) -> InputError:
+    return InputError(
+        Code.ADDRESS_IN_USE, f"cannot listen on {address}: {why}; choose another address, or port 0 for a free one"
+    )
+
+
+def caller(context: grpc.ServicerContext) -> str:
+    """The name in the caller's certificate. Raises PeerError (IDENTITY_MISMATCH) where it has none or several."""
+    names = context.auth_context().get("x509_subject_alternative_name", [])
+    if len(names) != 1:
+        raise PeerError(Code.IDENTITY_MISMATCH, f"a caller's certificate has {len(names)} names where one is expected")
+    return str(names[0].decode("ascii", errors="replace"))

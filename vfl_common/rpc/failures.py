@@ -1,0 +1,32 @@
+"""Errors to failures and back. Only ``error.public`` crosses: the translator is a privacy control."""
+
+from __future__ import annotations
+
+from vfl_common.errors import CATALOGUE, AbortedError, Code, InterruptedRun, LostError, PeerError, VflError
+from vfl_common.pb.vfl.v1 import failure_pb2
+
+
+def to_failure(error: BaseException) -> failure_pb2.Failure:
+    """What a peer is told about ``error``; anything that is not ours is an internal error without its text."""
+    if not isinstance(error, VflError):
+        return failure_pb2.Failure(code=Code.INTERNAL, message=CATALOGUE[Code.INTERNAL].public)  # type: ignore[arg-type]
+    return failure_pb2.Failure(code=int(error.code), message=error.public, party=error.party)  # type: ignore[arg-type]
+
+
+def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:
+    """The error that a received failure is for this process, ``me``.
+
+    What is about this party keeps its code (and so its exit code); what another party did is an AbortedError.
+    """
+    try:
+        code = Code(failure.code)
+    except ValueError:
+        code = Code.INTERNAL
+    text = failure.message[:500] or CATALOGUE[code].public
+    if code is Code.INTERRUPTED:
+        return InterruptedRun(text)
+    if code in (Code.PARTY_LOST, Code.STEP_TIMEOUT):
+        return LostError(code, f"{sender} stopped the run: {text}", public=text, party=failure.party)
+    if failure.party and failure.party != me:
+        return AbortedError(f"{sender} stopped the run because of {failure.party}: {text}", party=failure.party)
+    return PeerError(code, f"{sender} refused: {text}", public=text, party=failure.party)

@@ -1,0 +1,273 @@
+"""The computing side of an exchange over gRPC.
+
+gRPC's threads only move frames: one thread a stream puts each frame into one queue, and the main thread, inside
+``collect``, does everything else (order, specs, assembly). So the rendezvous has no locks and one reader.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import grpc
+
+from vfl_common.bundle import Bundle, BundleSpec, StepKey
+from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
+from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.pb.vfl.v1 import exchange_pb2
+from vfl_common.rpc.arrivals import GiveUp, Proceed, decide
+from vfl_common.rpc.channel import PROTOCOL, caller
+from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.wire.frames import Allocate, Assembly, Encoded, encode, label, malformed, parse_frame, step_of
+
+SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
+_UNREAD_FRAMES = 16  # of one stream, before its thread stops reading and gRPC's flow control holds the sender
+
+
+class _Stream:
+    """One party's open stream. ``outbox`` is the way from the main thread to the stream's thread."""
+
+    def __init__(self, party: str) -> None:
+        self.party = party
+        self.outbox: queue.SimpleQueue[list[Encoded] | VflError | None] = queue.SimpleQueue()
+        self.room = threading.Semaphore(_UNREAD_FRAMES)
+        self.closed = False
+        # Main thread only:
+        self.assembly: Assembly | None = None
+        self.repeated: StepKey | None = None  # a bundle is coming in that was answered, or has arrived, before
+
+    def close(self) -> None:
+        self.closed = True
+        self.outbox.put(None)
+
+
+_Event = tuple[_Stream, exchange_pb2.Frame] | VflError
+
+
+class ExchangeHub:
+    """A ``Hub`` for one generation of a run; see ``vfl_common.link.Hub``.
+
+    Args:
+        run_id, generation: a stream attaches with both.
+        roster: the passive parties, in the recipe's order.
+        timeout_s: how long a living party may take for one step.
+        allocate: buffers for what arrives (pinned where the device is a GPU).
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        generation: int,
+        roster: Sequence[str],
+        ledger: Ledger,
+        *,
+        timeout_s: float,
+        allocate: Allocate | None = None,
+    ) -> None:
+        self.run_id, self.generation, self.roster = run_id, generation, tuple(roster)
+        self.ledger = ledger
+        self._timeout_s, self._allocate = timeout_s, allocate
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._streams: dict[str, _Stream] = {}  # the newest of each party
+        self._streams_lock = threading.Lock()
+        self._ended: VflError | None = None
+        # Main thread only:
+        self._step: StepKey | None = None
+        self._expect: BundleSpec | None = None
+        self._arrived: dict[str, Bundle] = {}
+        self._owed: dict[str, _Stream] = {}  # parties whose request is complete and whose reply is due
+        self._replies: dict[str, tuple[StepKey, list[Encoded]]] = {}  # the last reply to each, to give it again
+
+    # -- any thread ---------------------------------------------------------------------------------------------
+
+    def open(self, party: str) -> _Stream:
+        """A stream for ``party``; an older one of its is closed."""
+        stream = _Stream(party)
+        with self._streams_lock:
+            older, self._streams[party] = self._streams.get(party), stream
+            if self._ended is not None:
+                stream.outbox.put(self._ended)
+        if older is not None:
+            older.close()
+        return stream
+
+    def deliver(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
+        """Passes one frame to the main thread; waits while too many are unread."""
+        while not stream.room.acquire(timeout=1.0):
+            if stream.closed or self._ended is not None:
+                return
+        self._events.put((stream, frame))
+
+    def end(self, error: VflError) -> None:
+        """Ends this generation: ``collect`` raises ``error``, the streams are told and closed. Repeats do nothing."""
+        with self._streams_lock:
+            if self._ended is not None:
+                return
+            self._ended = error
+            streams = list(self._streams.values())
+        self._events.put(error)
+        for stream in streams:
+            stream.outbox.put(error)
+
+    # -- the main thread ----------------------------------------------------------------------------------------
+
+    def collect(self, step: StepKey, expect: BundleSpec) -> dict[str, Bundle]:
+        if self._arrived:
+            raise InternalError(f"collect({step}) before the reply to {self._step}")
+        self._step, self._expect, self._owed = step, expect, {}
+        started_s = now_s = time.monotonic()
+        while True:
+            decision = decide(now_s - started_s, self._arrived.keys(), self.roster, self._timeout_s)
+            if isinstance(decision, Proceed):
+                return {party: self._arrived[party] for party in self.roster}
+            if isinstance(decision, GiveUp):
+                late = ", ".join(decision.late)
+                text = f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
+                raise LostError(Code.STEP_TIMEOUT, text, public=text, party=decision.late[0])
+            try:
+                event = self._events.get(timeout=decision.for_s)
+            except queue.Empty:
+                pass
+            else:
+                if isinstance(event, VflError):
+                    raise event
+                self._take(*event)
+            now_s = time.monotonic()
+
+    def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
+        if step != self._step or set(replies) != set(self._arrived):
+            raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
+        self._arrived = {}
+        for party, bundle in replies.items():
+            frames = encode(step, bundle)
+            self._replies[party] = (step, frames)
+            stream = self._owed.get(party)
+            if stream is not None:
+                stream.outbox.put(frames)
+
+    def _take(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
+        """One frame, in the order of its stream."""
+        stream.room.release()
+        if frame.HasField("header"):
+            self._begin(stream, frame)
+        if stream.repeated is not None:
+            if frame.last:
+                self._repeat(stream, stream.repeated)
+        elif stream.assembly is None:
+            raise malformed(f"{stream.party} sent a frame that belongs to no bundle", stream.party)
+        else:
+            bundle = stream.assembly.feed(frame)
+            if bundle is not None:
+                stream.assembly = None
+                self._arrived[stream.party] = bundle
+                self._owed[stream.party] = stream
+
+    def _begin(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
+        """The first frame of a bundle: new, or one that this party has sent before over a stream that broke."""
+        step = step_of(frame)
+        answered = self._replies.get(stream.party)
+        stream.assembly, stream.repeated = None, None
+        if (answered is not None and step == answered[0]) or (step == self._step and stream.party in self._arrived):
+            stream.repeated = step
+        elif step == self._step and self._expect is not None:
+            stream.assembly = Assembly(frame, self._expect, party=stream.party, allocate=self._allocate)
+        else:
+            text = f"{stream.party} sent {step} while {self._step} is under way"
+            raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=stream.party)
+
+    def _repeat(self, stream: _Stream, step: StepKey) -> None:
+        stream.repeated = None
+        answered = self._replies.get(stream.party)
+        if answered is not None and answered[0] == step:
+            stream.outbox.put(answered[1])
+        else:
+            self._owed[stream.party] = stream
+
+
+class ExchangeService:
+    """The gRPC side: lets parties of ``roster`` in and moves frames between their streams and the current hub."""
+
+    def __init__(self, roster: Sequence[str], ledger: Ledger, meter: TcpMeter, *, attach_timeout_s: float) -> None:
+        self._roster = frozenset(roster)
+        self._ledger, self._meter = ledger, meter
+        self._attach_timeout_s = attach_timeout_s
+        self._changed = threading.Condition()
+        self._hub: ExchangeHub | None = None
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            SERVICE, {"Swap": grpc.stream_stream_rpc_method_handler(self._swap)}
+        )
+
+    def use(self, hub: ExchangeHub | None) -> None:
+        """From now on streams attach to ``hub``."""
+        with self._changed:
+            self._hub = hub
+            self._changed.notify_all()
+
+    def _swap(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            party = caller(context)
+            if party not in self._roster:
+                text = f"{party} is not a passive party of this recipe"
+                raise PeerError(Code.ROLE_MISMATCH, text, public=text, party=party)
+            self._meter.name_caller(context.peer(), party)
+            hub = self._attach(requests, party)
+            stream = hub.open(party)
+            if not context.add_callback(stream.close):
+                return  # the stream has ended already
+            try:
+                yield from self._serve(hub, stream, requests)
+            except PeerError as error:  # a party of this run that breaks the protocol ends it
+                hub.end(error)
+                raise
+        except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns the public text and no more
+            yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
+
+    def _attach(self, requests: Iterator[bytes], party: str) -> ExchangeHub:
+        data = next(requests, b"")
+        frame = parse_frame(data, party=party)
+        if not frame.HasField("attach"):
+            raise malformed(f"{party} opened a stream without attaching", party)
+        attach = frame.attach
+        self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
+        if attach.protocol != PROTOCOL:
+            text = f"{party} speaks protocol {attach.protocol}, this party {PROTOCOL}; install the same version"
+            raise PeerError(Code.PROTOCOL_DIFFERS, text, public=text, party=party)
+
+        def settled() -> bool:
+            return self._hub is not None and self._hub.generation >= attach.generation
+
+        with self._changed:  # a party may learn of a new generation a little earlier than we do
+            self._changed.wait_for(settled, timeout=self._attach_timeout_s)
+            hub = self._hub
+        if hub is None or (hub.run_id, hub.generation) != (attach.run_id, attach.generation):
+            raise PeerError(Code.STALE_GENERATION, f"{party} attached to another generation", party=party)
+        return hub
+
+    def _serve(self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes]) -> Iterator[bytes]:
+        add = self._ledger.add
+        party, phase, kind = stream.party, "", ""
+        while True:
+            for data in requests:
+                frame = parse_frame(data, party=party)
+                if frame.HasField("header"):
+                    phase, kind = frame.step.phase, label(frame)
+                add(party, phase, kind, "received", len(frame.data), len(data))
+                hub.deliver(stream, frame)
+                if frame.last or not stream.outbox.empty():
+                    break
+            else:
+                return  # the party has closed its side
+            reply = stream.outbox.get()
+            if reply is None:
+                return
+            if isinstance(reply, VflError):
+                raise reply
+            for encoded in reply:
+                add(party, encoded.phase, encoded.kind, "sent", encoded.payload_bytes, len(encoded.data))
+                yield encoded.data
+

@@ -1,0 +1,179 @@
+"""The asking side of an exchange over gRPC: one stream, opened again when it breaks, the last bundle sent again."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from vfl_common.bundle import Bundle, BundleSpec, StepKey
+from vfl_common.errors import Code, LostError, PeerError, VflError
+from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.pb.vfl.v1 import exchange_pb2
+from vfl_common.rpc.channel import PROTOCOL
+from vfl_common.rpc.failures import from_failure
+from vfl_common.rpc.hub import SERVICE
+from vfl_common.wire.frames import Allocate, Assembly, Encoded, encode, label, malformed, parse_frame, step_of
+
+_RETRY_S = 0.2
+_CLOSE_S = 5.0
+
+
+class ExchangeLink:
+    """A ``Link`` for one generation of a run; see ``vfl_common.link.Link``.
+
+    Args:
+        channel: makes a channel to the peer; called again after a stream broke.
+        me, peer: names, for messages and the ledger.
+        reconnect_s: how long to try to reach the peer again.
+        timeout_s: how long a living peer may take for one step.
+    """
+
+    def __init__(
+        self,
+        channel: Callable[[], grpc.Channel],
+        *,
+        me: str,
+        peer: str,
+        run_id: str,
+        generation: int,
+        ledger: Ledger,
+        reconnect_s: float,
+        timeout_s: float,
+        allocate: Allocate | None = None,
+    ) -> None:
+        self._make_channel = channel
+        self._me, self._peer = me, peer
+        self._attach = exchange_pb2.Attach(run_id=run_id, generation=generation, protocol=PROTOCOL)
+        self._ledger = ledger
+        self._reconnect_s, self._timeout_s, self._allocate = reconnect_s, timeout_s, allocate
+        self._lock = threading.Lock()
+        self._ended: VflError | None = None
+        self._channel: grpc.Channel | None = None
+        self._call: grpc.Call | None = None
+        self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
+        self._asked: tuple[float, StepKey] | None = None  # since when, and for which step, a reply is due
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="link-watchdog", daemon=True).start()
+
+    def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
+        frames = encode(step, bundle)
+        give_up_s: float | None = None
+        while True:
+            try:
+                call = self._call or self._open()
+                self._asked = (time.monotonic(), step)
+                for frame in frames:
+                    self._requests.put(frame)
+                reply = self._receive(call, step, expect)
+                self._asked = None
+                return reply
+            except grpc.RpcError as error:
+                self._asked = None
+                self._drop()
+                now_s = time.monotonic()
+                if self._ended is not None:
+                    raise self._ended from None
+                give_up_s = give_up_s or now_s + self._reconnect_s
+                if now_s >= give_up_s:
+                    text = f"{self._peer} could not be reached for {self._reconnect_s:g} s at {step}"
+                    raise LostError(Code.PARTY_LOST, f"{text} ({_reason(error)})", party=self._peer) from None
+                time.sleep(_RETRY_S)
+
+    def end(self, error: VflError) -> None:
+        """Ends this generation, from any thread: a ``swap`` under way, or the next one, raises ``error``."""
+        with self._lock:
+            if self._ended is None:
+                self._ended = error
+            call = self._call
+        if call is not None:
+            call.cancel()
+
+    def close(self) -> None:
+        """Half-closes the stream, so that the peer sees an orderly end, and closes the channel."""
+        self._closed.set()
+        call = self._call
+        self._requests.put(None)
+        if call is not None and self._ended is None:
+            late = threading.Timer(_CLOSE_S, call.cancel)
+            late.daemon = True
+            late.start()
+            with contextlib.suppress(grpc.RpcError):
+                for _ in call:  # nothing more is owed to us: this waits for the peer's end of the stream
+                    pass
+            late.cancel()
+        self._drop()
+
+    def _open(self) -> grpc.Call:
+        self._channel = self._make_channel()
+        requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
+        method = self._channel.stream_stream(f"/{SERVICE}/Swap")
+        attach = exchange_pb2.Frame(attach=self._attach).SerializeToString()
+        requests.put(Encoded(attach, 0, CONTROL, CONTROL))
+        call = method(self._sending(requests))
+        with self._lock:
+            self._call, self._requests = call, requests
+            ended = self._ended
+        if ended is not None:
+            raise ended
+        return call
+
+    def _sending(self, requests: queue.SimpleQueue[Encoded | None]) -> Iterator[bytes]:
+        """What gRPC's sending thread iterates over: never raises."""
+        while (frame := requests.get()) is not None:
+            self._ledger.add(self._peer, frame.phase, frame.kind, "sent", frame.payload_bytes, len(frame.data))
+            yield frame.data
+
+    def _receive(self, call: grpc.Call, step: StepKey, expect: BundleSpec) -> Bundle:
+        assembly: Assembly | None = None
+        kind = ""
+        for data in call:
+            frame = parse_frame(data, party=self._peer)
+            if frame.HasField("failure"):
+                if frame.failure.code == Code.STALE_GENERATION:  # the peer has not got there yet, or we are to rejoin
+                    raise _StreamEnded
+                raise from_failure(frame.failure, sender=self._peer, me=self._me)
+            if frame.HasField("header"):
+                kind = label(frame)
+                if step_of(frame) != step:
+                    text = f"{self._peer} answered {step_of(frame)} where {step} was asked"
+                    raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=self._peer)
+                assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
+            self._ledger.add(self._peer, step.phase, kind, "received", len(frame.data), len(data))
+            if assembly is None:
+                raise malformed(f"{self._peer} sent a frame that belongs to no bundle", self._peer)
+            bundle = assembly.feed(frame)
+            if bundle is not None:
+                return bundle
+        raise _StreamEnded
+
+    def _watch(self) -> None:
+        """Ends the link when a living peer does not answer in time: gRPC's deadlines are for whole streams."""
+        while not self._closed.wait(min(1.0, self._timeout_s / 4)):
+            asked = self._asked
+            if asked is not None and time.monotonic() - asked[0] > self._timeout_s:
+                text = f"{self._peer} took longer than {self._timeout_s:g} s for {asked[1]} (run.step_timeout_s)"
+                self.end(LostError(Code.STEP_TIMEOUT, text, public=text, party=self._peer))
+                return
+
+    def _drop(self) -> None:
+        with self._lock:
+            call, self._call = self._call, None
+            channel, self._channel = self._channel, None
+        self._requests.put(None)
+        if call is not None:
+            call.cancel()
+        if channel is not None:
+            channel.close()
+
+
+class _StreamEnded(grpc.RpcError):
+    """The peer closed the stream before it replied."""
+
+
+def _reason(error: grpc.RpcError) -> str:
+    return error.code().name if isinstance(error, grpc.Call) else "the stream ended"

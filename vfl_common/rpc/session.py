@@ -1,0 +1,250 @@
+"""A party's session with the aggregation server: join, heartbeat, progress, report, abort."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from vfl_common.errors import Code, InputError, InterruptedRun, LostError, VflError
+from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.diagnose import diagnose
+from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.channel import PROTOCOL, dial
+from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.rpc.tcp import TcpMeter
+
+SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+_CLOSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a party says of itself when it joins."""
+
+    role: str
+    recipe_json: str
+    job: str
+    pid: int
+    device: str
+    run_id: str = ""
+    checkpoints: tuple[str, ...] = ()
+    exchange_address: str = ""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the server answers once all parties are there."""
+
+    run_id: str
+    generation: int
+    checkpoint: str  # empty: from the beginning
+    exchange_address: str  # of the active party
+
+
+@dataclass
+class Session:
+    """One party's way to the server, over one stream at a time, opened again when it breaks.
+
+    ``join`` and ``report`` are for the main thread. A second thread reads what the server says; when that ends the
+    current generation it calls the watcher, so that the main thread wakes up from whatever it is waiting for.
+
+    Args:
+        wait_s: how long to wait for a server that does not answer.
+        on_waiting: called with the names of the parties that are missing and the seconds left.
+    """
+
+    address: str
+    credentials: Credentials
+    server: str
+    ledger: Ledger
+    meter: TcpMeter
+    heartbeat_s: float
+    wait_s: float
+    on_waiting: Callable[[list[str], float], None] = field(default=lambda _missing, _left: None)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inbox: queue.SimpleQueue[control_pb2.ServerMessage | VflError] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._channel: grpc.Channel | None = None
+        self._reader: threading.Thread | None = None
+        self._ended: VflError | None = None
+        self._watcher: Callable[[VflError], None] | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    # -- the main thread ----------------------------------------------------------------------------------------
+
+    def join(self, joining: Joining) -> Start:
+        """Joins, or joins again after an interruption, and waits until all parties have.
+
+        Raises:
+            InputError, PeerError: the server cannot be reached, or refuses this party.
+            LostError: the others did not come in time.
+        """
+        give_up_s = time.monotonic() + self.wait_s
+        while True:
+            if self._channel is None:
+                self._connect(give_up_s)
+            message = control_pb2.Join(
+                role=joining.role,
+                protocol=PROTOCOL,
+                recipe_json=joining.recipe_json,
+                job=joining.job,
+                run_id=joining.run_id,
+                checkpoints=joining.checkpoints,
+                exchange_address=joining.exchange_address,
+                pid=joining.pid,
+                device=joining.device,
+            )
+            self._send(control_pb2.PartyMessage(join=message))
+            while True:
+                answer = self._inbox.get()
+                if isinstance(answer, VflError):
+                    if not isinstance(answer, InterruptedRun):
+                        raise answer
+                    if self._channel is None:
+                        break  # the server went away meanwhile: connect and join again
+                elif answer.HasField("waiting"):
+                    give_up_s = time.monotonic() + self.wait_s
+                    self.on_waiting(list(answer.waiting.missing), answer.waiting.deadline_s)
+                elif answer.HasField("start"):
+                    start = answer.start
+                    return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address)
+
+    def watch(self, watcher: Callable[[VflError], None] | None) -> None:
+        """``watcher`` is called, from another thread, when the current generation ends; at once if it has."""
+        with self._lock:
+            self._watcher, ended = watcher, self._ended
+        if watcher is not None and ended is not None:
+            watcher(ended)
+
+    def check(self) -> None:
+        """Raises what ended the current generation, if anything has."""
+        if self._ended is not None:
+            raise self._ended
+
+    def progress(self, progress: control_pb2.Progress) -> None:
+        """Tells the server how far this party is; metrics come from the active party only."""
+        self._send(control_pb2.PartyMessage(progress=progress))
+
+    def report(self, report: control_pb2.Report) -> str:
+        """Reports this party's results and waits until all have; the summary (JSON) for the active party, else ''.
+
+        Raises InterruptedRun where a party was lost meanwhile: the run goes on from a checkpoint.
+        """
+        self._send(control_pb2.PartyMessage(report=report))
+        while True:
+            answer = self._inbox.get()
+            if isinstance(answer, VflError):
+                raise answer
+            if answer.HasField("complete"):
+                return answer.complete.summary_json
+
+    def abort(self, error: BaseException) -> None:
+        """Tells the server that this party stops, and why (the public text only)."""
+        if self._channel is not None:
+            self._send(control_pb2.PartyMessage(abort=to_failure(error)))
+
+    def close(self) -> None:
+        """Half-closes the stream and waits for the server's end of it."""
+        self._closed.set()
+        self._outbox.put(None)
+        if self._reader is not None:
+            self._reader.join(timeout=_CLOSE_S)
+        self._disconnect()
+
+    # -- connection ---------------------------------------------------------------------------------------------
+
+    def _connect(self, give_up_s: float) -> None:
+        """Opens a channel and a stream; tries again until ``give_up_s`` (monotonic) unless trying cannot help."""
+        suspect: Code | None = None
+        while True:
+            channel = dial(self.address, self.credentials, self.server)
+            try:
+                grpc.channel_ready_future(channel).result(timeout=max(0.5, min(3.0, give_up_s - time.monotonic())))
+                break
+            except grpc.FutureTimeoutError:
+                channel.close()
+            why = diagnose(self.address, self.credentials, self.server, timeout_s=2.0)
+            if why.code is not Code.UNREACHABLE and why.code is suspect:
+                raise why  # twice the same: a server that is just going away can look like one that refuses us
+            suspect = why.code
+            if time.monotonic() >= give_up_s:
+                raise InputError(
+                    Code.UNREACHABLE, f"the server does not answer (waited {self.wait_s:g} s): {why}"
+                ) from None
+        self.meter.name_address(self.address, self.server)
+        outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        call = channel.stream_stream(f"/{SERVICE}/Session")(self._sending(outbox))
+        self._channel, self._outbox = channel, outbox
+        self._reader = threading.Thread(target=self._read, args=[call, channel], name="session", daemon=True)
+        self._reader.start()
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            channel, self._channel = self._channel, None
+        self._outbox.put(None)
+        if channel is not None:
+            channel.close()
+
+    def _send(self, message: control_pb2.PartyMessage) -> None:
+        self._outbox.put(message.SerializeToString())
+
+    def _sending(self, outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
+        while (data := outbox.get()) is not None:
+            self.ledger.add(self.server, CONTROL, CONTROL, "sent", 0, len(data))
+            yield data
+
+    def _beat(self) -> None:
+        data = control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat())
+        while not self._closed.wait(self.heartbeat_s):
+            self.meter.sample()
+            if self._channel is not None:
+                self._send(data)
+
+    def _read(self, call: grpc.Call, channel: grpc.Channel) -> None:
+        """The second thread: everything that the server says, until its end of the stream."""
+        ending: VflError = InterruptedRun("the connection to the server was lost")
+        try:
+            for data in call:
+                self.ledger.add(self.server, CONTROL, CONTROL, "received", 0, len(data))
+                message = control_pb2.ServerMessage.FromString(data)
+                if message.HasField("stop"):
+                    ending = from_failure(message.stop, sender=self.server, me=self.credentials.name)
+                    break
+                if message.HasField("interrupt"):
+                    lost = ", ".join(message.interrupt.lost)
+                    self._end(InterruptedRun(message.interrupt.reason or f"{lost} was lost"))
+                    continue
+                if message.HasField("start"):
+                    with self._lock:
+                        self._ended = None
+                self._inbox.put(message)
+        except grpc.RpcError as error:
+            if not self._closed.is_set() and isinstance(error, grpc.Call) and _refused(error):
+                ending = LostError(Code.PARTY_LOST, f"{self.server} refused the session: {error.details()}")
+        if self._closed.is_set():
+            return
+        with self._lock:
+            if self._channel is channel:
+                self._channel = None
+        channel.close()
+        self._end(ending)
+
+    def _end(self, error: VflError) -> None:
+        with self._lock:
+            self._ended, watcher = error, self._watcher
+        self._inbox.put(error)
+        if watcher is not None:
+            watcher(error)
+
+
+def _refused(error: grpc.Call) -> bool:
+    return error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED)

@@ -1,0 +1,87 @@
+"""What the kernel counts on this process's connections (Linux, TCP_INFO): TLS and HTTP/2 included.
+
+gRPC's sockets are its own; they are found among this process's descriptors, and asked through a duplicate.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+
+from vfl_common.ledger import TcpCount
+
+_TCP_INFO_BYTES = 256
+_COUNTS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received: 64-bit fields at offset 120
+_COUNTS_OFFSET = 120
+
+Endpoint = tuple[str, int]
+
+
+class TcpMeter:
+    """Counts by peer. A closed socket takes its counts along, so ``sample`` is called now and then, and at the end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[Endpoint, str] = {}
+        self._counts: dict[tuple[Endpoint, Endpoint], tuple[int, int]] = {}
+
+    def name_address(self, address: str, peer: str) -> None:
+        """Connections to ``address`` (host:port) are to ``peer``."""
+        host, _, port = address.rpartition(":")
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except socket.gaierror:
+            return
+        with self._lock:
+            self._names.update({_plain(entry[4]): peer for entry in found})
+
+    def name_caller(self, grpc_peer: str, peer: str) -> None:
+        """``grpc_peer`` as in ``ServicerContext.peer()``: ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``."""
+        host, _, port = grpc_peer.partition(":")[2].replace("%5B", "").replace("%5D", "").rpartition(":")
+        if port.isdigit():
+            with self._lock:
+                self._names[_plain((host, int(port)))] = peer
+
+    def sample(self) -> None:
+        """Reads the kernel's counts of all connections that are open now; does nothing where there is no /proc."""
+        found = dict(_open_connections())
+        with self._lock:
+            self._counts.update(found)
+
+    def counts(self) -> list[TcpCount]:
+        """By peer, as of the last samples; connections to nobody known are left out."""
+        totals: dict[str, tuple[int, int]] = {}
+        with self._lock:
+            for (_, remote), (sent, received) in self._counts.items():
+                peer = self._names.get(remote)
+                if peer is not None:
+                    before = totals.get(peer, (0, 0))
+                    totals[peer] = (before[0] + sent, before[1] + received)
+        return [TcpCount(peer, *total) for peer, total in sorted(totals.items())]
+
+
+def _open_connections() -> list[tuple[tuple[Endpoint, Endpoint], tuple[int, int]]]:
+    found = []
+    folder = Path("/proc/self/fd")
+    for entry in folder.iterdir() if folder.exists() else ():
+        try:
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as copy:
+                if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                ends = (_plain(copy.getsockname()), _plain(copy.getpeername()))
+                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            continue  # closed meanwhile, listening, or not connected
+        if len(info) >= _COUNTS_OFFSET + _COUNTS.size:
+            found.append((ends, _COUNTS.unpack_from(info, _COUNTS_OFFSET)))
+    return found
+
+
+def _plain(address: tuple[object, ...]) -> Endpoint:
+    """IPv4 addresses look the same whether the socket is IPv4 or IPv6."""
+    return str(address[0]).removeprefix("::ffff:"), int(str(address[1]))

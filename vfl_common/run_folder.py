@@ -1,0 +1,65 @@
+"""A party's or the server's folder of one run: ``<out>/<run id>/<name>/``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+
+if TYPE_CHECKING:
+    from vfl_common.checkpoint import CheckpointStore
+
+
+@dataclass
+class RunFolder:
+    """``run.json`` says which recipe the run has and whether it is finished.
+
+    ``checkpoints`` is None where nothing is to be resumed (the server, predictions).
+    """
+
+    path: Path
+    run_id: str
+    checkpoints: CheckpointStore | None = None
+
+    def note(self, **facts: Any) -> None:
+        """Adds facts to ``run.json``."""
+        write_atomic(self.path / "run.json", json.dumps(self.facts() | facts, indent=1) + "\n")
+
+    def facts(self) -> dict[str, Any]:
+        path = self.path / "run.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
+    """Makes the folder, or opens it; writes the recipe beside. Raises InputError where it cannot be written."""
+    path = out / run_id / name
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder(path, run_id)
+        write_atomic(path / "recipe.json", recipe.canonical_json() + "\n")
+        folder.note(run_id=run_id, recipe_digest=recipe.digest())
+    except OSError as error:
+        raise InputError(Code.FILE_INVALID, f"{path}: cannot be written ({error.strerror})") from None
+    return folder
+
+
+def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
+    """The newest run of ``name`` under ``out`` that has the same recipe and was not finished."""
+    digest = recipe.digest()
+    found = []
+    for path in out.glob(f"*/{name}/run.json"):
+        try:
+            facts = json.loads(path.read_text())
+            if facts.get("recipe_digest") == digest and not facts.get("finished") and facts.get("job") == "train":
+                found.append((path.stat().st_mtime_ns, path.parent))
+        except (OSError, ValueError, AttributeError):
+            continue  # not a run of ours
+    if not found:
+        return None
+    path = max(found)[1]
+    return RunFolder(path, path.parent.name)

@@ -1,0 +1,226 @@
+"""The runner: join, go on from the newest checkpoint that all parties hold, run the phases, report; rejoin when lost.
+
+Positions. The rounds of all phases are numbered through: a checkpoint's label is ``<position>.<phase>.<round>`` with
+the position zero-padded, so that labels sort, and parties compare labels without knowing each other's phases.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from vfl_common.errors import Code, InputError, InterruptedRun, VflError
+from vfl_common.ledger import Ledger
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.phase import Phase, RoundReport, Tree
+from vfl_common.rpc.session import Joining, Session, Start
+from vfl_common.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+class Store(Protocol):
+    """Checkpoints of one party and run: ``vfl_common.checkpoint.CheckpointStore``."""
+
+    def save(self, label: str, tree: Tree) -> None: ...
+    def load(self, label: str) -> Tree: ...
+    def labels(self) -> list[str]: ...
+    def discard_after(self, label: str) -> None: ...
+
+
+class Job(ABC):
+    """What one generation of a run works with: models as they are at the start, phases, the exchange."""
+
+    phases: Sequence[Phase]
+
+    @abstractmethod
+    def open(self) -> None:
+        """Opens the exchange, and compares the rows with the peers'."""
+
+    @abstractmethod
+    def state(self) -> Tree:
+        """Models, preprocessing, torch's generators."""
+
+    @abstractmethod
+    def load_state(self, tree: Tree) -> None:
+        """Takes what ``state`` gave."""
+
+    @abstractmethod
+    def end(self, error: VflError) -> None:
+        """From any thread: wakes the main thread with ``error`` wherever it waits for a peer."""
+
+    @abstractmethod
+    def close(self, error: BaseException | None) -> None:
+        """Closes the exchange; peers are told ``error``, if any."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to, for this party. ``metrics``: {split: {name: value}}."""
+
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    steps: int = 0
+    summary_json: str = ""
+
+
+Observer = Callable[[str, int, int, int, RoundReport], None]  # phase, round, rounds, steps so far, report
+
+
+@dataclass
+class Runner:
+    """Runs one party's side of a run to its end.
+
+    Args:
+        session: the way to the server.
+        joining: what this party says of itself.
+        make_job: everything that a generation works with, made afresh: nothing survives a rollback by accident.
+        open_folder: the folder of the run that the server names.
+        resume: the folder of an unfinished run of the same recipe, offered to the server.
+        observe: called after each round, with the party's own report.
+    """
+
+    session: Session
+    joining: Joining
+    make_job: Callable[[Start, RunFolder], Job]
+    open_folder: Callable[[str], RunFolder]
+    ledger: Ledger
+    checkpoint_every: int
+    observe: Observer
+    resume: RunFolder | None = None
+
+    def run(self) -> tuple[Outcome, RunFolder]:
+        """Raises VflError; the server has been told then."""
+        folder = self.resume
+        started_s: float | None = None
+        try:
+            while True:
+                start = self.session.join(self._offer(folder))
+                started_s = started_s or time.monotonic()
+                if folder is None or folder.run_id != start.run_id:
+                    folder = self.open_folder(start.run_id)
+                try:
+                    outcome = self._generation(start, folder, started_s)
+                    return outcome, folder
+                except InterruptedRun as reason:
+                    log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
+                finally:
+                    self._save_ledger(folder)
+        except Exception as error:
+            self.session.abort(error)
+            raise
+
+    def _offer(self, folder: RunFolder | None) -> Joining:
+        if folder is None:
+            return self.joining
+        labels = tuple(folder.checkpoints.labels()) if folder.checkpoints is not None else ()
+        return replace(self.joining, run_id=folder.run_id, checkpoints=labels)
+
+    def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
+        """One generation, from the checkpoint that the server names to the end of the last phase."""
+        job = self.make_job(start, folder)
+        error: BaseException | None = None
+        try:
+            self.session.watch(job.end)
+            first, steps = 0, 0
+            tree: Tree = None
+            if start.checkpoint:
+                tree = self._load(folder, start.checkpoint)
+                job.load_state(tree["job"])
+                first, steps = position_of(start.checkpoint), tree["steps"]
+                log.info("going on from %s", start.checkpoint, extra={"event": "resumed"})
+            elif folder.checkpoints is not None:
+                folder.checkpoints.discard_after("")
+            job.open()
+            outcome = self._phases(job, folder, first, steps, tree)
+            self.session.check()
+            job.close(None)
+            self._save_ledger(folder)
+            outcome.summary_json = self.session.report(self._report(outcome, time.monotonic() - started_s))
+            return outcome
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.session.watch(None)
+            if error is not None:
+                job.close(error)
+
+    def _phases(self, job: Job, folder: RunFolder, first: int, steps: int, tree: Tree) -> Outcome:
+        outcome = Outcome(steps=steps, metrics=dict(tree["metrics"]) if tree else {})
+        begin = 0
+        for phase in job.phases:
+            end = begin + phase.rounds
+            if first < end:  # a position names the next round to run
+                if first > begin:
+                    phase.load_state(tree["phase"])
+                self._rounds(phase, job, folder, outcome, begin, max(first, begin))
+            begin = end
+        return outcome
+
+    def _rounds(self, phase: Phase, job: Job, folder: RunFolder, outcome: Outcome, begin: int, first: int) -> None:
+        """The rounds of one phase from position ``first``; the phase's round 0 is at position ``begin``."""
+        for round_ in range(first - begin, phase.rounds):
+            report = phase.run_round(round_)
+            self.session.check()
+            outcome.steps += report.steps
+            outcome.metrics |= report.metrics
+            done = report.done or round_ + 1 == phase.rounds
+            self.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
+            if done:
+                phase.finish()
+            if folder.checkpoints is not None and (done or (round_ + 1) % self.checkpoint_every == 0):
+                position = begin + (phase.rounds if done else round_ + 1)
+                state = {} if done else phase.state()
+                folder.checkpoints.save(
+                    label_of(position, phase.name, round_ + 1),
+                    {"job": job.state(), "phase": state, "steps": outcome.steps, "metrics": outcome.metrics},
+                )
+                self._save_ledger(folder)
+            if done:
+                return
+
+    def _load(self, folder: RunFolder, label: str) -> Tree:
+        if folder.checkpoints is None or label not in folder.checkpoints.labels():
+            raise InputError(
+                Code.CHECKPOINT_INVALID, f"{folder.path}: the checkpoint {label} that the run goes on from is not here"
+            )
+        tree = folder.checkpoints.load(label)
+        folder.checkpoints.discard_after(label)
+        return tree
+
+    def _save_ledger(self, folder: RunFolder) -> None:
+        self.ledger.save(folder.path / "ledger.json", self.session.meter.counts())
+
+    def _report(self, outcome: Outcome, wall_s: float) -> control_pb2.Report:
+        report = control_pb2.Report(metrics_json=json.dumps(outcome.metrics), steps=outcome.steps, wall_s=wall_s)
+        for entry in self.ledger.entries():
+            report.ledger.add(
+                peer=entry.peer,
+                phase=entry.phase,
+                kind=entry.kind,
+                direction=entry.direction,
+                payload_bytes=entry.payload_bytes,
+                message_bytes=entry.message_bytes,
+                messages=entry.messages,
+            )
+        for count in self.session.meter.counts():
+            report.tcp.add(peer=count.peer, sent_bytes=count.sent_bytes, received_bytes=count.received_bytes)
+        return report
+
+
+def label_of(position: int, phase: str, rounds_done: int) -> str:
+    """The label of the checkpoint after which round number ``position`` of the run is next."""
+    return f"{position:06d}.{phase}.{rounds_done}"
+
+
+def position_of(label: str) -> int:
+    """The inverse of ``label_of``. Raises InputError where ``label`` is no label."""
+    head = label.partition(".")[0]
+    if not head.isdigit():
+        raise InputError(Code.CHECKPOINT_INVALID, f"{label[:80]!r} is not the label of a checkpoint")
+    return int(head)

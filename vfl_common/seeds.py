@@ -1,0 +1,41 @@
+"""Seeds that every party derives for itself, so that orders and splits never cross the wire."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+
+def derive_seed(root: int, *names: object) -> int:
+    """A 63-bit seed from the recipe's seed and a path of names: the same at every party, independent between paths."""
+    text = "\x1f".join([str(root), *map(str, names)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
+    """A permutation of ``range(n)``, the same on every machine and numpy version (Philox, raw 64-bit keys)."""
+    keys = np.random.Philox(key=seed).random_raw(n)
+    return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def split_rows(root: int, n: int, *, validation: float, test: float) -> dict[str, npt.NDArray[np.int64]]:
+    """Row numbers of the splits ``train``, ``validation`` and ``test``, each ascending.
+
+    The shares are rounded to whole rows; rows are positions in the canonical order of the aligned ids.
+    """
+    order = permutation(derive_seed(root, "split"), n)
+    n_test, n_validation = round(n * test), round(n * validation)
+    return {
+        "test": np.sort(order[:n_test]),
+        "validation": np.sort(order[n_test : n_test + n_validation]),
+        "train": np.sort(order[n_test + n_validation :]),
+    }
+
+
+def batches(root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
+    """The batches of one epoch over ``rows``, shuffled; a last batch of a single row is left out (no BatchNorm on it)."""
+    order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
+    cut = [order[start : start + size] for start in range(0, len(order), size)]
+    return cut[:-1] if len(cut) > 1 and len(cut[-1]) == 1 else cut

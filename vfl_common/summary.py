@@ -1,0 +1,151 @@
+"""``summary.json``: what a run came to. Made by the server from the parties' reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from vfl_common.ledger import Entry, TcpCount
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class PartySummary(_Model):
+    """One process of the run; the server is one of them."""
+
+    name: str
+    role: Literal["active", "passive", "server"]
+    pid: int
+    device: str
+    steps: int = 0
+    wall_s: float = 0.0
+
+
+class LinkBytes(_Model):
+    """What one process sent to another, in one phase, of one kind: the sender's count."""
+
+    sender: str
+    receiver: str
+    phase: str
+    kind: str
+    payload_bytes: int
+    message_bytes: int
+    messages: int
+
+
+class ByteCount(_Model):
+    """A sum of links."""
+
+    payload_bytes: int = 0
+    message_bytes: int = 0
+    messages: int = 0
+
+
+class TcpBytes(_Model):
+    """The kernel's count of the connections between two processes, as ``party`` sees them."""
+
+    party: str
+    peer: str
+    sent_bytes: int
+    received_bytes: int
+
+
+class Bytes(_Model):
+    """All that was counted. ``agrees``: both ends of every link counted the same (always so unless a process was
+    killed: what it had counted since its last checkpoint died with it, and ``disagreements`` names the links)."""
+
+    total: ByteCount
+    by_phase: dict[str, ByteCount]
+    by_link: list[LinkBytes]
+    tcp: list[TcpBytes]
+    agrees: bool
+    disagreements: list[str] = []
+
+
+class Summary(_Model):
+    """The whole run."""
+
+    run_id: str
+    name: str
+    job: Literal["train", "predict"]
+    method: str
+    preset: str
+    seed: int
+    recipe_digest: str
+    metrics: dict[str, dict[str, float]]  # split -> name -> value, from the active party
+    bytes: Bytes
+    parties: list[PartySummary]
+    steps: int
+    wall_s: float  # from the first start of training to the last report
+    interruptions: int = 0
+
+
+def load_summary(path: Path) -> Summary:
+    return Summary.model_validate_json(path.read_bytes())
+
+
+def gather_bytes(
+    ledgers: Mapping[str, Iterable[Entry]], tcp: Mapping[str, Iterable[TcpCount]], *, server: str
+) -> Bytes:
+    """Joins the ledgers of all processes ({process: its entries}) into one account.
+
+    Both ends of a link are compared, except on the server's sessions: those go on while the reports are made, so
+    the server's own count, the later one, stands for them (the ledger files of both ends agree once all have ended).
+    """
+    sent: dict[tuple[str, str, str, str], Entry] = {}
+    received: dict[tuple[str, str, str, str], Entry] = {}
+    for name, entries in ledgers.items():
+        for entry in entries:
+            if entry.direction == "sent":
+                sent[name, entry.peer, entry.phase, entry.kind] = entry
+            else:
+                received[entry.peer, name, entry.phase, entry.kind] = entry
+    links: list[LinkBytes] = []
+    disagreements: list[str] = []
+    by_phase: dict[str, ByteCount] = {}
+    for key in sorted(sent.keys() | received.keys()):
+        ours, theirs = sent.get(key), received.get(key)
+        sender, receiver, phase, kind = key
+        if server not in (sender, receiver) and _counts(ours) != _counts(theirs):
+            disagreements.append(f"{sender} -> {receiver}, {phase}, {kind}")
+        payload_bytes, message_bytes, messages = _counts(ours or theirs)
+        links.append(
+            LinkBytes(
+                sender=sender,
+                receiver=receiver,
+                phase=phase,
+                kind=kind,
+                payload_bytes=payload_bytes,
+                message_bytes=message_bytes,
+                messages=messages,
+            )
+        )
+        by_phase[phase] = _add(by_phase.get(phase, ByteCount()), links[-1])
+    total = ByteCount()
+    for link in links:
+        total = _add(total, link)
+    kernel = [
+        TcpBytes(party=party, peer=count.peer, sent_bytes=count.sent_bytes, received_bytes=count.received_bytes)
+        for party, counts in tcp.items()
+        for count in counts
+    ]
+    return Bytes(
+        total=total, by_phase=by_phase, by_link=links, tcp=kernel, agrees=not disagreements, disagreements=disagreements
+    )
+
+
+def _counts(entry: Entry | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if entry is None else (entry.payload_bytes, entry.message_bytes, entry.messages)
+
+
+def _add(total: ByteCount, link: LinkBytes) -> ByteCount:
+    return ByteCount(
+        payload_bytes=total.payload_bytes + link.payload_bytes,
+        message_bytes=total.message_bytes + link.message_bytes,
+        messages=total.messages + link.messages,
+    )

@@ -1,0 +1,102 @@
+"""Torch tensors to and from bundles, and the check that they are finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey, TensorSpec
+from vfl_common.errors import Code, InternalError, PeerError
+
+TORCH: dict[DType, torch.dtype] = {
+    DType.FLOAT32: torch.float32,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.INT64: torch.int64,
+    DType.INT32: torch.int32,
+    DType.UINT8: torch.uint8,
+    DType.BOOL: torch.bool,
+}
+WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
+
+
+def spec_of(dtype: torch.dtype, *shape: int) -> TensorSpec:
+    """The spec of a tensor of this dtype and shape. Raises InternalError where the wire has no such dtype."""
+    if dtype not in WIRE:
+        raise InternalError(f"a tensor of {dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}")
+    return TensorSpec(WIRE[dtype], shape)
+
+
+def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
+    """A bundle of ``tensors``, without their graph.
+
+    The buffer of a contiguous CPU tensor is the tensor's own memory: whoever changes the tensor in place afterwards
+    changes the bundle, so encode or clone first. Tensors of a GPU go through pinned host memory, with one
+    synchronisation for all. Raises InternalError where the wire has no such dtype.
+    """
+    host, streams = {}, set()
+    for name, tensor in tensors.items():
+        if tensor.is_cuda:
+            host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host[name].copy_(tensor.detach(), non_blocking=True)
+            streams.add(torch.cuda.current_stream(tensor.device))
+        else:
+            host[name] = tensor.detach().contiguous()
+    for stream in streams:
+        stream.synchronize()
+    return Bundle(kind, {name: _buffer(tensor) for name, tensor in host.items()})
+
+
+def to_tensors(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
+    """The tensors of a bundle on ``device``, without gradient.
+
+    On the CPU a tensor is a view of a writable buffer; a read-only or unaligned one, and one of bools, is copied. To
+    a GPU the copy goes through pinned memory and is ordered before later work on the current stream.
+    """
+    return {name: _move(_view(buffer), device) for name, buffer in bundle.tensors.items()}
+
+
+def nonfinite(tensor: Tensor) -> bool:
+    """Whether ``tensor`` holds a NaN or an infinity; exact.
+
+    NaN and infinity survive a sum, so that a finite sum proves all elements finite (2 µs for 64 KiB of float32, 35 µs
+    for 4 MiB); the sum of finite values may overflow, which is why another sum asks every element.
+    """
+    if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
+        return False
+    return not bool(torch.isfinite(tensor).all())
+
+
+def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) -> None:
+    """Raises PeerError (NON_FINITE) naming party, tensor and step where a tensor holds NaN or infinity."""
+    for name, tensor in tensors.items():
+        if nonfinite(tensor):
+            message = f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity"
+            raise PeerError(Code.NON_FINITE, message, public=message, party=party)
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    spec = spec_of(tensor.dtype, *tensor.shape)
+    raw = tensor.view(-1).view(torch.uint8).numpy()
+    return Buffer(spec.dtype, spec.shape, raw.data)
+
+
+def _view(buffer: Buffer) -> Tensor:
+    dtype, data = TORCH[buffer.dtype], buffer.data
+    if not data.nbytes:
+        return torch.empty(buffer.shape, dtype=dtype)
+    raw = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)
+    if dtype is torch.bool:  # a byte other than 0 and 1 would be undefined behaviour
+        return (raw != 0).view(buffer.shape)
+    if raw.data_ptr() % dtype.itemsize:
+        raw = raw.clone()
+    return raw.view(dtype).view(buffer.shape)
+
+
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

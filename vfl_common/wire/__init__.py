@@ -1,0 +1,1 @@
+"""Bundle <-> frames. Works on buffers: no torch, no sockets."""

@@ -1,0 +1,284 @@
+"""Wires a party's program together: files, identity, data, exchange, runner. Decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from vfl_common.checkpoint import CheckpointStore
+from vfl_common.config.data import DataSettings
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.party import PartyFile, load_party
+from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
+from vfl_common.devices import resolve_device, set_threads
+from vfl_common.errors import Code, InputError, InternalError, VflError
+from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_common.ledger import Ledger, load_entries
+from vfl_common.link import Hub, Link
+from vfl_common.logs import Console, log_to
+from vfl_common.phase import Phase
+from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.hub import ExchangeHub, ExchangeService
+from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc.session import Joining, Session, Start
+from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.run_folder import RunFolder, create, find_unfinished
+from vfl_common.runner import Outcome, Runner
+from vfl_party.context import Party
+from vfl_party.data import load_table
+from vfl_party.job import PartyJob, Prepared, encoder_settings, prepare
+from vfl_party.methods import build_phases
+from vfl_party.progress import Progress
+
+JobName = Literal["train", "predict"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A party file with all that it names, read and checked."""
+
+    file: PartyFile
+    recipe: Recipe
+    place: PartySettings
+    credentials: Credentials
+    device: torch.device
+    encoder: EncoderSettings
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def is_active(self) -> bool:
+        return self.place.role == "active"
+
+    @property
+    def data(self) -> DataSettings:
+        if self.file.data is None:
+            raise InputError(Code.CONFIG_INVALID, f"party {self.name}: its file needs a [data] table")
+        if self.is_active and self.file.data.label is None:
+            raise InputError(
+                Code.CONFIG_INVALID, f"party {self.name}: data.label is missing; the active party holds the labels"
+            )
+        return self.file.data
+
+
+def read_place(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> Place:
+    """Reads a party file, its recipe and its certificate; ``device`` replaces the file's. Raises InputError."""
+    file = load_party(path)
+    recipe = recipe or load_recipe(Path(file.recipe))
+    place = recipe.party(file.name)
+    if place is None:
+        known = ", ".join(party.name for party in recipe.parties)
+        raise InputError(
+            Code.NOT_IN_RECIPE, f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+        )
+    credentials = load_credentials(file.tls, name=file.name)
+    resolved = resolve_device(device or file.device)
+    return Place(file, recipe, place, credentials, resolved, encoder_settings(recipe, file.name, file.encoder))
+
+
+@dataclass
+class _Grpc:
+    """One generation's exchange over gRPC; see ``vfl_party.job.Transport``."""
+
+    service: ExchangeService | None
+    meter: TcpMeter
+    hub: Hub | None = None
+    link: Link | None = None
+    grpc_hub: ExchangeHub | None = None
+    grpc_link: ExchangeLink | None = None
+
+    def end(self, error: VflError) -> None:
+        if self.grpc_hub is not None:
+            self.grpc_hub.end(error)
+        if self.grpc_link is not None:
+            self.grpc_link.end(error)
+
+    def close(self, error: BaseException | None) -> None:
+        self.meter.sample()  # the kernel's counts go with the sockets
+        if self.service is not None and error is not None:
+            self.service.use(None)
+        if error is not None:
+            self.end(error if isinstance(error, VflError) else InternalError(str(error)))
+        if self.grpc_link is not None:
+            self.grpc_link.close()
+
+
+@dataclass
+class PartyApp:
+    """One party's program.
+
+    Args:
+        place: who this is.
+        console: where events go.
+        wait_s: how long to wait for a server that does not answer.
+    """
+
+    place: Place
+    console: Console
+    wait_s: float
+
+    def train(self, *, fresh: bool) -> tuple[Outcome, RunFolder]:
+        """Takes part in a training run to its end; ``fresh`` does not offer to go on with an unfinished one."""
+        place = self.place
+        table = load_table(place.data, with_label=place.is_active)
+        prepared = prepare(place.recipe, place.name, table, place.data, place.encoder)
+        out = Path(place.file.out)
+        resume = None if fresh else find_unfinished(out, place.name, place.recipe)
+        if resume is not None:
+            resume.checkpoints = self._store(resume)
+
+        def open_folder(run_id: str) -> RunFolder:
+            folder = create(out, run_id, place.name, place.recipe)
+            folder.note(job="train")
+            folder.checkpoints = self._store(folder)
+            return folder
+
+        def phases(party: Party) -> Sequence[Phase]:
+            return build_phases(place.recipe, party)
+
+        outcome, folder = self._run("train", prepared, phases, open_folder, resume, run_id="")
+        folder.note(finished=True)
+        return outcome, folder
+
+    def _store(self, folder: RunFolder) -> CheckpointStore:
+        return CheckpointStore(folder.path / "checkpoints", self.place.recipe.run.kept_checkpoints)
+
+    def _run(
+        self,
+        job: JobName,
+        prepared: Prepared,
+        make_phases: Callable[[Party], Sequence[Phase]],
+        open_folder: Callable[[str], RunFolder],
+        resume: RunFolder | None,
+        *,
+        run_id: str,
+    ) -> tuple[Outcome, RunFolder]:
+        place, recipe = self.place, self.place.recipe
+        set_threads(place.file.threads)
+        self._check_models(prepared, make_phases)
+        ledger = Ledger(load_entries(resume.path / "ledger.json") if resume is not None else [])
+        meter = TcpMeter()
+        session = Session(
+            place.file.server,
+            place.credentials,
+            recipe.server,
+            ledger,
+            meter,
+            heartbeat_s=recipe.run.heartbeat_s,
+            wait_s=self.wait_s,
+            on_waiting=lambda missing, left_s: self.console.emit("waiting", missing=missing, left_s=left_s),
+        )
+        progress = Progress(self.console, session, ledger, place.is_active)
+        with self._listening(ledger, meter) as (service, address):
+
+            def make_job(start: Start, folder: RunFolder) -> PartyJob:
+                log_to(folder.path / "log.jsonl", run=start.run_id, party=place.name)
+                progress.begin(folder.path / "metrics.jsonl", start)
+                transport = self._transport(start, service, ledger, meter)
+                return PartyJob(
+                    recipe,
+                    place.name,
+                    prepared,
+                    place.encoder,
+                    place.device,
+                    start.run_id,
+                    transport,
+                    tick=progress.tick,
+                    make_phases=make_phases,
+                )
+
+            runner = Runner(
+                session,
+                Joining(
+                    role=place.place.role,
+                    recipe_json=recipe.canonical_json(),
+                    job=job,
+                    pid=os.getpid(),
+                    device=str(place.device),
+                    run_id=run_id,
+                    exchange_address=place.file.advertise or address,
+                ),
+                make_job,
+                open_folder,
+                ledger,
+                checkpoint_every=recipe.run.checkpoint_every,
+                observe=progress.observe,
+                resume=resume,
+            )
+            try:
+                return runner.run()
+            finally:
+                session.close()
+
+    def _check_models(self, prepared: Prepared, make_phases: Callable[[Party], Sequence[Phase]]) -> None:
+        """Everything that can be refused without the others is refused before joining."""
+        PartyJob(
+            self.place.recipe,
+            self.place.name,
+            prepared,
+            self.place.encoder,
+            torch.device("cpu"),
+            "",
+            _Grpc(None, TcpMeter()),
+            tick=lambda *_: None,
+            make_phases=make_phases,
+        )
+
+    @contextlib.contextmanager
+    def _listening(self, ledger: Ledger, meter: TcpMeter) -> Iterator[tuple[ExchangeService | None, str]]:
+        """The exchange's service and its address, at the active party; a passive party listens on nothing."""
+        if not self.place.is_active:
+            yield None, ""
+            return
+        recipe = self.place.recipe
+        roster = [party.name for party in recipe.passives]
+        service = ExchangeService(roster, ledger, meter, attach_timeout_s=recipe.run.rejoin_deadline_s)
+        threads = 3 * len(roster) + 4  # a stream each, an older one that is ending, and callers to be refused
+        with listening(self.place.file.listen, self.place.credentials, [service], threads) as (_, address):
+            self.console.emit("ready", name=self.place.name, address=address)
+            yield service, address
+
+    def _transport(self, start: Start, service: ExchangeService | None, ledger: Ledger, meter: TcpMeter) -> _Grpc:
+        place, recipe = self.place, self.place.recipe
+        allocate = pinned if place.device.type == "cuda" else None
+        if service is not None:
+            roster = [party.name for party in recipe.passives]
+            hub = ExchangeHub(
+                start.run_id,
+                start.generation,
+                roster,
+                ledger,
+                timeout_s=recipe.run.step_timeout_s,
+                allocate=allocate,
+            )
+            service.use(hub)
+            return _Grpc(service, meter, hub=hub, grpc_hub=hub)
+        address, peer = place.file.active or start.exchange_address, recipe.active.name
+        meter.name_address(address, peer)
+        link = ExchangeLink(
+            lambda: dial(address, place.credentials, peer),
+            me=place.name,
+            peer=peer,
+            run_id=start.run_id,
+            generation=start.generation,
+            ledger=ledger,
+            reconnect_s=recipe.run.rejoin_deadline_s,
+            timeout_s=recipe.run.step_timeout_s,
+            allocate=allocate,
+        )
+        return _Grpc(None, meter, link=link, grpc_link=link)
+
+
+def pinned(nbytes: int) -> memoryview:
+    """A writable buffer in page-locked memory, from which a GPU copies without a detour."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
+
+

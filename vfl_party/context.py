@@ -1,0 +1,92 @@
+"""What the phases of one party work with."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_party.data import Features, Labels
+from vfl_party.exchange import TensorHub, TensorLink
+
+Rows = npt.NDArray[np.int64]
+
+
+def _quiet(_phase: str, _round: int, _batch: int, _batches: int) -> None:
+    return
+
+
+@dataclass
+class Party:
+    """One party in one generation of a run. Row numbers are positions in the canonical order of the aligned ids.
+
+    ``models``: ``encoder`` (where the party has features), and ``top`` at the active party; on ``device``.
+    ``targets``: the encoded labels of all rows at the active party.
+    ``tick``: called after each step with (phase, round, batch, batches): progress within long rounds.
+    """
+
+    name: str
+    recipe: Recipe
+    device: torch.device
+    models: dict[str, nn.Module]
+    features: Features | None
+    labels: Labels | None
+    targets: Tensor | None
+    splits: dict[str, Rows]
+    tick: Callable[[str, int, int, int], None] = field(default=_quiet)
+    link: TensorLink | None = None
+    hub: TensorHub | None = None
+
+    @property
+    def embedding_size(self) -> int:
+        return self.recipe.model.embedding_size
+
+    def need_link(self) -> TensorLink:
+        """The way to the active party. Raises InputError at the active party."""
+        if self.link is None:
+            raise InputError(Code.ROLE_MISMATCH, f"{self.name} is not a passive party")
+        return self.link
+
+    def need_hub(self) -> TensorHub:
+        """The exchange with the passive parties. Raises InputError at a passive party."""
+        if self.hub is None:
+            raise InputError(Code.ROLE_MISMATCH, f"{self.name} is not the active party")
+        return self.hub
+
+    def need_features(self) -> Features:
+        if self.features is None:
+            raise InputError(Code.DATA_INVALID, f"{self.name} has no features; its party file needs a [data] table")
+        return self.features
+
+    def need_labels(self) -> tuple[Labels, Tensor]:
+        """The label encoder and the encoded labels of all rows."""
+        if self.labels is None or self.targets is None:
+            raise InputError(Code.DATA_INVALID, f"{self.name} has no labels; set data.label in its party file")
+        return self.labels, self.targets
+
+    def rows(self, split: str) -> Rows:
+        """The rows of ``train``, ``validation``, ``test`` or ``all``, ascending."""
+        if split == "all":
+            return np.sort(np.concatenate(list(self.splits.values())))
+        return self.splits[split]
+
+    def take(self, values: Tensor, rows: Rows) -> Tensor:
+        """``values[rows]`` on the device of ``values``."""
+        return values.index_select(0, torch.from_numpy(rows).to(values.device))
+
+
+def rows_digest(run_id: str, ids: Sequence[str]) -> bytes:
+    """HMAC-SHA-256, keyed by the run, of the ordered ids: equal for equal lists, meaningless outside the run."""
+    mac = hmac.new(run_id.encode(), digestmod=hashlib.sha256)
+    for row_id in ids:
+        encoded = row_id.encode()
+        mac.update(len(encoded).to_bytes(4, "little") + encoded)
+    return mac.digest()

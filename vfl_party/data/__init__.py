@@ -1,0 +1,8 @@
+"""A party's own rows: read from where they lie, checked, and turned into encoder inputs and targets."""
+
+from vfl_party.data.labels import Labels
+from vfl_party.data.load import load_table
+from vfl_party.data.preprocess import Features, Preprocessor
+from vfl_party.data.table import Table, describe
+
+__all__ = ["Features", "Labels", "Preprocessor", "Table", "describe", "load_table"]

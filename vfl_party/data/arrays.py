@@ -1,0 +1,137 @@
+"""NPZ files: named arrays without pickled objects."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks
+from vfl_party.data.columns import Rows, choose_features, id_texts, label_values
+
+
+def read_npz(settings: DataSettings, with_label: bool) -> Rows:
+    """Arrays of an NPZ file: ``data.columns`` names the feature arrays, and need not where there is one only.
+
+    Arrays of one or two dimensions are columns, called after the array: ``x``, or ``x.0``, ``x.1``, …; one of three
+    or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises InputError.
+    """
+    source = settings.source
+    arrays = _load(settings, with_label)
+    names = [name for name in arrays if name not in (settings.id, settings.label)]
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
+        raise checks.unusable(source, f"arrays have different numbers of rows: {found}; make them equal")
+    n = next(iter(lengths.values()), 0)
+    checks.require_rows(source, n)
+    keep = slice(0, settings.limit)
+    ids = row_ids(n)[keep] if settings.id is None else id_texts(source, settings.id, _chunk(arrays[settings.id][keep]))
+    labels = None
+    if with_label and settings.label is not None:
+        labels = label_values(source, settings.label, _chunk(arrays[settings.label].reshape(n)[keep]))
+    features = {name: arrays[name][keep] for name in names}
+    first = next(iter(features.values()), None)
+    if len(features) == 1 and first is not None and (first.ndim > 2 or (first.ndim == 2 and settings.image_shape)):
+        checks.refuse_column_settings(source, settings, ("numeric", "categorical"))
+        return Rows(ids, labels, first if first.ndim == 2 else channels_first(source, first, settings.image_shape))
+    return Rows(ids, labels, array_columns(features, settings))
+
+
+def row_ids(n: int) -> list[str]:
+    """Row numbers from 0 as ids, with zeros in front, so that their order is the rows'."""
+    width = len(str(max(n - 1, 0)))
+    return [f"{row:0{width}d}" for row in range(n)]
+
+
+def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -> pa.Table:
+    """Arrays of one or two dimensions as columns, cut to the party's view. Raises InputError."""
+    columns: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if array.ndim > 2:
+            raise checks.unusable(settings.source, f"array {name!r} is images and cannot be joined with other arrays")
+        parts = {name: array} if array.ndim == 1 else {f"{name}.{j}": array[:, j] for j in range(array.shape[1])}
+        columns |= {key: _chunk(part) for key, part in parts.items()}
+    chosen = choose_features(list(columns), settings.model_copy(update={"columns": None, "drop": ()}))
+    return pa.table({name: columns[name] for name in chosen})
+
+
+def channels_first(
+    source: str, images: npt.NDArray[Any], shape: tuple[int, int, int] | None = None
+) -> npt.NDArray[Any]:
+    """[N, H, W], [N, H, W, C] or [N, C, H, W] as the last; ``shape`` (C, H, W) decides where both could be meant.
+
+    Raises InputError where the channels cannot be told from the sides.
+    """
+    if images.dtype.kind not in "biuf":
+        raise checks.unusable(source, f"its images hold {images.dtype}; pixels are numbers")
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim != 4:
+        raise checks.unusable(source, f"its images have {images.ndim} dimensions; [N, H, W] or [N, H, W, C] is meant")
+    last = images.transpose(0, 3, 1, 2)
+    fits_first, fits_last = images.shape[1] in (1, 3, 4), last.shape[1] in (1, 3, 4)
+    if shape is not None and shape in (images.shape[1:], last.shape[1:]):
+        fits_first, fits_last = images.shape[1:] == shape, images.shape[1:] != shape
+    if fits_first == fits_last:
+        found = " x ".join(map(str, images.shape[1:]))
+        raise checks.unusable(
+            source, f"images of {found} do not tell their channels; set data.image_shape to [C, H, W]"
+        )
+    return images if fits_first else last
+
+
+def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any]]:
+    """The arrays that the settings name: features, id, label."""
+    source = settings.source
+    try:
+        with Path(source).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            names = list(file.files)
+            wanted = _wanted(names, settings, with_label)
+            arrays = {name: _checked(source, name, file[name]) for name in wanted}
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        what = "is not an NPZ file of plain arrays that can be read (without pickled objects)"
+        raise checks.unreadable(source, f"{what}; write it again with numpy.savez") from None
+    for role, name in (("id", settings.id), ("label", settings.label)):
+        if name in arrays and arrays[name].size != len(arrays[name]):
+            raise checks.unusable(source, f"{role} array {name!r} has several values a row; give one")
+    if settings.id is not None:
+        arrays[settings.id] = arrays[settings.id].reshape(-1)
+    return arrays
+
+
+def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:
+    source = settings.source
+    if with_label and settings.label is None:
+        raise checks.unusable(source, f"needs data.label, the name of its label array, one of {checks.listed(names)}")
+    needed = [("id", settings.id), ("label", settings.label if with_label else None)]
+    for key, name in needed:
+        checks.require_names(source, key, [name] if name is not None else [], names, noun="array")
+    for key, listed in (("columns", settings.columns or ()), ("drop", settings.drop)):
+        checks.require_names(source, key, listed, names, noun="array")
+    left_out = {settings.id, settings.label, *settings.drop}
+    features = [name for name in dict.fromkeys(settings.columns or names) if name not in left_out]
+    if settings.columns == ():
+        features = []
+    if settings.columns is None and len(features) > 1:
+        raise checks.unusable(
+            source, f"has several arrays, {checks.listed(features)}; name the features' in data.columns"
+        )
+    return [*(name for _, name in needed if name is not None), *features]
+
+
+def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.dtype.kind not in "biufUS" or array.ndim == 0:
+        raise checks.unusable(source, f"array {name!r} holds {array.dtype}; numbers or text are meant, one entry a row")
+    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+
+
+def _chunk(array_N: npt.NDArray[Any]) -> pa.ChunkedArray:
+    """An array as an Arrow column; booleans of an array are numbers, 0 and 1."""
+    return pa.chunked_array([pa.array(array_N.astype(np.uint8) if array_N.dtype.kind == "b" else array_N)])

@@ -1,0 +1,120 @@
+"""What can be wrong with a party's rows, in sentences that hold neither ids nor values.
+
+Rows are counted from 1 in the order of the source, so that a person finds them there.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.config.data import DataSettings
+from vfl_common.errors import Code, InputError
+
+
+def unreadable(source: str, what: str) -> InputError:
+    """The error for a file that is missing or is not what its name says."""
+    return InputError(Code.FILE_INVALID, f"{source}: {what}")
+
+
+def unusable(source: str, what: str) -> InputError:
+    """The error for a file that can be read and whose content cannot be used."""
+    return InputError(Code.DATA_INVALID, f"{source}: {what}")
+
+
+def require_names(source: str, key: str, wanted: Sequence[str], names: Sequence[str], *, noun: str = "column") -> None:
+    """Raises InputError where a name that ``data.<key>`` asks for is not among ``names``; it tells the nearest ones."""
+    for name in wanted:
+        if name not in names:
+            hint = f"the nearest: {nearest(name, names)}" if names else f"it has no {noun}s"
+            raise unusable(source, f"has no {noun} {name!r}, which data.{key} names; {hint}")
+
+
+def refuse_column_settings(source: str, settings: DataSettings, keys: Sequence[str]) -> None:
+    """Raises InputError where settings that speak of columns are given for a source of images."""
+    for key in keys:
+        if getattr(settings, key):
+            raise unusable(source, f"holds images and no feature columns; remove data.{key}")
+
+
+def require_rows(source: str, n: int) -> None:
+    """Raises InputError where a source has no rows."""
+    if n == 0:
+        raise unusable(source, "has no rows; give a file with at least one")
+
+
+def require_unique(source: str, ids: Sequence[str]) -> None:
+    """Raises InputError where an id occurs twice: how many rows, and the numbers of the first two."""
+    repeated = len(ids) - len(set(ids))
+    if repeated == 0:
+        return
+    first_row: dict[str, int] = {}
+    for row, name in enumerate(ids, 1):
+        if first_row.setdefault(name, row) != row:
+            rows = "row repeats the id of an earlier row" if repeated == 1 else "rows repeat the id of an earlier row"
+            where = f"rows {first_row[name]} and {row}"
+            raise unusable(source, f"{repeated} {rows}, first in {where}; keep one row for each id")
+
+
+def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], advice: str) -> None:
+    """Raises InputError where a mask of missing cells is not all false; ``what`` names the column."""
+    count = int(missing_N.sum())
+    if count:
+        cells = "1 missing value" if count == 1 else f"{count} missing values"
+        raise unusable(source, f"{what} has {cells}, first in row {int(missing_N.argmax()) + 1}; {advice}")
+
+
+def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str]) -> None:
+    """Raises InputError where a column is infinite somewhere, or beyond the range of float32. NaN passes: missing."""
+    infinite_NF = np.isinf(values_NF)
+    if infinite_NF.any():
+        column = int(infinite_NF.any(axis=0).argmax())
+        row = int(infinite_NF[:, column].argmax()) + 1
+        raise unusable(
+            source,
+            f"column {names[column]!r} is infinite or beyond 3.4e38 in row {row}; correct the value or leave it out",
+        )
+
+
+def require_complete(source: str, values_NF: npt.NDArray[np.float32], names: Sequence[str]) -> None:
+    """Raises InputError where numeric columns miss values, for ``missing = "error"``."""
+    missing_NF = np.isnan(values_NF)
+    if missing_NF.any():
+        incomplete = np.flatnonzero(missing_NF.any(axis=0))
+        column = int(incomplete[0])
+        others = f" (and so have {len(incomplete) - 1} more columns)" if len(incomplete) > 1 else ""
+        advice = 'fill them, drop the column, or set data.missing to "mean", "median" or "zero"'
+        require_present(source, f"column {names[column]!r}{others}", missing_NF[:, column], advice)
+
+
+def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], missing: str) -> None:
+    """Raises InputError where pixels are infinite, or NaN under ``missing = "error"``."""
+    sick = np.isinf(images_NCHW) if missing != "error" else ~np.isfinite(images_NCHW)
+    sick_N = sick.reshape(len(sick), -1).any(axis=1)
+    if sick_N.any():
+        kind = "infinite" if missing != "error" else "missing or infinite"
+        row = int(sick_N.argmax()) + 1
+        raise unusable(
+            source, f"{int(sick_N.sum())} images have {kind} pixels, first in row {row}; correct or remove them"
+        )
+
+
+def no_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
+    """Where cells of text are None: missing."""
+    missing: npt.NDArray[np.bool_] = np.equal(values, np.array(None, object))
+    return missing
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Those of ``names`` that ``name`` may have meant, or else the first ones, for a sentence."""
+    return listed(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names for a sentence, at most ``most`` of them."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown

@@ -1,0 +1,82 @@
+"""Folders of images with an index file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks
+from vfl_party.data.columns import Rows, csv_header, csv_text, id_texts, label_values, parse_numbers
+
+INDEX, FILE = "index.csv", "file"
+_CHANNELS = {"1": "L", "L": "L", "LA": "L", "I;16": "I;16"}  # the mode that others are read in: RGB
+
+
+def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
+    """Images that ``index.csv`` lists in its column ``file``, with an id (default: the file's name) and a label.
+
+    All have one size, and the channels of the first: 1 for grey, else 3. Raises InputError with the index's row.
+    """
+    source = settings.source
+    index = str(Path(source) / INDEX)
+    checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
+    if not Path(index).is_file():
+        raise checks.unreadable(source, f"has no {INDEX}, which lists its images in a column {FILE!r}; write one")
+    names = csv_header(index)
+    if FILE not in names:
+        raise checks.unusable(index, f"has no column {FILE!r} for the images' files; add it")
+    if with_label and settings.label is None:
+        raise checks.unusable(index, f"needs data.label, the name of its label column, one of {checks.listed(names)}")
+    id_name, label = settings.id or FILE, settings.label if with_label else None
+    checks.require_names(index, "id", [id_name], names)
+    checks.require_names(index, "label", [label] if label else [], names)
+    arrow = csv_text(index, names, list(dict.fromkeys([FILE, id_name, *([label] if label else [])])))
+    arrow = arrow if settings.limit is None else arrow.slice(0, settings.limit)
+    checks.require_rows(index, arrow.num_rows)
+    labels = None
+    if label:
+        numbers = parse_numbers(arrow[label])
+        labels = label_values(index, label, arrow[label] if numbers is None else numbers)
+    files = id_texts(index, FILE, arrow[FILE])
+    return Rows(id_texts(index, id_name, arrow[id_name]), labels, _read_all(Path(source), index, files))
+
+
+def to_unit(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Pixels as float32; bytes from 0..255 to 0..1, 16-bit ones from 0..65535; others as they are."""
+    scaled = pixels.astype(np.float32, order="C")
+    if pixels.dtype in (np.uint8, np.uint16):
+        scaled /= np.float32(np.iinfo(pixels.dtype).max)
+    return scaled
+
+
+def _read_all(folder: Path, index: str, files: list[str]) -> npt.NDArray[Any]:
+    """[N, C, H, W] uint8 or uint16."""
+    first = _read_one(folder / files[0], index, 1, None)
+    images = np.empty((len(files), *first.shape), first.dtype)
+    for row, file in enumerate(files, 1):
+        image = _read_one(folder / file, index, row, first)
+        if image.shape != first.shape:
+            sizes = f"{image.shape[1]} x {image.shape[0]}, the first one {first.shape[1]} x {first.shape[0]}"
+            raise checks.unusable(index, f"the image in row {row} has {sizes} pixels; bring all to one size")
+        images[row - 1] = image
+    return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+
+
+def _read_one(path: Path, index: str, row: int, like: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+    """[H, W] or [H, W, 3], in the channels of ``like`` where it is given."""
+    try:
+        with Image.open(path) as image:
+            mode = _CHANNELS.get(image.mode, "RGB")
+            if like is not None and like.dtype == np.uint8:
+                mode = "L" if like.ndim == 2 else "RGB"
+            pixels: npt.NDArray[Any] = np.asarray(image if image.mode == mode else image.convert(mode))
+    except FileNotFoundError:
+        raise checks.unreadable(index, f"the image in row {row} does not exist; correct or remove the row") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise checks.unreadable(index, f"the image in row {row} cannot be read; replace it or remove the row") from None
+    return pixels

@@ -1,0 +1,113 @@
+"""From labels as found to training targets, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vfl_common.config.models import TaskSettings
+from vfl_party.data import checks
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How labels become targets.
+
+    kind: that of the task; classes: a classification's labels, sorted (numbers as numbers, text by code points), the
+    place of a class being its code; mean, std: of a regression's training labels.
+    """
+
+    kind: str
+    source: str
+    classes: tuple[str | int | float, ...] = ()
+    mean: float = 0.0
+    std: float = 1.0
+
+    @classmethod
+    def fit(
+        cls, raw: npt.NDArray[Any] | None, task: TaskSettings, train_rows: npt.NDArray[np.int64], *, source: str
+    ) -> Labels:
+        """Learns the classes from all labels, or mean and standard deviation from the training rows.
+
+        raw: [N] numbers or text; ``source`` is named in errors. Raises InputError where they do not fit the task.
+        """
+        if raw is None:
+            raise checks.unusable(source, "has no labels; the active party's data needs data.label")
+        if task.kind == "regression":
+            values = _numbers(raw, source)[train_rows]
+            if len(values) == 0:
+                raise checks.unusable(source, "no training rows are left; give more rows or smaller other splits")
+            constant = values.min() == values.max()
+            mean, std = (values[0], 1.0) if constant else (values.mean(), values.std())
+            return cls(task.kind, source, mean=float(mean), std=float(std))
+        classes = tuple(_plain(value) for value in np.unique(raw).tolist())
+        if task.kind == "binary" and len(classes) != 2:
+            raise checks.unusable(source, f"its label has {len(classes)} different values where a binary task has two")
+        if task.classes is not None and len(classes) > task.classes:
+            what = f"its label has {len(classes)} different values where the recipe's task has {task.classes} classes"
+            raise checks.unusable(source, f"{what}; correct the column or the recipe")
+        return cls(task.kind, source, classes)
+
+    def encode(self, raw: npt.NDArray[Any]) -> torch.Tensor:
+        """Targets of labels as found: binary float32 [N, 1] of 0 and 1; multiclass int64 [N]; regression float32
+        [N, 1], scaled. Raises InputError for a label that was not there in ``fit``.
+        """
+        if self.kind == "regression":
+            scaled_N = (_numbers(raw, self.source) - self.mean) / self.std
+            return torch.from_numpy(scaled_N.astype(np.float32))[:, None]
+        places = {name: code for code, name in enumerate(self.classes)}
+        values, inverse_N = np.unique(raw, return_inverse=True)
+        codes = np.array([places.get(_plain(value), -1) for value in values.tolist()], np.int64)
+        codes_N = torch.from_numpy(codes[inverse_N])
+        unknown = int((codes_N < 0).sum())
+        if unknown:
+            raise checks.unusable(self.source, f"{unknown} rows have a label that the training data did not have")
+        return codes_N.to(torch.float32)[:, None] if self.kind == "binary" else codes_N
+
+    def decode(self, codes: torch.Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Labels as found, [N], of codes [N] or [N, 1]; for a regression, of scaled predictions."""
+        flat = torch.as_tensor(codes).detach().cpu().reshape(-1)
+        if self.kind == "regression":
+            unscaled: npt.NDArray[Any] = self.unscale(flat.double()).numpy()
+            return unscaled
+        text = any(isinstance(name, str) for name in self.classes)
+        names: npt.NDArray[Any] = np.array(self.classes, dtype=object if text else None)
+        return np.take(names, flat.long().numpy())
+
+    def unscale(self, scaled: torch.Tensor) -> torch.Tensor:
+        """A regression's predictions in the label's own unit; of the same shape."""
+        return scaled * self.std + self.mean
+
+    def state(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "classes": list(self.classes),
+            "mean": self.mean,
+            "std": self.std,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Labels:
+        """The inverse of ``state``."""
+        return cls(**{**state, "classes": tuple(state["classes"])})
+
+
+def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:
+    if raw.dtype.kind not in "biuf":
+        raise checks.unusable(
+            source, "its labels are text where a regression needs numbers; correct data.label or the task"
+        )
+    return raw.astype(np.float64)
+
+
+def _plain(value: Any) -> str | int | float:
+    """A class by its plainest name: 1.0 is 1."""
+    if isinstance(value, bool | float) and float(value).is_integer():
+        return int(value)
+    return value  # type: ignore[no-any-return]

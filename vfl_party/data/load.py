@@ -1,0 +1,118 @@
+"""From settings to a table: read, checked in the order of the source, cut to the party's view, sorted by id."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks
+from vfl_party.data.arrays import read_npz
+from vfl_party.data.columns import Rows, read_csv, read_parquet, split_columns
+from vfl_party.data.images import read_image_folder, to_unit
+from vfl_party.data.named import read_sklearn, read_torchvision
+from vfl_party.data.table import Table
+from vfl_party.data.views import column_run, cut_images
+
+
+def load_table(settings: DataSettings, *, with_label: bool) -> Table:
+    """Reads a party's rows: its columns or images, in canonical order.
+
+    ``with_label``: read the label too (the active party); without it the label column is left out of the features
+    all the same. Raises InputError, with the column and the row, where the source or its content cannot be used.
+    """
+    source = settings.source
+    rows = _read(settings, with_label)
+    checks.require_rows(source, len(rows.ids))
+    checks.require_unique(source, rows.ids)
+    if isinstance(rows.features, pa.Table):
+        table = _from_columns(rows, settings)
+    else:
+        table = _from_images(rows, settings)
+    if not with_label and table.numeric_NF is None and table.categorical is None and table.images_NCHW is None:
+        raise checks.unusable(source, "has no feature columns beside the id; check data.columns, data.drop, data.label")
+    order = sorted(range(len(rows.ids)), key=rows.ids.__getitem__)  # by code points, which is the order of UTF-8 bytes
+    return table if order == list(range(len(order))) else table.select(np.array(order))
+
+
+def _read(settings: DataSettings, with_label: bool) -> Rows:
+    source, path = settings.source, Path(settings.source)
+    if source.startswith("sklearn:"):
+        return read_sklearn(settings, with_label)
+    if source.startswith("torchvision:"):
+        return read_torchvision(settings, with_label)
+    if not path.exists():
+        raise checks.unreadable(source, "no such file or folder; correct data.source")
+    if path.is_dir():
+        return read_image_folder(settings, with_label)
+    name = path.name.lower()
+    if name.endswith((".csv", ".csv.gz")):
+        return read_csv(settings, with_label)
+    if name.endswith(".parquet"):
+        return read_parquet(settings, with_label)
+    if name.endswith(".npz"):
+        return read_npz(settings, with_label)
+    kinds = ".csv, .csv.gz, .parquet, .npz, a folder of images, sklearn:NAME or torchvision:NAME"
+    raise checks.unreadable(source, f"is of no known kind; data.source is one of {kinds}")
+
+
+def _from_columns(rows: Rows, settings: DataSettings) -> Table:
+    source, view = settings.source, settings.view
+    columns = split_columns(rows.features, settings)
+    table = Table(source, tuple(rows.ids), labels=rows.labels)
+    if columns.numeric_names:
+        checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
+        if settings.missing == "error":
+            checks.require_complete(source, columns.numeric_NF, columns.numeric_names)
+    if settings.image_shape is None:
+        if view is not None and view.scheme != "columns":
+            raise checks.unusable(source, f"holds columns; set data.image_shape to use the view {view.scheme!r}")
+        if columns.numeric_names:
+            table = replace(table, numeric_NF=columns.numeric_NF, numeric_names=columns.numeric_names)
+        if columns.categorical_names:
+            table = replace(table, categorical=columns.categorical, categorical_names=columns.categorical_names)
+        return table
+    if columns.categorical_names:
+        what = f"column {columns.categorical_names[0]!r} is categorical and cannot be a pixel"
+        raise checks.unusable(source, f"{what}; drop it, or remove data.image_shape")
+    images_NCHW = _reshape(source, columns.numeric_NF, settings.image_shape)
+    return replace(table, images_NCHW=cut_images(source, images_NCHW, view))
+
+
+def _from_images(rows: Rows, settings: DataSettings) -> Table:
+    """Images by quarters or halves stay images; a run of their pixels is columns unless ``image_shape`` is given."""
+    source, view = settings.source, settings.view
+    pixels: npt.NDArray[Any] = rows.features
+    table = Table(source, tuple(rows.ids), labels=rows.labels)
+    if view is not None and view.scheme == "columns":
+        pixels_NF = pixels.reshape(len(pixels), -1)
+        run = column_run(source, pixels_NF.shape[1], view)
+        part_NF = to_unit(pixels_NF[:, run])
+        if settings.image_shape is None:
+            names = tuple(f"pixel{number}" for number in range(run.start, run.stop))
+            checks.require_finite(source, part_NF, names)
+            if settings.missing == "error":
+                checks.require_complete(source, part_NF, names)
+            return replace(table, numeric_NF=part_NF, numeric_names=names)
+        images_NCHW = _reshape(source, part_NF, settings.image_shape)
+    else:
+        if settings.image_shape is not None:
+            pixels = _reshape(source, pixels, settings.image_shape)
+        images_NCHW = to_unit(cut_images(source, pixels, view))
+    if pixels.dtype.kind == "f":
+        checks.require_clean_images(source, images_NCHW, settings.missing)
+    return replace(table, images_NCHW=images_NCHW)
+
+
+def _reshape(source: str, values: npt.NDArray[Any], shape: tuple[int, int, int]) -> npt.NDArray[Any]:
+    size = int(np.prod(values.shape[1:]))
+    if size != int(np.prod(shape)) or (values.ndim == 4 and values.shape[1:] != shape):
+        found = " x ".join(map(str, values.shape[1:])) + (" pixels" if values.ndim == 4 else " numeric columns")
+        wanted = " x ".join(map(str, shape))
+        raise checks.unusable(source, f"has rows of {found}, which do not make the data.image_shape of {wanted}")
+    return values.reshape(len(values), *shape)

@@ -1,0 +1,95 @@
+"""Data sets by name: scikit-learn's bundled ones, torchvision's."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks
+from vfl_party.data.arrays import channels_first, row_ids
+from vfl_party.data.columns import Rows, choose_features
+
+SKLEARN = ("breast_cancer", "diabetes", "digits", "iris", "wine")
+TARGET = "target"
+
+
+def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
+    """One of scikit-learn's bundled sets; ``digits`` is images of 1 x 8 x 8, from 0 to 1. Raises InputError."""
+    name = settings.source.removeprefix("sklearn:")
+    if name not in SKLEARN:
+        raise checks.unusable(settings.source, f"is not a bundled set of scikit-learn; known: {', '.join(SKLEARN)}")
+    from sklearn import datasets
+
+    _check_roles(settings)
+    bunch = getattr(datasets, f"load_{name}")()
+    keep = slice(0, settings.limit)
+    ids = row_ids(len(bunch.target))[keep]
+    labels = bunch.target[keep].astype(np.float64) if with_label else None
+    if name == "digits":
+        checks.refuse_column_settings(settings.source, settings, ("columns", "drop", "numeric", "categorical"))
+        return Rows(ids, labels, (bunch.images[keep, None] / 16.0).astype(np.float32))
+    features = {str(key): bunch.data[keep, j] for j, key in enumerate(bunch.feature_names)}
+    chosen = choose_features(list(features), settings)
+    return Rows(ids, labels, pa.table({key: features[key] for key in chosen}))
+
+
+def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
+    """An image classification set of torchvision, its training and test images one after the other.
+
+    Raises InputError where the set is not known, or its files are neither there nor to be downloaded.
+    """
+    source = settings.source
+    _check_roles(settings)
+    checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
+    parts = [_pixels_and_targets(source, part) for part in _open_torchvision(settings)]
+    pixels = np.concatenate([pixels for pixels, _ in parts])
+    targets = np.concatenate([targets for _, targets in parts])
+    if len(pixels) != len(targets) or targets.ndim != 1:
+        raise checks.unusable(source, "is not a set of images with one class each; choose another")
+    keep = slice(0, settings.limit)
+    images = channels_first(source, pixels[keep], settings.image_shape)
+    return Rows(row_ids(len(pixels))[keep], targets[keep].astype(np.float64) if with_label else None, images)
+
+
+def _check_roles(settings: DataSettings) -> None:
+    if settings.id is not None:
+        raise checks.unusable(settings.source, "has no id column, the row's number is its id; remove data.id")
+    checks.require_names(settings.source, "label", [settings.label] if settings.label else [], [TARGET])
+
+
+def _open_torchvision(settings: DataSettings) -> list[Any]:
+    """The set's training and test part."""
+    source, name = settings.source, settings.source.removeprefix("torchvision:")
+    from torchvision import datasets
+
+    if name not in datasets.__all__:
+        raise checks.unusable(
+            source, f"is not a set of torchvision; the nearest: {checks.nearest(name, datasets.__all__)}"
+        )
+    kind = getattr(datasets, name)
+    parameters = inspect.signature(kind).parameters
+    if "download" not in parameters or not {"train", "split"} & parameters.keys():
+        raise checks.unusable(source, "has no training and test part that can be downloaded; choose another set")
+    choices = [{"train": True}, {"train": False}] if "train" in parameters else [{"split": "train"}, {"split": "test"}]
+    try:
+        return [kind(settings.download_dir, download=settings.download, **choice) for choice in choices]
+    except Exception:  # noqa: BLE001 - every set has errors of its own for files that are missing, cut or unreachable
+        if settings.download:
+            what = "could not be downloaded or read; check the network and data.download_dir"
+        else:
+            what = "its files are missing or damaged in data.download_dir; set data.download = true"
+        raise checks.unreadable(source, f"{what} ({settings.download_dir})") from None
+
+
+def _pixels_and_targets(source: str, part: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    targets = getattr(part, "targets", None)
+    targets = getattr(part, "labels", None) if targets is None else targets
+    pixels = getattr(part, "data", None)
+    if pixels is None or targets is None:
+        raise checks.unusable(source, "does not hold its images and classes in memory; choose another set")
+    return np.asarray(pixels), np.asarray(targets)

@@ -1,0 +1,257 @@
+"""From a table to encoder inputs, with statistics and vocabularies of the training rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from vfl_common.config.data import DataSettings
+from vfl_common.models import InputSpec
+from vfl_party.data import checks
+from vfl_party.data.table import Table
+
+UNKNOWN, MISSING, RESERVED = 0, 1, 2  # codes: a category not seen in training; no category; the first category
+MOST_ONE_HOT = 4096  # columns; beyond, one-hot is a mistake more often than a wish
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Encoder inputs of all rows, on one device.
+
+    x: float32 [N, F] or [N, C, H, W]; categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a
+    category not seen in training, 1 a missing one.
+    """
+
+    x: torch.Tensor
+    categories: torch.Tensor | None = None
+    cardinalities: tuple[int, ...] = ()
+
+    @property
+    def spec(self) -> InputSpec:
+        return InputSpec(tuple(self.x.shape[1:]), self.cardinalities)
+
+    def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+        """The encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` where there are any."""
+        index = torch.as_tensor(rows, device=self.x.device)
+        x_B = self.x.index_select(0, index)
+        return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
+
+    def to(self, device: torch.device | str) -> Features:
+        categories = None if self.categories is None else self.categories.to(device)
+        return Features(self.x.to(device), categories, self.cardinalities)
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """What was learnt from the training rows; ``x = (value - shift) / scale``, column by column or channel by channel.
+
+    ``fill``: what a missing number (pixel) becomes, [F] or [C * H * W]; None where nothing may be missing.
+    """
+
+    numeric_names: tuple[str, ...]
+    categorical_names: tuple[str, ...]
+    image_shape: tuple[int, ...] | None  # C, H, W
+    fill: tuple[float, ...] | None
+    shift: tuple[float, ...]
+    scale: tuple[float, ...]
+    vocabularies: tuple[tuple[str, ...], ...]
+    one_hot: bool
+    flatten: bool
+
+    @classmethod
+    def fit(
+        cls, table: Table, train_rows: Codes, *, one_hot: bool, flatten: bool, settings: DataSettings
+    ) -> Preprocessor:
+        """Learns from ``train_rows`` (positions in the table).
+
+        ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for each category
+        (none for "unknown": zeros); otherwise codes for a tabular encoder. ``flatten``: images become rows of pixels.
+        Raises InputError where there is nothing to learn from.
+        """
+        if len(train_rows) == 0:
+            raise checks.unusable(table.source, "no training rows are left; give more rows or smaller other splits")
+        values = _values(table)
+        if values is None and table.categorical is None:
+            raise checks.unusable(table.source, "has no features; name some, or set features = false for the party")
+        fill, shift, scale = None, np.zeros(0), np.zeros(0)
+        if values is not None:
+            if settings.missing != "error":
+                fill = _fill_values(values.reshape(len(values), -1)[train_rows], settings.missing)
+            shift, scale = _scaling(_filled(table, values, fill), train_rows, settings.scale)
+        vocabularies = []
+        for k, name in enumerate(table.categorical_names):
+            assert table.categorical is not None  # noqa: S101 - it has a name for each column
+            seen = set(table.categorical[train_rows, k].tolist()) - {None}
+            vocabularies.append(tuple(sorted(seen)))
+            if one_hot and sum(map(len, vocabularies)) > MOST_ONE_HOT:
+                what = f"column {name!r} has {len(seen)} categories, too many to make columns of"
+                raise checks.unusable(table.source, f'{what}; drop it, or use an encoder of kind "tabular"')
+        return cls(
+            numeric_names=table.numeric_names,
+            categorical_names=table.categorical_names,
+            image_shape=None if table.images_NCHW is None else table.images_NCHW.shape[1:],
+            fill=None if fill is None else tuple(fill.tolist()),
+            shift=tuple(shift.tolist()),
+            scale=tuple(scale.tolist()),
+            vocabularies=tuple(vocabularies),
+            one_hot=one_hot,
+            flatten=flatten,
+        )
+
+    def transform(self, table: Table) -> Features:
+        """Encoder inputs of all rows of a table, this one or another with the same columns or image shape.
+
+        Columns that were not there in training are left out. Raises InputError where one is missing.
+        """
+        table = self._aligned(table)
+        values = _values(table)
+        if values is None:
+            x = np.empty((len(table), 0), np.float32)
+        else:
+            fill = None if self.fill is None else np.array(self.fill)
+            x = self._scaled(table, _filled(table, values, fill))
+        if table.categorical is None:
+            return Features(torch.from_numpy(x))
+        codes_NK = np.stack(
+            [_codes(column_N, words) for column_N, words in zip(table.categorical.T, self.vocabularies, strict=True)],
+            axis=1,
+        )
+        if self.one_hot:
+            return Features(torch.from_numpy(np.concatenate([x, self._one_hot(codes_NK)], axis=1)))
+        cardinalities = tuple(RESERVED + len(words) for words in self.vocabularies)
+        return Features(torch.from_numpy(x), torch.from_numpy(codes_NK), cardinalities)
+
+    def state(self) -> dict[str, Any]:
+        """All that ``transform`` needs, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Preprocessor:
+        """The inverse of ``state``, before or after a trip through JSON."""
+        return cls(**{key: _tuples(value) for key, value in state.items()})
+
+    def _aligned(self, table: Table) -> Table:
+        """The table with the columns of training, in their order."""
+        shape = None if table.images_NCHW is None else table.images_NCHW.shape[1:]
+        if shape != self.image_shape:
+            found, wanted = (" x ".join(map(str, s)) if s else "none" for s in (shape, self.image_shape))
+            raise checks.unusable(table.source, f"has images of {found} where training had {wanted}; give such images")
+        for kind, ours, theirs, others in (
+            ("numbers", self.numeric_names, table.numeric_names, table.categorical_names),
+            ("categories", self.categorical_names, table.categorical_names, table.numeric_names),
+        ):
+            for name in sorted(set(ours) - set(theirs)):
+                if name in others:
+                    key = "numeric" if kind == "numbers" else "categorical"
+                    what = f"column {name!r} held {kind} in training and does not here"
+                    raise checks.unusable(table.source, f"{what}; correct it, or list it in data.{key}")
+                raise checks.unusable(table.source, f"has no column {name!r}, which training had; add it")
+        return Table(
+            table.source,
+            table.ids,
+            numeric_NF=_pick(table.numeric_NF, table.numeric_names, self.numeric_names),
+            numeric_names=self.numeric_names,
+            categorical=_pick(table.categorical, table.categorical_names, self.categorical_names),
+            categorical_names=self.categorical_names,
+            images_NCHW=table.images_NCHW,
+        )
+
+    def _scaled(self, table: Table, values: Floats) -> Floats:
+        shape = (1, -1, *(1 for _ in values.shape[2:]))
+        shift, scale = np.array(self.shift).reshape(shape), np.array(self.scale).reshape(shape)
+        x = np.empty(values.shape, np.float32)
+        with np.errstate(over="ignore"):
+            for part in _parts(len(values)):
+                x[part] = (values[part] - shift) / scale
+        if not np.isfinite(x).all():
+            raise checks.unusable(table.source, "has values too far from those of training to be scaled; correct them")
+        return x.reshape(len(x), -1) if self.flatten else x
+
+    def _one_hot(self, codes_NK: Codes) -> Floats:
+        widths = [1 + len(words) for words in self.vocabularies]
+        columns = np.zeros((len(codes_NK), sum(widths)), np.float32)
+        for k, offset in enumerate(np.cumsum([0, *widths[:-1]])):
+            rows = np.flatnonzero(codes_NK[:, k] != UNKNOWN)
+            columns[rows, offset + codes_NK[rows, k] - 1] = 1.0
+        return columns
+
+
+def _values(table: Table) -> Floats | None:
+    return table.numeric_NF if table.images_NCHW is None else table.images_NCHW
+
+
+def _parts(n: int, size: int = 4096) -> Iterator[slice]:
+    """Slices of ``range(n)``: float64 copies of a few thousand rows at a time, not of all images at once."""
+    return (slice(start, start + size) for start in range(0, n, size))
+
+
+def _fill_values(train_NF: Floats, policy: str) -> Doubles:
+    """[F]: mean or median of what is there, zero where nothing is."""
+    fill_F = np.zeros(train_NF.shape[1])
+    present = ~np.isnan(train_NF).all(axis=0)
+    if policy == "mean":
+        fill_F[present] = np.nanmean(train_NF[:, present], axis=0, dtype=np.float64)
+    elif policy == "median":
+        fill_F[present] = np.nanmedian(train_NF[:, present], axis=0)
+    return fill_F
+
+
+def _filled(table: Table, values: Floats, fill: Doubles | None) -> Floats:
+    missing = np.isnan(values)
+    if not missing.any():
+        return values
+    if fill is None:
+        raise checks.unusable(table.source, "has missing values where training had none; fill them or set data.missing")
+    return np.where(missing, fill.astype(np.float32).reshape(values.shape[1:]), values)
+
+
+def _scaling(values: Floats, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
+    """Shift and scale by column or channel. What is constant in training is shifted only; pixels in 0..1 stay there."""
+    axes = tuple(axis for axis in range(values.ndim) if axis != 1)
+    parts = [values[rows[part]] for part in _parts(len(rows))]
+    low = np.min([part.min(axis=axes) for part in parts], axis=0).astype(np.float64)
+    high = np.max([part.max(axis=axes) for part in parts], axis=0).astype(np.float64)
+    zero, one = np.zeros_like(low), np.ones_like(low)
+    if policy == "none":
+        return zero, one
+    if policy == "minmax":
+        if values.ndim == 4 and low.min() >= 0.0 and high.max() <= 1.0:
+            return zero, one
+        shift, scale = low, high - low
+    else:
+        count = len(rows) * values[0, 0].size
+        shift = np.sum([part.sum(axis=axes, dtype=np.float64) for part in parts], axis=0) / count
+        centre = shift.reshape(1, -1, *(1 for _ in values.shape[2:]))
+        scale = np.sqrt(np.sum([((part - centre) ** 2).sum(axis=axes) for part in parts], axis=0) / count)
+    constant = low == high
+    return np.where(constant, low, shift), np.where(constant, one, scale)
+
+
+def _codes(column_N: npt.NDArray[np.object_], words: tuple[str, ...]) -> Codes:
+    """[N] codes: ``UNKNOWN``, ``MISSING``, or ``RESERVED`` plus the place in the vocabulary."""
+    column = pa.array(column_N, pa.string())
+    found = pc.fill_null(pc.index_in(column, value_set=pa.array(words, pa.string())), UNKNOWN - RESERVED)
+    codes_N: Codes = found.to_numpy(zero_copy_only=False).astype(np.int64) + RESERVED
+    codes_N[column.is_null().to_numpy(zero_copy_only=False)] = MISSING
+    return codes_N
+
+
+def _pick(values: npt.NDArray[Any] | None, theirs: tuple[str, ...], ours: tuple[str, ...]) -> npt.NDArray[Any] | None:
+    if values is None or not ours:
+        return None
+    return values if ours == theirs else values[:, [theirs.index(name) for name in ours]]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,42 @@
+"""Which part of a whole data set's features a party holds: runs of columns, quarters or halves of images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.config.data import ViewSettings
+from vfl_party.data.checks import unusable
+
+
+def _run(n: int, part: int, parts: int) -> slice:
+    """The ``part``-th of ``parts`` contiguous runs of ``range(n)``, as equal as can be, the longer ones first."""
+    size, longer = divmod(n, parts)
+    start = part * size + min(part, longer)
+    return slice(start, start + size + (part < longer))
+
+
+def column_run(source: str, n: int, view: ViewSettings | None) -> slice:
+    """The party's columns of ``n``; all of them unless the view's scheme is ``columns``. Raises InputError if none."""
+    if view is None or view.scheme != "columns":
+        return slice(0, n)
+    if n < view.parts:
+        raise unusable(source, f"has {n} feature columns, which data.view cannot divide into {view.parts} parts")
+    return _run(n, view.part, view.parts)
+
+
+def cut_images(source: str, images_NCHW: npt.NDArray[Any], view: ViewSettings | None) -> npt.NDArray[Any]:
+    """The party's quarter or half of each image; of an odd side, the first half is the longer one.
+
+    Raises InputError where a side is a single pixel and cannot be divided.
+    """
+    if view is None or view.scheme == "columns":
+        return images_NCHW
+    height, width = images_NCHW.shape[2:]
+    if width < 2 or (view.scheme == "quadrants" and height < 2):
+        raise unusable(source, f"images of {height} x {width} pixels cannot be divided into {view.scheme}")
+    columns = _run(width, view.part % 2, 2)
+    rows = _run(height, view.part // 2, 2) if view.scheme == "quadrants" else slice(0, height)
+    return np.ascontiguousarray(images_NCHW[:, :, rows, columns])

@@ -1,0 +1,62 @@
+"""Link and Hub in tensors: what the loops of the methods call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey
+from vfl_common.link import Hub, Link
+from vfl_common.tensors import check_finite, spec_of, to_bundle, to_tensors
+
+Tensors = Mapping[str, Tensor]
+
+
+def expect(kind: Kind, **tensors: tuple[torch.dtype, tuple[int, ...]]) -> BundleSpec:
+    """The spec of a bundle: ``expect(Kind.EMBEDDING, z=(torch.float32, (B, E)))``."""
+    return BundleSpec(kind, {name: spec_of(dtype, *shape) for name, (dtype, shape) in tensors.items()})
+
+
+NOTHING = BundleSpec(Kind.ACK)
+
+
+@dataclass(frozen=True)
+class TensorLink:
+    """The asking side; tensors arrive on ``device``, checked to be finite."""
+
+    link: Link
+    peer: str
+    device: torch.device
+
+    def swap(self, step: StepKey, kind: Kind, tensors: Tensors, expect: BundleSpec) -> dict[str, Tensor]:
+        """Sends ``tensors`` (without their graph) and returns the peer's, without gradient. Raises as ``Link.swap``."""
+        reply = to_tensors(self.link.swap(step, to_bundle(kind, tensors), expect), self.device)
+        check_finite(reply, party=self.peer, step=step)
+        return reply
+
+
+@dataclass(frozen=True)
+class TensorHub:
+    """The computing side; tensors arrive on ``device``, checked to be finite."""
+
+    hub: Hub
+    device: torch.device
+
+    def collect(self, step: StepKey, expect: BundleSpec) -> dict[str, dict[str, Tensor]]:
+        """{party: its tensors, without gradient}, in roster order. Raises as ``Hub.collect``."""
+        received = {}
+        for party, bundle in self.hub.collect(step, expect).items():
+            received[party] = to_tensors(bundle, self.device)
+            check_finite(received[party], party=party, step=step)
+        return received
+
+    def reply(self, step: StepKey, kind: Kind, tensors: Mapping[str, Tensors]) -> None:
+        """Answers each party with its tensors."""
+        self.hub.reply(step, {party: to_bundle(kind, each) for party, each in tensors.items()})
+
+    def acknowledge(self, step: StepKey, parties: Mapping[str, object]) -> None:
+        """Answers each party with nothing."""
+        self.hub.reply(step, {party: Bundle(Kind.ACK) for party in parties})

@@ -1,0 +1,178 @@
+"""A party's job for one generation: models and phases made afresh from data and recipe, and the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.data import DataSettings
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError, PeerError, VflError
+from vfl_common.link import Hub, Link
+from vfl_common.models import build_top, checked_encoder, combined_size, seeded
+from vfl_common.phase import Phase, Tree
+from vfl_common.runner import Job
+from vfl_common.seeds import derive_seed, split_rows
+from vfl_party.context import Party, rows_digest
+from vfl_party.data import Features, Labels, Preprocessor, Table
+from vfl_party.exchange import NOTHING, TensorHub, TensorLink, expect
+
+OPENING = "open"  # the phase in which the rows are compared
+
+
+class Transport(Protocol):
+    """One generation's exchange; ``app`` makes it, over gRPC."""
+
+    link: Link | None
+    hub: Hub | None
+
+    def end(self, error: VflError) -> None: ...
+    def close(self, error: BaseException | None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A party's rows, ready for encoders."""
+
+    table: Table
+    preprocessor: Preprocessor | None  # None: an active party with labels only
+    features: Features | None
+    labels: Labels | None
+    targets: Tensor | None
+    splits: dict[str, np.ndarray[Any, np.dtype[np.int64]]]
+
+
+def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
+    """The party file's encoder, else the recipe's for this party, else the recipe's for all."""
+    place = recipe.party(name)
+    return own or (place.encoder if place is not None else None) or recipe.model.encoder
+
+
+def prepare(recipe: Recipe, name: str, table: Table, settings: DataSettings, encoder: EncoderSettings) -> Prepared:
+    """Splits the rows and learns statistics, vocabularies and classes from the training rows. Raises InputError."""
+    place = recipe.party(name)
+    splits = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
+    preprocessor = features = labels = targets = None
+    if place is None or place.features:
+        preprocessor = Preprocessor.fit(
+            table,
+            splits["train"],
+            one_hot=encoder.kind != "tabular",
+            flatten=encoder.kind in ("mlp", "tabular"),
+            settings=settings,
+        )
+        features = preprocessor.transform(table)
+    if place is not None and place.role == "active":
+        labels = Labels.fit(table.labels, recipe.task, splits["train"], source=table.source)
+        targets = labels.encode(table.labels) if table.labels is not None else None
+    return Prepared(table, preprocessor, features, labels, targets, splits)
+
+
+def build_models(recipe: Recipe, name: str, encoder: EncoderSettings, features: Features | None) -> dict[str, nn.Module]:
+    """This party's models with their initial weights, on the CPU: drawn from the recipe's seed and the party's name."""
+    models: dict[str, nn.Module] = {}
+    size = recipe.model.embedding_size
+    if features is not None:
+        with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
+            models["encoder"] = checked_encoder(encoder, features.spec, size, party=name)
+    if name == recipe.active.name:
+        width = combined_size(recipe.model.combine, len(recipe.passives) + recipe.active.features, size)
+        with seeded(derive_seed(recipe.seed, "init", name, "top")):
+            models["top"] = build_top(recipe.model.top, width, recipe.task.outputs)
+    return models
+
+
+class PartyJob(Job):
+    """See ``vfl_common.runner.Job``."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        name: str,
+        prepared: Prepared,
+        encoder: EncoderSettings,
+        device: torch.device,
+        run_id: str,
+        transport: Transport,
+        *,
+        tick: Callable[[str, int, int, int], None],
+        make_phases: Callable[[Party], Sequence[Phase]],
+    ) -> None:
+        torch.manual_seed(derive_seed(recipe.seed, "torch", name))
+        self._prepared, self._run_id, self._transport = prepared, run_id, transport
+        models = build_models(recipe, name, encoder, prepared.features)
+        self.party = Party(
+            name=name,
+            recipe=recipe,
+            device=device,
+            models={key: model.to(device) for key, model in models.items()},
+            features=prepared.features.to(device) if prepared.features is not None else None,
+            labels=prepared.labels,
+            targets=prepared.targets.to(device) if prepared.targets is not None else None,
+            splits=prepared.splits,
+            tick=tick,
+            link=TensorLink(transport.link, recipe.active.name, device) if transport.link is not None else None,
+            hub=TensorHub(transport.hub, device) if transport.hub is not None else None,
+        )
+        self.phases = make_phases(self.party)
+
+    def open(self) -> None:
+        """Compares the rows: each passive party sends their number and keyed digest to the active party."""
+        step, ids = StepKey(OPENING, 0, 0), self._prepared.table.ids
+        digest = torch.frombuffer(bytearray(rows_digest(self._run_id, ids)), dtype=torch.uint8)
+        if self.party.link is not None:
+            ours = {"count": torch.tensor([len(ids)]), "digest": digest}
+            self.party.link.swap(step, Kind.ROWS, ours, NOTHING)
+            return
+        hub = self.party.need_hub()
+        spec = expect(Kind.ROWS, count=(torch.int64, (1,)), digest=(torch.uint8, (32,)))
+        received = hub.collect(step, spec)
+        for name, rows in received.items():
+            count = int(rows["count"][0])
+            if count != len(ids) or not torch.equal(rows["digest"].cpu(), digest):
+                what = f"{count} and {len(ids)} rows" if count != len(ids) else f"{count} rows each, with other ids"
+                text = f"different row sets: {name} and {self.party.name} hold {what}; every party needs the same ids"
+                raise PeerError(Code.ROWS_DIFFER, text, public=text, party=name)
+        hub.acknowledge(step, received)
+
+    def state(self) -> Tree:
+        generators: dict[str, Tensor] = {"cpu": torch.get_rng_state()}
+        if self.party.device.type == "cuda":
+            generators["cuda"] = torch.cuda.get_rng_state(self.party.device)
+        return {
+            "models": {name: dict(model.state_dict()) for name, model in self.party.models.items()},
+            "generators": generators,
+            "preprocessor": self._prepared.preprocessor.state() if self._prepared.preprocessor else None,
+            "labels": self._prepared.labels.state() if self._prepared.labels else None,
+        }
+
+    def load_state(self, tree: Tree) -> None:
+        load_models(self.party.models, tree)
+        torch.set_rng_state(tree["generators"]["cpu"])
+        if self.party.device.type == "cuda" and "cuda" in tree["generators"]:
+            torch.cuda.set_rng_state(tree["generators"]["cuda"], self.party.device)
+
+    def end(self, error: VflError) -> None:
+        self._transport.end(error)
+
+    def close(self, error: BaseException | None) -> None:
+        self._transport.close(error)
+
+
+def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
+    """Weights from a job's state. Raises InputError where they do not fit the models."""
+    try:
+        for name, model in models.items():
+            model.load_state_dict(tree["models"][name])
+    except (KeyError, RuntimeError):
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            "the checkpoint holds other models than the recipe and the data give; use those of the trained run",
+        ) from None

@@ -1,0 +1,54 @@
+"""The phases that a recipe can name: one folder a kind, its two sides side by side. A method imports no other."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vfl_common.config.base import Section, parse
+from vfl_common.config.recipe import PhaseSettings, Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.phase import Phase
+from vfl_party.context import Party
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method's folder exports as ``METHOD``: its settings, and a side for each role."""
+
+    settings: type[Section]
+    active: Callable[[Party, str, Section], Phase]  # party, the phase's name, its settings
+    passive: Callable[[Party, str, Section], Phase]
+
+
+def kinds() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load_method(kind: str) -> Method:
+    """Raises InputError naming the nearest kind."""
+    if kind not in kinds():
+        near = difflib.get_close_matches(kind, kinds(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(kinds())}"
+        raise InputError(Code.CONFIG_INVALID, f"phases: there is no phase of kind {kind!r}; {hint}")
+    method = importlib.import_module(f"{__name__}.{kind}").METHOD
+    assert isinstance(method, Method)  # noqa: S101 - our own folders
+    return method
+
+
+def parse_settings(phase: PhaseSettings) -> Section:
+    """The phase's settings as its method's model. Raises InputError."""
+    return parse(load_method(phase.kind).settings, phase.settings, f"phases: {phase.name}")
+
+
+def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
+    """This party's side of every phase of the recipe."""
+    role = "active" if party.name == recipe.active.name else "passive"
+    phases = []
+    for phase in recipe.phases:
+        side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), role)
+        phases.append(side(party, phase.name, parse_settings(phase)))
+    return phases

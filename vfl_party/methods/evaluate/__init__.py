@@ -1,0 +1,54 @@
+"""Joint evaluation of the trained model on held-out rows: the passive parties embed, the active party scores."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vfl_common.config.base import Section
+from vfl_common.metrics import evaluate
+from vfl_common.phase import Phase, RoundReport
+from vfl_party.context import Party
+from vfl_party.methods import Method
+from vfl_party.scoring import joint_outputs, send_embeddings
+
+
+class EvaluateSettings(Section):
+    """Which rows; a split without rows is passed over."""
+
+    splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
+
+
+class ActiveEvaluate(Phase):
+    """One round: all splits, one after the other."""
+
+    def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
+        self.name, self.rounds = name, 1
+        self._party, self._settings = party, settings
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, batch = self._party, 0
+        labels, targets = party.need_labels()
+        metrics = {}
+        for split in self._settings.splits:
+            rows = party.rows(split)
+            outputs, batch = joint_outputs(party, self.name, round_, batch, rows)
+            if len(rows):
+                metrics[split] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
+        return RoundReport(0, metrics)
+
+
+class PassiveEvaluate(Phase):
+    """One round: all splits, one after the other."""
+
+    def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
+        self.name, self.rounds = name, 1
+        self._party, self._settings = party, settings
+
+    def run_round(self, round_: int) -> RoundReport:
+        batch = 0
+        for split in self._settings.splits:
+            batch = send_embeddings(self._party, self.name, round_, batch, self._party.rows(split))
+        return RoundReport(0)
+
+
+METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate)  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""The active side: embeddings in, one joint loss, their gradients out."""
+
+from __future__ import annotations
+
+import torch
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.errors import Code, InputError
+from vfl_common.metrics import evaluate, loss_fn
+from vfl_common.models import combine
+from vfl_common.phase import Phase, RoundReport, Tree
+from vfl_common.seeds import batches
+from vfl_party.context import Party
+from vfl_party.exchange import NOTHING, expect
+from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining
+from vfl_party.scoring import joint_outputs
+
+
+class ActiveSplitNN(Phase):
+    """One round is one epoch."""
+
+    def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
+        self.name, self.rounds = name, settings.epochs
+        self._party, self._settings = party, settings
+        self._training = OwnTraining(party, settings.optimizer, settings.epochs)
+        self._loss = loss_fn(party.recipe.task)
+        self._best_value: float | None = None
+        self._rounds_since_best = 0
+        if settings.early_stopping is not None and len(party.rows("validation")) == 0:
+            raise InputError(
+                Code.CONFIG_INVALID, f"phases: {name}: early_stopping needs validation rows; set rows.validation"
+            )
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, training, rule = self._party, self._training, self._party.recipe.model.combine
+        hub, top = party.need_hub(), party.models["top"]
+        _, targets = party.need_labels()
+        training.train_mode()
+        epoch = batches(party.recipe.seed, self.name, round_, party.rows("train"), self._settings.batch_size)
+        total = torch.zeros((), device=party.device)
+        for batch, rows in enumerate(epoch):
+            step = StepKey(self.name, round_, batch)
+            y_B = party.take(targets, rows)
+            own = [party.models["encoder"](*party.features.inputs(rows))] if party.features is not None else []
+            received = hub.collect(
+                step, expect(Kind.EMBEDDING, z=(torch.float32, (len(rows), party.embedding_size)))
+            )
+            z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
+            loss = self._loss(top(combine(rule, [*own, *z_BD.values()])), y_B)
+            training.zero_grad()
+            loss.backward()
+            # The parties go on while the top model is updated: every gradient is of the weights before the update.
+            hub.reply(step, Kind.GRADIENT, {name: {"dz": leaf.grad} for name, leaf in z_BD.items()})
+            training.step()
+            total += loss.detach()
+            party.tick(self.name, round_, batch + 1, len(epoch))
+        training.end_epoch()
+        metrics = {"train": {"loss": total.item() / max(1, len(epoch))}}
+        after = self._validate(round_, len(epoch), metrics)
+        return RoundReport(len(epoch), metrics, done=self._verdict(round_, after, metrics))
+
+    def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> int:
+        party = self._party
+        rows = party.rows("validation")
+        outputs, after = joint_outputs(party, self.name, round_, batch, rows)
+        if len(rows):
+            labels, targets = party.need_labels()
+            metrics["validation"] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
+        return after
+
+    def _verdict(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> bool:
+        """Decides whether this epoch is the best so far and whether to stop, and tells the passive parties."""
+        rule = self._settings.early_stopping
+        if rule is None:
+            return False
+        value = metrics["validation"].get(rule.metric)
+        if value is None:
+            names = ", ".join(metrics["validation"])
+            text = f"phases: {self.name}: early_stopping.metric: this task has no {rule.metric} (it has {names})"
+            raise InputError(Code.CONFIG_INVALID, text)
+        best = self._best_value
+        if best is None or (value < best if rule.lower_is_better else value > best):
+            self._best_value, self._rounds_since_best = value, 0
+            self._training.keep_as_best()
+        else:
+            self._rounds_since_best += 1
+        stop = self._rounds_since_best >= rule.patience
+        verdict = (BEST if self._rounds_since_best == 0 else 0) | (STOP if stop else 0)
+        step, hub = StepKey(self.name, round_, batch), self._party.need_hub()
+        parties = hub.collect(step, NOTHING)
+        tensor = torch.tensor([verdict], dtype=torch.uint8)
+        hub.reply(step, Kind.VERDICT, {name: {"verdict": tensor} for name in parties})
+        return stop
+
+    def state(self) -> Tree:
+        return self._training.state() | {"best_value": self._best_value, "since": self._rounds_since_best}
+
+    def load_state(self, tree: Tree) -> None:
+        self._training.load_state(tree)
+        self._best_value, self._rounds_since_best = tree["best_value"], tree["since"]
+
+    def finish(self) -> None:
+        self._training.restore_best()

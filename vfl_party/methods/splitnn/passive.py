@@ -1,0 +1,62 @@
+"""The passive side: embeddings out, their gradients back."""
+
+from __future__ import annotations
+
+import torch
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.phase import Phase, RoundReport, Tree
+from vfl_common.seeds import batches
+from vfl_party.context import Party
+from vfl_party.exchange import expect
+from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining
+from vfl_party.scoring import send_embeddings
+
+
+class PassiveSplitNN(Phase):
+    """One round is one epoch."""
+
+    def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
+        self.name, self.rounds = name, settings.epochs
+        self._party, self._settings = party, settings
+        self._training = OwnTraining(party, settings.optimizer, settings.epochs)
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, training = self._party, self._training
+        link, features, encoder = party.need_link(), party.need_features(), party.models["encoder"]
+        training.train_mode()
+        epoch = batches(party.recipe.seed, self.name, round_, party.rows("train"), self._settings.batch_size)
+        for batch, rows in enumerate(epoch):
+            step = StepKey(self.name, round_, batch)
+            z_BD = encoder(*features.inputs(rows))
+            dz = link.swap(
+                step, Kind.EMBEDDING, {"z": z_BD}, expect(Kind.GRADIENT, dz=(torch.float32, tuple(z_BD.shape)))
+            )
+            training.zero_grad()
+            z_BD.backward(dz["dz"])
+            training.step()
+            party.tick(self.name, round_, batch + 1, len(epoch))
+        training.end_epoch()
+        after = send_embeddings(party, self.name, round_, len(epoch), party.rows("validation"))
+        return RoundReport(len(epoch), done=self._verdict(round_, after))
+
+    def _verdict(self, round_: int, batch: int) -> bool:
+        """Whether the active party ends the phase here."""
+        if self._settings.early_stopping is None:
+            return False
+        spec = expect(Kind.VERDICT, verdict=(torch.uint8, (1,)))
+        reply = self._party.need_link().swap(StepKey(self.name, round_, batch), Kind.ACK, {}, spec)
+        verdict = int(reply["verdict"][0])
+        if verdict & BEST:
+            self._training.keep_as_best()
+        return bool(verdict & STOP)
+
+    def state(self) -> Tree:
+        return self._training.state()
+
+    def load_state(self, tree: Tree) -> None:
+        self._training.load_state(tree)
+
+    def finish(self) -> None:
+        self._training.restore_best()

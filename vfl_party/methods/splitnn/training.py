@@ -1,0 +1,58 @@
+"""What both sides of split training share: a party's optimizer over its own models, and its best weights so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vfl_common.config.models import OptimizerSettings
+from vfl_common.optim import build_optimizer, build_schedule, clip
+from vfl_party.context import Party
+
+BEST, STOP = 1, 2  # bits of the active party's verdict on an epoch
+
+
+class OwnTraining:
+    """The party's optimizer and schedule over all its models, and a copy of their best weights."""
+
+    def __init__(self, party: Party, settings: OptimizerSettings, epochs: int) -> None:
+        self._models = nn.ModuleDict(party.models)
+        self._params = list(self._models.parameters())
+        self._settings = settings
+        self._optimizer = build_optimizer(settings, self._params)
+        self._schedule = build_schedule(settings, self._optimizer, epochs)
+        self._best: dict[str, Tensor] | None = None
+
+    def train_mode(self) -> None:
+        self._models.train()
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Clips this party's own gradient where the recipe says so, and updates."""
+        clip(self._settings, self._params)
+        self._optimizer.step()
+
+    def end_epoch(self) -> None:
+        self._schedule.step()
+
+    def keep_as_best(self) -> None:
+        self._best = {name: value.detach().clone() for name, value in self._models.state_dict().items()}
+
+    def restore_best(self) -> None:
+        if self._best is not None:
+            self._models.load_state_dict(self._best)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "best": self._best,
+        }
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(tree["optimizer"])
+        self._schedule.load_state_dict(tree["schedule"])
+        self._best = tree["best"]

@@ -1,0 +1,95 @@
+"""A party's progress: to the server, to the person in front of it, and to ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from vfl_common.ledger import Ledger
+from vfl_common.logs import Console
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.phase import RoundReport
+from vfl_common.rpc.session import Session, Start
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0  # between two reports within a round
+
+
+class Progress:
+    """One line of ``metrics.jsonl`` a round: ``generation``, ``phase``, ``round``, ``steps``, ``seconds`` since this
+    generation began, ``metrics`` (the active party's), and the ledger's message bytes so far."""
+
+    def __init__(self, console: Console, session: Session, ledger: Ledger, is_active: bool) -> None:
+        self._console, self._session, self._ledger, self._is_active = console, session, ledger, is_active
+        self._path: Path | None = None
+        self._generation = 0
+        self._began_s = time.monotonic()
+        self._next_tick_s = self._began_s + _TICK_S
+        self._metrics: dict[str, float] = {}
+
+    def begin(self, path: Path, start: Start) -> None:
+        """A generation starts."""
+        self._path, self._generation = path, start.generation
+        self._began_s = time.monotonic()
+        self._console.emit(
+            "started", run_id=start.run_id, generation=start.generation, checkpoint=start.checkpoint or None
+        )
+        log.info("generation %d", start.generation, extra={"event": "started", "checkpoint": start.checkpoint})
+
+    def tick(self, phase: str, round_: int, batch: int, batches: int) -> None:
+        """After each step; tells the server at most once a second."""
+        now_s = time.monotonic()
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + _TICK_S
+            self._tell(control_pb2.Progress(phase=phase, round=round_, batch=batch, batches=batches), steps=None)
+
+    def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
+        """After each round."""
+        self._next_tick_s = time.monotonic() + _TICK_S
+        flat = {f"{split} {name}": value for split, named in report.metrics.items() for name, value in named.items()}
+        self._metrics = {name: flat[name] for name in flat if name.partition(" ")[2] in _SHOWN}
+        sent, received = 0, 0
+        for entry in self._ledger.entries():
+            if entry.direction == "sent":
+                sent += entry.message_bytes
+            else:
+                received += entry.message_bytes
+        line: dict[str, Any] = {
+            "generation": self._generation,
+            "phase": phase,
+            "round": round_,
+            "rounds": rounds,
+            "steps": steps,
+            "seconds": round(time.monotonic() - self._began_s, 4),
+            "metrics": report.metrics,
+            "sent_bytes": sent,
+            "received_bytes": received,
+        }
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        log.info("round %d of %d done", round_, rounds, extra={"event": "round", "phase": phase, "steps": steps})
+        self._tell(control_pb2.Progress(phase=phase, round=round_, rounds=rounds), steps=steps)
+
+    def _tell(self, progress: control_pb2.Progress, *, steps: int | None) -> None:
+        if steps is not None:
+            progress.steps = steps
+        if self._is_active:
+            progress.metrics.update(self._metrics)
+        self._session.progress(progress)
+        self._console.emit(
+            "progress",
+            phase=progress.phase,
+            round=progress.round,
+            rounds=progress.rounds,
+            batch=progress.batch,
+            batches=progress.batches,
+            metrics=dict(progress.metrics),
+        )
+
+
+_SHOWN = frozenset({"loss", "accuracy", "auc", "rmse"})

@@ -1,0 +1,1 @@
+"""The aggregation server: membership, run state, aggregation, its program."""

@@ -1,0 +1,138 @@
+"""Wires the aggregation server together and runs one job to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from vfl_common.config.party import TlsSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, LostError
+from vfl_common.files import write_atomic
+from vfl_common.identity.credentials import load_credentials
+from vfl_common.ledger import Entry, Ledger, TcpCount, load_entries
+from vfl_common.logs import Console, log_to
+from vfl_common.rpc.channel import listening
+from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.run_folder import RunFolder, create, find_unfinished
+from vfl_common.summary import PartySummary, Summary, gather_bytes
+from vfl_server.control.coordinator import Coordinator, Job, ledger_of
+from vfl_server.control.service import ControlService
+
+_TICK_S = 0.2
+_CLOSE_S = 5.0
+
+
+@dataclass
+class ServerApp:
+    """One server, one recipe, one job.
+
+    Args:
+        out: the folder of runs; this one's is ``<out>/<run id>/<server's name>``.
+        run_id: a name for a new run; made from time and recipe when empty.
+        fresh: begin a new run even where an unfinished one of the same recipe lies in ``out``.
+    """
+
+    recipe: Recipe
+    tls: TlsSettings
+    listen: str
+    out: Path
+    console: Console
+    job: Job = "train"
+    run_id: str = ""
+    fresh: bool = False
+
+    def run(self) -> Summary:
+        """Serves until the run is complete. Raises VflError where it fails."""
+        recipe = self.recipe
+        credentials = load_credentials(self.tls, name=recipe.server)
+        folder = self._folder()
+        log_to(folder.path / "log.jsonl", run=folder.run_id, party=recipe.server)
+        ledger, meter = Ledger(load_entries(folder.path / "ledger.json")), TcpMeter()
+
+        def started(generation: int, _checkpoint: str) -> None:
+            folder.note(generation=generation)
+
+        coordinator = Coordinator(
+            recipe,
+            self.job,
+            folder.run_id,
+            folder.facts().get("generation", 0),
+            on_start=started,
+            emit=self.console.emit,
+        )
+        threads = 3 * len(recipe.parties) + 4  # a session each, one that is ending, one that is refused, and spare
+        with listening(self.listen, credentials, [ControlService(coordinator, ledger, meter)], threads) as (_, address):
+            self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
+            try:
+                self._serve(coordinator, ledger, meter, folder)
+            except KeyboardInterrupt:
+                coordinator.fail(LostError(Code.PARTY_LOST, "the server was stopped", party=recipe.server))
+                raise
+            finally:
+                ledger.save(folder.path / "ledger.json", meter.counts())
+            if coordinator.failure is not None:
+                raise coordinator.failure
+            summary = self._summary(coordinator, folder.run_id, ledger, meter)
+            text = summary.model_dump_json(indent=1) + "\n"
+            write_atomic(folder.path.parent / "summary.json", text)
+            folder.note(finished=True)
+            coordinator.complete(text)
+            coordinator.wait_until_empty(_CLOSE_S)
+            ledger.save(folder.path / "ledger.json", meter.counts())
+        self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))
+        return summary
+
+    def _folder(self) -> RunFolder:
+        unfinished = None
+        if self.job == "train" and not self.fresh and not self.run_id:
+            unfinished = find_unfinished(self.out, self.recipe.server, self.recipe)
+        stem = self.recipe.name if self.job == "train" else f"{self.recipe.name}-predict"
+        run_id = self.run_id or (unfinished.run_id if unfinished is not None else _new_run_id(stem))
+        folder = create(self.out, run_id, self.recipe.server, self.recipe)
+        folder.note(job=self.job)
+        return folder
+
+    def _serve(self, coordinator: Coordinator, ledger: Ledger, meter: TcpMeter, folder: RunFolder) -> None:
+        while not coordinator.finished.wait(_TICK_S):
+            coordinator.tick()
+            meter.sample()
+        meter.sample()
+        ledger.save(folder.path / "ledger.json", meter.counts())
+
+    def _summary(self, coordinator: Coordinator, run_id: str, ledger: Ledger, meter: TcpMeter) -> Summary:
+        recipe = self.recipe
+        ledgers: dict[str, list[Entry]] = {}
+        kernel: dict[str, list[TcpCount]] = {recipe.server: meter.counts()}
+        reports = coordinator.reports()
+        for name, report in reports.items():
+            ledgers[name], kernel[name] = ledger_of(report)
+        # The server's own count of its sessions is the later one: a report cannot count itself.
+        for name in ledgers:
+            ledgers[name] = [entry for entry in ledgers[name] if entry.peer != recipe.server]
+        active = reports[recipe.active.name]
+        return Summary(
+            run_id=run_id,
+            name=recipe.name,
+            job=self.job,
+            method=recipe.method,
+            preset=recipe.preset,
+            seed=recipe.seed,
+            recipe_digest=recipe.digest(),
+            metrics=json.loads(active.metrics_json or "{}"),
+            bytes=gather_bytes({**ledgers, recipe.server: ledger.entries()}, kernel, server=recipe.server),
+            parties=[
+                PartySummary(name=recipe.server, role="server", pid=os.getpid(), device="cpu"),
+                *coordinator.parties(),
+            ],
+            steps=active.steps,
+            wall_s=round(coordinator.wall_s, 3),
+            interruptions=coordinator.interruptions,
+        )
+
+
+def _new_run_id(name: str) -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{os.urandom(2).hex()}"

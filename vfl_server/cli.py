@@ -1,0 +1,73 @@
+"""``vfl-server``: the aggregation server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vfl_common.config.party import TlsSettings
+from vfl_common.config.recipe import load_recipe
+from vfl_common.logs import Console
+from vfl_common.program import EXIT_CODES, run_program
+
+
+@click.group(epilog=EXIT_CODES)
+@click.version_option(package_name="vfl")
+def cli() -> None:
+    """The aggregation server of a federation: membership, run state, aggregation. It never sees rows or labels."""
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--listen", default="0.0.0.0:7000", show_default=True, help="host:port; port 0 takes a free one.")  # noqa: S104
+@click.option("--ca", default="certs/ca.pem", show_default=True, type=click.Path(path_type=Path), help="CA, PEM.")
+@click.option("--certificate", type=click.Path(path_type=Path), help="This server's. [default: certs/<name>.pem]")
+@click.option("--key", type=click.Path(path_type=Path), help="Its key, mode 0600. [default: certs/<name>.key]")
+@click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
+@click.option("--run-id", default="", help="A name for a new run. [default: made from time and recipe]")
+@click.option("--fresh", is_flag=True, help="Begin a new run even where an unfinished one of this recipe is in --out.")
+@click.option("--predict", is_flag=True, help="Coordinate one joint prediction (vfl-party predict), not training.")
+@click.option("--seed", type=int, help="Instead of the recipe's; all parties must use the same.")
+def serve(
+    recipe: Path,
+    listen: str,
+    ca: Path,
+    certificate: Path | None,
+    key: Path | None,
+    out: Path,
+    run_id: str,
+    fresh: bool,
+    predict: bool,
+    seed: int | None,
+) -> None:
+    """Waits for the parties of RECIPE, runs it once, writes <out>/<run id>/summary.json, and ends.
+
+    Started again with the same command after a crash, it goes on with the unfinished run: the parties rejoin and
+    return to their newest common checkpoint.
+
+    \b
+    Example: vfl-server serve recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
+    """
+    from vfl_server.app import ServerApp
+
+    loaded = load_recipe(recipe, seed=seed)
+    tls = TlsSettings(
+        ca=str(ca),
+        certificate=str(certificate or ca.parent / f"{loaded.server}.pem"),
+        key=str(key or ca.parent / f"{loaded.server}.key"),
+    )
+    ServerApp(
+        loaded,
+        tls,
+        listen,
+        out,
+        Console("vfl-server"),
+        job="predict" if predict else "train",
+        run_id=run_id,
+        fresh=fresh,
+    ).run()
+
+
+def main() -> None:
+    run_program(cli, "vfl-server")

@@ -1,0 +1,351 @@
+"""The run as the server sees it: members join, are lost, report; generations start and end.
+
+All methods may be called from any thread; one lock guards the whole state. What parties are told goes into their
+outboxes, from which the streams' threads take it.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vfl_common.config.recipe import Recipe, first_difference
+from vfl_common.errors import Code, LostError, PeerError, VflError
+from vfl_common.ledger import Entry, TcpCount
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.channel import PROTOCOL
+from vfl_common.rpc.failures import to_failure
+from vfl_common.summary import PartySummary
+from vfl_server.control import membership
+from vfl_server.control.run_state import RunState, move
+
+Job = Literal["train", "predict"]
+Outbox = queue.SimpleQueue["control_pb2.ServerMessage | None"]
+Emit = Callable[..., None]
+
+
+@dataclass
+class Member:
+    """A party with an open session."""
+
+    name: str
+    outbox: Outbox
+    heard_s: float
+    joined: bool = False
+    join: control_pb2.Join = field(default_factory=control_pb2.Join)
+    report: control_pb2.Report | None = None
+
+
+class Coordinator:
+    """Run state and membership of one run.
+
+    Args:
+        recipe: the server's copy; a party whose copy differs is refused.
+        job: what this server runs.
+        run_id: this run's name.
+        generation: the last generation that an earlier process of this server started.
+        on_start: called, under the lock, with (generation, checkpoint) when a generation starts.
+        emit: tells the person or program in front of the server what happens.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        job: Job,
+        run_id: str,
+        generation: int,
+        *,
+        on_start: Callable[[int, str], None],
+        emit: Emit,
+    ) -> None:
+        self.recipe, self.job, self.run_id, self.generation = recipe, job, run_id, generation
+        self._roster = tuple(party.name for party in recipe.parties)
+        self._canonical = recipe.canonical_json()
+        self._on_start, self._emit = on_start, emit
+        self._lock = threading.Condition()
+        self._members: dict[str, Member] = {}
+        self._identities: dict[str, PartySummary] = {}
+        self.state = RunState.WAITING
+        self.failure: VflError | None = None
+        self.interruptions = 0
+        self._waiting_since_s = time.monotonic()
+        self._deadline_s = recipe.run.join_deadline_s
+        self._trained_run = ""
+        self._started_s: float | None = None
+        self.finished = threading.Event()
+
+    # -- sessions -----------------------------------------------------------------------------------------------
+
+    def open(self, name: str) -> Member:
+        """A session for ``name``.
+
+        A second one of a living party is refused; one of a party that has fallen silent takes its place.
+
+        Raises:
+            PeerError: NOT_IN_RECIPE, NAME_TAKEN.
+        """
+        if name not in self._roster:
+            text = f"{name} is not a party of recipe {self.recipe.name} (parties: {', '.join(self._roster)})"
+            raise PeerError(Code.NOT_IN_RECIPE, text, public=text, party=name)
+        with self._lock:
+            older = self._members.get(name)
+            if older is not None:
+                opened_s = time.monotonic()
+                self._lock.wait_for(
+                    lambda: self._members.get(name) is not older or older.heard_s > opened_s,
+                    timeout=2.5 * self.recipe.run.heartbeat_s,
+                )
+                if self._members.get(name) is older:
+                    if older.heard_s > opened_s:
+                        text = f"a party named {name} has joined already, and is alive"
+                        raise PeerError(Code.NAME_TAKEN, text, public=text, party=name)
+                    self._lose(older, "has fallen silent and was started again")
+            member = Member(name, queue.SimpleQueue(), time.monotonic())
+            self._members[name] = member
+            return member
+
+    def closed(self, member: Member) -> None:
+        """The session's stream has ended."""
+        with self._lock:
+            if self._members.get(member.name) is member:
+                self._lose(member, "was lost")
+
+    def handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
+        """One message of a party. Raises PeerError where the party is to be refused."""
+        with self._lock:
+            if self._members.get(member.name) is not member:
+                return
+            member.heard_s = time.monotonic()
+            self._lock.notify_all()
+            body = message.WhichOneof("body")
+            if body == "join":
+                self._join(member, message.join)
+            elif body == "progress":
+                self._progress(member, message.progress)
+            elif body == "report":
+                member.report = message.report
+                self._maybe_complete()
+            elif body == "abort":
+                self._aborted(member, message)
+
+    def tick(self) -> None:
+        """Called now and then: finds silent parties and deadlines that have passed."""
+        with self._lock:
+            now_s = time.monotonic()
+            heard = {name: member.heard_s for name, member in self._members.items()}
+            for name in membership.silent(now_s, heard, self.recipe.run.lost_after_s):
+                self._lose(self._members[name], f"has been silent for {self.recipe.run.lost_after_s:g} s")
+            if self.state is RunState.WAITING:
+                self._decide()
+
+    def fail(self, error: VflError) -> None:
+        """Ends the run: every party is told ``error``."""
+        with self._lock:
+            self._fail(error)
+
+    # -- reports ------------------------------------------------------------------------------------------------
+
+    @property
+    def wall_s(self) -> float:
+        return 0.0 if self._started_s is None else time.monotonic() - self._started_s
+
+    def reports(self) -> dict[str, control_pb2.Report]:
+        """{party: its report}, of those that have reported."""
+        with self._lock:
+            return {name: m.report for name, m in self._members.items() if m.report is not None}
+
+    def parties(self) -> list[PartySummary]:
+        """The parties, in roster order, with what they reported."""
+        reports = self.reports()
+        found = []
+        for name in self._roster:
+            if name in self._identities:
+                report = reports.get(name)
+                done = {"steps": report.steps, "wall_s": round(report.wall_s, 3)} if report else {}
+                found.append(self._identities[name].model_copy(update=done))
+        return found
+
+    def complete(self, summary_json: str) -> None:
+        """Tells every party that the run is done; the summary goes to the active party alone."""
+        with self._lock:
+            for member in self._members.values():
+                text = summary_json if member.name == self.recipe.active.name else ""
+                member.outbox.put(
+                    control_pb2.ServerMessage(complete=control_pb2.Complete(summary_json=text))
+                )
+                member.outbox.put(None)
+
+    def wait_until_empty(self, timeout_s: float) -> None:
+        """Waits, at most so long, until every session has ended."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._members, timeout=timeout_s)
+
+    # -- under the lock -----------------------------------------------------------------------------------------
+
+    def _join(self, member: Member, join: control_pb2.Join) -> None:
+        self._admit(member.name, join)
+        if self.state is RunState.RUNNING:  # it has left the generation before we noticed
+            self._interrupt(f"{member.name} joins again", lost=[])
+        member.join, member.joined, member.report = join, True, None
+        self._identities[member.name] = PartySummary(
+            name=member.name, role="active" if join.role == "active" else "passive", pid=join.pid, device=join.device
+        )
+        self._emit("joined", party=member.name, role=join.role, device=join.device)
+        self._decide(announce=True)
+
+    def _admit(self, name: str, join: control_pb2.Join) -> None:
+        """Raises PeerError unless what the party says of itself fits the recipe and the run."""
+        expected = self.recipe.party(name)
+        if join.protocol != PROTOCOL:
+            text = f"{name} speaks protocol {join.protocol}, the server {PROTOCOL}; install the same version"
+            raise PeerError(Code.PROTOCOL_DIFFERS, text, public=text, party=name)
+        if expected is None or join.role != expected.role:
+            text = f"{name} joins as {join.role[:20]!r}; in the recipe it is {expected.role if expected else 'nobody'}"
+            raise PeerError(Code.ROLE_MISMATCH, text, public=text, party=name)
+        if join.recipe_json != self._canonical:
+            text = f"the recipe of {name} differs from the server's{_difference(self._canonical, join.recipe_json)}"
+            raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
+        if join.job != self.job:
+            text = f"{name} wants to {join.job[:20]}, this server runs a {self.job} job"
+            raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
+        if self.job == "predict":
+            if self._trained_run and join.run_id != self._trained_run:
+                text = f"{name} predicts with run {join.run_id[:80]}, the others with {self._trained_run}"
+                raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
+            self._trained_run = join.run_id
+
+    def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
+        if member.name == self.recipe.active.name:
+            self._emit(
+                "progress",
+                phase=progress.phase,
+                round=progress.round,
+                rounds=progress.rounds,
+                batch=progress.batch,
+                batches=progress.batches,
+                steps=progress.steps,
+                metrics=dict(progress.metrics),
+            )
+
+    def _decide(self, *, announce: bool = False) -> None:
+        ready = {
+            name: list(member.join.checkpoints) if member.join.run_id == self.run_id else []
+            for name, member in self._members.items()
+            if member.joined
+        }
+        waited_s = time.monotonic() - self._waiting_since_s
+        decision = membership.decide(waited_s, self._deadline_s, self._roster, ready)
+        if isinstance(decision, membership.Begin):
+            self._begin(decision)
+        elif isinstance(decision, membership.GiveUp):
+            self._fail(LostError(Code.PARTY_LOST, decision.reason, public=decision.reason, party=decision.missing[0]))
+        elif announce:
+            waiting = control_pb2.Waiting(missing=decision.missing, deadline_s=decision.left_s)
+            for member in self._members.values():
+                if member.joined:
+                    member.outbox.put(control_pb2.ServerMessage(waiting=waiting))
+            self._emit("waiting", missing=list(decision.missing), left_s=round(decision.left_s, 1))
+
+    def _begin(self, decision: membership.Begin) -> None:
+        self.generation += 1
+        self._on_start(self.generation, decision.checkpoint)
+        self.state = move(self.state, RunState.RUNNING)
+        if self._started_s is None:
+            self._started_s = time.monotonic()
+        address = self._members[self.recipe.active.name].join.exchange_address
+        for member in self._members.values():
+            member.outbox.put(
+                control_pb2.ServerMessage(
+                    start=control_pb2.Start(
+                        run_id=self.run_id,
+                        generation=self.generation,
+                        checkpoint=decision.checkpoint,
+                        exchange_address=address if member.name != self.recipe.active.name else "",
+                    )
+                )
+            )
+        self._emit("started", run_id=self.run_id, generation=self.generation, checkpoint=decision.checkpoint)
+
+    def _lose(self, member: Member, how: str) -> None:
+        del self._members[member.name]
+        member.outbox.put(None)
+        self._lock.notify_all()
+        if self.state is RunState.RUNNING:
+            self._interrupt(f"{member.name} {how}", lost=[member.name])
+        if self.state is RunState.WAITING and member.joined:
+            self._emit("lost", party=member.name, how=how)
+            self._decide(announce=True)
+
+    def _interrupt(self, reason: str, lost: list[str]) -> None:
+        self.state = move(self.state, RunState.WAITING)
+        self.interruptions += 1
+        self._waiting_since_s = time.monotonic()
+        self._deadline_s = self.recipe.run.rejoin_deadline_s
+        interrupt = control_pb2.Interrupt(generation=self.generation, lost=lost, reason=reason)
+        for member in self._members.values():
+            member.joined, member.report = False, None
+            member.outbox.put(control_pb2.ServerMessage(interrupt=interrupt))
+        self._emit("interrupted", reason=reason, deadline_s=self._deadline_s)
+
+    def _maybe_complete(self) -> None:
+        reported = {name for name, member in self._members.items() if member.report is not None}
+        if self.state is RunState.RUNNING and reported == set(self._roster):
+            self.state = move(self.state, RunState.COMPLETED)
+            self.finished.set()
+
+    def _aborted(self, member: Member, message: control_pb2.PartyMessage) -> None:
+        failure = message.abort
+        try:
+            code = Code(failure.code)
+        except ValueError:
+            code = Code.INTERNAL
+        culprit = failure.party or member.name
+        text = failure.message[:500]
+        self._fail(PeerError(code, f"{member.name} stopped the run: {text}", public=text, party=culprit))
+
+    def _fail(self, error: VflError) -> None:
+        if self.state in (RunState.COMPLETED, RunState.FAILED):
+            return
+        self.state = move(self.state, RunState.FAILED)
+        self.failure = error
+        for member in self._members.values():
+            member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
+            member.outbox.put(None)
+        self.finished.set()
+
+
+def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
+    """A party's ledger and kernel counts, as it reported them."""
+    entries = [
+        Entry(
+            entry.peer,
+            entry.phase,
+            entry.kind,
+            "sent" if entry.direction == "sent" else "received",
+            entry.payload_bytes,
+            entry.message_bytes,
+            entry.messages,
+        )
+        for entry in report.ledger
+    ]
+    return entries, [TcpCount(count.peer, count.sent_bytes, count.received_bytes) for count in report.tcp]
+
+
+def _difference(ours: str, theirs: str) -> str:
+    try:
+        found = first_difference(ours, theirs)
+    except (json.JSONDecodeError, RecursionError):
+        return " and is not JSON"
+    if found is None:
+        return " in form"
+    key, mine, yours = found
+    return f" at {key}: {_short(yours)} here, {_short(mine)} at the server"
+
+
+def _short(value: object) -> str:
+    return "nothing" if value is None else json.dumps(value)[:60]

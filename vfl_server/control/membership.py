@@ -1,0 +1,61 @@
+"""What to do next: pure functions of who is there. The clock is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """All parties are there: start a generation from ``checkpoint`` (empty: from the beginning)."""
+
+    checkpoint: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """``missing`` have ``left_s`` seconds to come."""
+
+    missing: tuple[str, ...]
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """``missing`` did not come in time."""
+
+    missing: tuple[str, ...]
+    reason: str
+
+
+def decide(
+    waited_s: float, deadline_s: float, roster: Sequence[str], ready: Mapping[str, Sequence[str]]
+) -> Begin | Wait | GiveUp:
+    """Whether the run may start.
+
+    Args:
+        waited_s: since the server began to wait.
+        deadline_s: how long it may wait.
+        roster: all parties of the recipe.
+        ready: {party: labels of its checkpoints, oldest first} for those that have joined.
+    """
+    missing = tuple(party for party in roster if party not in ready)
+    if not missing:
+        checkpoint = newest_common(ready.values())
+        return Begin(checkpoint, f"all {len(roster)} parties are here")
+    if waited_s < deadline_s:
+        return Wait(missing, deadline_s - waited_s)
+    return GiveUp(missing, f"{', '.join(missing)} did not come within {deadline_s:g} s")
+
+
+def newest_common(held: Collection[Sequence[str]]) -> str:
+    """The newest label that every party holds; '' where there is none. Labels sort by position in the run."""
+    common = set.intersection(*(set(labels) for labels in held)) if held else set()
+    return max(common, default="")
+
+
+def silent(now_s: float, heard_s: Mapping[str, float], lost_after_s: float) -> tuple[str, ...]:
+    """The parties that have said nothing, not even a heartbeat, for ``lost_after_s``."""
+    return tuple(party for party, last_s in heard_s.items() if now_s - last_s > lost_after_s)

@@ -1,0 +1,67 @@
+"""The Control service: one stream a party, its messages to the coordinator, the coordinator's to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from vfl_common.errors import Code, PeerError
+from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.channel import caller
+from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.session import SERVICE
+from vfl_common.rpc.tcp import TcpMeter
+from vfl_server.control.coordinator import Coordinator, Member
+
+
+class ControlService:
+    """Lets callers in by the name in their certificate; the coordinator decides everything else."""
+
+    def __init__(self, coordinator: Coordinator, ledger: Ledger, meter: TcpMeter) -> None:
+        self._coordinator, self._ledger, self._meter = coordinator, ledger, meter
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            SERVICE, {"Session": grpc.stream_stream_rpc_method_handler(self._session)}
+        )
+
+    def _session(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            name = caller(context)
+            member = self._coordinator.open(name)
+        except Exception as error:  # noqa: BLE001 - the peer learns the public text and no more
+            yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
+            return
+        self._meter.name_caller(context.peer(), name)
+        if not context.add_callback(lambda: self._coordinator.closed(member)):
+            self._coordinator.closed(member)
+            return
+        threading.Thread(target=self._read, args=[member, requests], name=f"from-{name}", daemon=True).start()
+        while (message := member.outbox.get()) is not None:
+            data = message.SerializeToString()
+            self._ledger.add(name, CONTROL, CONTROL, "sent", 0, len(data))
+            yield data
+
+    def _read(self, member: Member, requests: Iterator[bytes]) -> None:
+        """The second thread of a session: all that the party says."""
+        try:
+            for data in requests:
+                self._ledger.add(member.name, CONTROL, CONTROL, "received", 0, len(data))
+                self._coordinator.handle(member, _parse(data, member.name))
+        except PeerError as error:  # this party is refused; the others go on waiting
+            member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
+            member.outbox.put(None)
+        except Exception:  # noqa: BLE001 - gRPC raises a bare Exception where the stream breaks; `closed` sees to it
+            return
+
+
+def _parse(data: bytes, party: str) -> control_pb2.PartyMessage:
+    try:
+        return control_pb2.PartyMessage.FromString(data)
+    except DecodeError:
+        text = f"{party} sent bytes that are not a control message"
+        raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=party) from None
