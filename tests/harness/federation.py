@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from torch import Tensor
 
+from vfl_common.checkpoint import CheckpointStore
 from vfl_common.identity.authority import create_authority, issue
 from vfl_common.ledger import Entry, load_entries
 
@@ -204,10 +204,9 @@ class Federation:
 
     def parameters(self, name: str) -> dict[str, Tensor]:
         """{``encoder.0.weight``: tensor}: all weights and buffers of a party's newest checkpoint."""
-        newest = max((self.run_folder / name / "checkpoints").iterdir())
-        tensors = safetensors.torch.load_file(newest / "state.safetensors")
-        prefix = "job/models/"
-        return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        store = CheckpointStore(self.run_folder / name / "checkpoints", keep=2)
+        models = store.load(store.labels()[-1])["job"]["models"]
+        return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
 
     def ledger(self, name: str) -> list[Entry]:
         return load_entries(self.run_folder / name / "ledger.json")
