@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from types import FrameType
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 def run_program(command: click.Command, name: str) -> None:
     """Runs a click command as a program and exits: errors become one sentence on standard error and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    logging.getLogger().addHandler(logging.NullHandler())  # until a run has a folder for its log
     sys.exit(_status(lambda: command.main(prog_name=name, standalone_mode=False)))
 
 
@@ -48,9 +50,8 @@ def _status(call: Callable[[], object]) -> int:
         return error.exit_code
     except Exception as error:
         log.exception("internal error", extra={"event": "failed"})
+        traceback.print_exc()
         click.echo(f"error: internal: {type(error).__name__}: {error}", err=True)
-        if "--debug" in sys.argv:
-            raise
         return 1
     return result if isinstance(result, int) else 0
 

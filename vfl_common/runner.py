@@ -6,7 +6,6 @@ the position zero-padded, so that labels sort, and parties compare labels withou
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -16,7 +15,6 @@ from typing import Protocol
 
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
-from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.run_folder import RunFolder
@@ -140,7 +138,9 @@ class Runner:
             self.session.check()
             job.close(None)
             self._save_ledger(folder)
-            outcome.summary_json = self.session.report(self._report(outcome, time.monotonic() - started_s))
+            outcome.summary_json = self.session.report(
+                outcome.metrics, outcome.steps, time.monotonic() - started_s
+            )
             return outcome
         except BaseException as raised:
             error = raised
@@ -195,22 +195,6 @@ class Runner:
 
     def _save_ledger(self, folder: RunFolder) -> None:
         self.ledger.save(folder.path / "ledger.json", self.session.meter.counts())
-
-    def _report(self, outcome: Outcome, wall_s: float) -> control_pb2.Report:
-        report = control_pb2.Report(metrics_json=json.dumps(outcome.metrics), steps=outcome.steps, wall_s=wall_s)
-        for entry in self.ledger.entries():
-            report.ledger.add(
-                peer=entry.peer,
-                phase=entry.phase,
-                kind=entry.kind,
-                direction=entry.direction,
-                payload_bytes=entry.payload_bytes,
-                message_bytes=entry.message_bytes,
-                messages=entry.messages,
-            )
-        for count in self.session.meter.counts():
-            report.tcp.add(peer=count.peer, sent_bytes=count.sent_bytes, received_bytes=count.received_bytes)
-        return report
 
 
 def label_of(position: int, phase: str, rounds_done: int) -> str:

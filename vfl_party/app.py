@@ -22,7 +22,7 @@ from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.link import Hub, Link
 from vfl_common.logs import Console, log_to
-from vfl_common.phase import Phase
+from vfl_common.phase import Phase, Tree
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.hub import ExchangeHub, ExchangeService
 from vfl_common.rpc.link import ExchangeLink
@@ -34,6 +34,7 @@ from vfl_party.context import Party
 from vfl_party.data import load_table
 from vfl_party.job import PartyJob, Prepared, encoder_settings, prepare
 from vfl_party.methods import build_phases
+from vfl_party.prediction import ActivePredict, PassivePredict, TrainedRun, prepare_prediction
 from vfl_party.progress import Progress
 
 JobName = Literal["train", "predict"]
@@ -144,7 +145,24 @@ class PartyApp:
         def phases(party: Party) -> Sequence[Phase]:
             return build_phases(place.recipe, party)
 
-        outcome, folder = self._run("train", prepared, phases, open_folder, resume, run_id="")
+        outcome, folder = self._run("train", prepared, phases, open_folder, resume)
+        folder.note(finished=True)
+        return outcome, folder
+
+    def predict(self, trained: TrainedRun, data: DataSettings, output: Path) -> tuple[Outcome, RunFolder]:
+        """Takes part in a joint prediction for the rows of ``data``; the active party writes ``output``."""
+        place = self.place
+        prepared = prepare_prediction(place.place, load_table(data, with_label=False), trained.state)
+
+        def open_folder(run_id: str) -> RunFolder:
+            folder = create(Path(place.file.out), run_id, place.name, place.recipe)
+            folder.note(job="predict", trained_run=trained.run_id)
+            return folder
+
+        def phases(party: Party) -> Sequence[Phase]:
+            return [ActivePredict(party, prepared.table.ids, output) if place.is_active else PassivePredict(party)]
+
+        outcome, folder = self._run("predict", prepared, phases, open_folder, None, trained=trained)
         folder.note(finished=True)
         return outcome, folder
 
@@ -159,11 +177,13 @@ class PartyApp:
         open_folder: Callable[[str], RunFolder],
         resume: RunFolder | None,
         *,
-        run_id: str,
+        trained: TrainedRun | None = None,
     ) -> tuple[Outcome, RunFolder]:
         place, recipe = self.place, self.place.recipe
         set_threads(place.file.threads)
-        self._check_models(prepared, make_phases)
+        state = trained.state if trained is not None else None
+        # Everything that can be refused without the others is refused before joining.
+        self._job(prepared, make_phases, state, "", _Grpc(None, TcpMeter()), lambda *_: None)
         ledger = Ledger(load_entries(resume.path / "ledger.json") if resume is not None else [])
         meter = TcpMeter()
         session = Session(
@@ -183,17 +203,7 @@ class PartyApp:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=place.name)
                 progress.begin(folder.path / "metrics.jsonl", start)
                 transport = self._transport(start, service, ledger, meter)
-                return PartyJob(
-                    recipe,
-                    place.name,
-                    prepared,
-                    place.encoder,
-                    place.device,
-                    start.run_id,
-                    transport,
-                    tick=progress.tick,
-                    make_phases=make_phases,
-                )
+                return self._job(prepared, make_phases, state, start.run_id, transport, progress.tick)
 
             runner = Runner(
                 session,
@@ -203,7 +213,7 @@ class PartyApp:
                     job=job,
                     pid=os.getpid(),
                     device=str(place.device),
-                    run_id=run_id,
+                    run_id=trained.run_id if trained is not None else "",
                     exchange_address=place.file.advertise or address,
                 ),
                 make_job,
@@ -218,18 +228,27 @@ class PartyApp:
             finally:
                 session.close()
 
-    def _check_models(self, prepared: Prepared, make_phases: Callable[[Party], Sequence[Phase]]) -> None:
-        """Everything that can be refused without the others is refused before joining."""
-        PartyJob(
-            self.place.recipe,
-            self.place.name,
+    def _job(
+        self,
+        prepared: Prepared,
+        make_phases: Callable[[Party], Sequence[Phase]],
+        trained: Tree,
+        run_id: str,
+        transport: _Grpc,
+        tick: Callable[[str, int, int, int], None],
+    ) -> PartyJob:
+        place = self.place
+        return PartyJob(
+            place.recipe,
+            place.name,
             prepared,
-            self.place.encoder,
-            torch.device("cpu"),
-            "",
-            _Grpc(None, TcpMeter()),
-            tick=lambda *_: None,
+            place.encoder,
+            place.device,
+            run_id,
+            transport,
+            tick=tick,
             make_phases=make_phases,
+            trained=trained,
         )
 
     @contextlib.contextmanager
@@ -280,5 +299,3 @@ class PartyApp:
 def pinned(nbytes: int) -> memoryview:
     """A writable buffer in page-locked memory, from which a GPU copies without a detour."""
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
-
-

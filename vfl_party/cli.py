@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from vfl_common.config.party import load_party
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, run_program
 
@@ -37,6 +38,61 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool) -> None:
     console = Console("vfl-party")
     _, folder = PartyApp(place, console, wait_s).train(fresh=fresh)
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("party", type=click.Path(path_type=Path))
+@_DEVICE
+def check(party: Path, device: str | None) -> None:
+    """Looks at everything that the file PARTY names, without training: one line each, with what to do.
+
+    The party file and recipe, the certificate, the device, the data (columns, types, missing values, label), the
+    models, the address to listen on, and whether server and active party can be reached.
+    """
+    from vfl_party.preflight import check as look
+    from vfl_party.preflight import require
+
+    findings = []
+    for finding in look(party, device):
+        findings.append(finding)
+        click.echo(f"{'ok  ' if finding.fine else 'FAIL'}  {finding.about:<12}  {finding.text}")
+    require(findings)
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("party", type=click.Path(path_type=Path))
+@click.option("--run", "trained", required=True, type=click.Path(path_type=Path), help="The trained run: OUT/RUN-ID.")
+@click.option("--data", type=click.Path(path_type=Path), help="Rows to predict, instead of the party file's source.")
+@click.option(
+    "--output",
+    default="predictions.csv",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Active party: where to write id, score(s) and class; .csv or .parquet.",
+)
+@_DEVICE
+@_WAIT
+def predict(party: Path, trained: Path, data: Path | None, output: Path, device: str | None, wait_s: float) -> None:
+    """Takes part in a joint prediction with a trained run: every party runs this, beside vfl-server serve --predict.
+
+    All parties give the same ids. Only the active party writes, and learns, the result.
+
+    \b
+    Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --output churn.csv
+    """
+    from vfl_party.app import PartyApp, read_place
+    from vfl_party.prediction import check_output, load_trained, prediction_data
+
+    name = load_party(party).name
+    run_ = load_trained(trained, name)
+    place = read_place(party, device=device, recipe=run_.recipe)
+    if place.is_active:
+        check_output(output)
+    console = Console("vfl-party")
+    rows = prediction_data(place.file.data, data, run_.state)
+    _, folder = PartyApp(place, console, wait_s).predict(run_, rows, output)
+    result = {"output": str(output)} if place.is_active else {}
+    console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
 
 
 def main() -> None:

@@ -75,7 +75,9 @@ def prepare(recipe: Recipe, name: str, table: Table, settings: DataSettings, enc
     return Prepared(table, preprocessor, features, labels, targets, splits)
 
 
-def build_models(recipe: Recipe, name: str, encoder: EncoderSettings, features: Features | None) -> dict[str, nn.Module]:
+def build_models(
+    recipe: Recipe, name: str, encoder: EncoderSettings, features: Features | None
+) -> dict[str, nn.Module]:
     """This party's models with their initial weights, on the CPU: drawn from the recipe's seed and the party's name."""
     models: dict[str, nn.Module] = {}
     size = recipe.model.embedding_size
@@ -90,7 +92,7 @@ def build_models(recipe: Recipe, name: str, encoder: EncoderSettings, features: 
 
 
 class PartyJob(Job):
-    """See ``vfl_common.runner.Job``."""
+    """See ``vfl_common.runner.Job``. ``trained``: the state of an earlier job, whose weights the models begin with."""
 
     def __init__(
         self,
@@ -104,10 +106,13 @@ class PartyJob(Job):
         *,
         tick: Callable[[str, int, int, int], None],
         make_phases: Callable[[Party], Sequence[Phase]],
+        trained: Tree = None,
     ) -> None:
         torch.manual_seed(derive_seed(recipe.seed, "torch", name))
         self._prepared, self._run_id, self._transport = prepared, run_id, transport
         models = build_models(recipe, name, encoder, prepared.features)
+        if trained is not None:
+            load_models(models, trained)
         self.party = Party(
             name=name,
             recipe=recipe,

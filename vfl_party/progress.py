@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from vfl_common.ledger import Ledger
 from vfl_common.logs import Console
-from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.phase import RoundReport
+from vfl_common.rpc import session as rpc
 from vfl_common.rpc.session import Session, Start
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Progress:
         now_s = time.monotonic()
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
-            self._tell(control_pb2.Progress(phase=phase, round=round_, batch=batch, batches=batches), steps=None)
+            self._tell(rpc.Progress(phase, round_, batch=batch, batches=batches, metrics=self._metrics))
 
     def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
         """After each round."""
@@ -73,23 +74,11 @@ class Progress:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         log.info("round %d of %d done", round_, rounds, extra={"event": "round", "phase": phase, "steps": steps})
-        self._tell(control_pb2.Progress(phase=phase, round=round_, rounds=rounds), steps=steps)
+        self._tell(rpc.Progress(phase, round_, rounds, steps=steps, metrics=self._metrics))
 
-    def _tell(self, progress: control_pb2.Progress, *, steps: int | None) -> None:
-        if steps is not None:
-            progress.steps = steps
-        if self._is_active:
-            progress.metrics.update(self._metrics)
-        self._session.progress(progress)
-        self._console.emit(
-            "progress",
-            phase=progress.phase,
-            round=progress.round,
-            rounds=progress.rounds,
-            batch=progress.batch,
-            batches=progress.batches,
-            metrics=dict(progress.metrics),
-        )
+    def _tell(self, progress: rpc.Progress) -> None:
+        self._session.progress(progress if self._is_active else replace(progress, metrics={}))
+        self._console.emit("progress", **asdict(progress))
 
 
 _SHOWN = frozenset({"loss", "accuracy", "auc", "rmse"})

@@ -20,7 +20,7 @@ def cli() -> None:
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--listen", default="0.0.0.0:7000", show_default=True, help="host:port; port 0 takes a free one.")  # noqa: S104
+@click.option("--listen", default="0.0.0.0:7000", show_default=True, help="host:port; port 0 takes a free one.")
 @click.option("--ca", default="certs/ca.pem", show_default=True, type=click.Path(path_type=Path), help="CA, PEM.")
 @click.option("--certificate", type=click.Path(path_type=Path), help="This server's. [default: certs/<name>.pem]")
 @click.option("--key", type=click.Path(path_type=Path), help="Its key, mode 0600. [default: certs/<name>.key]")

@@ -9,6 +9,7 @@ Every wait is bounded; only processes started here are ended, by their own handl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -19,13 +20,14 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torch import Tensor
 
 from vfl_common.checkpoint import CheckpointStore
 from vfl_common.identity.authority import create_authority, issue
 from vfl_common.ledger import Entry, load_entries
+from tests.harness.zygote import PROGRAMS, Forked, Zygote
 
 START_S = 60.0
 RUN_S = 120.0
@@ -40,19 +42,28 @@ def program_environment() -> dict[str, str]:
 class Program:
     """One process; its events (JSON lines on standard output) as they come, its standard error as a whole."""
 
-    def __init__(self, name: str, args: list[str], cwd: Path) -> None:
+    def __init__(self, name: str, args: list[str], cwd: Path, *, fresh: bool = True) -> None:
         self.name, self.args = name, args
         self.events: list[dict[str, Any]] = []
         self._new: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._stderr = (cwd / f"{name}.stderr").open("w+")
-        self.process = subprocess.Popen(
-            args, cwd=cwd, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=program_environment()
-        )
-        threading.Thread(target=self._read, daemon=True).start()
+        self.process: subprocess.Popen[str] | Forked
+        if fresh or Path(args[0]).name not in PROGRAMS:
+            self.process = subprocess.Popen(
+                args, cwd=cwd, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=program_environment()
+            )
+            assert self.process.stdout is not None
+            self._stdout: TextIO = self.process.stdout
+        else:
+            ours, theirs = os.pipe()
+            self.process = Zygote.shared(program_environment()).start(args, cwd, theirs, self._stderr.fileno())
+            os.close(theirs)
+            self._stdout = os.fdopen(ours, encoding="utf-8")
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._stdout:
             try:
                 self._new.put(json.loads(line))
             except json.JSONDecodeError:
@@ -94,9 +105,22 @@ class Program:
 
     def close(self) -> None:
         self.stop()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self._reader.join(timeout=5)
+        self._stdout.close()
         self._stderr.close()
+
+    def signal(self, number: int) -> None:
+        """SIGSTOP and SIGCONT, say."""
+        self.process.send_signal(number)
+
+    def seen(self) -> list[dict[str, Any]]:
+        """All events of a program that has ended."""
+        self._reader.join(timeout=5)
+        with contextlib.suppress(queue.Empty):
+            while (found := self._new.get_nowait()) is not None:
+                self.events.append(found)
+            self._new.put(None)
+        return self.events
 
     @property
     def stderr(self) -> str:
@@ -120,7 +144,8 @@ def _inline(value: Any) -> str:
 class Federation:
     """A server and the parties of ``recipe`` (a dict, as in TOML), in ``folder``.
 
-    ``data``: {party: its [data] table}; ``extra``: {party: more keys of its party file}.
+    ``data``: {party: its [data] table}; ``extra``: {party: more keys of its party file}. The programs are forked from
+    one process that has imported them (see ``zygote``) unless ``fresh``.
     """
 
     folder: Path
@@ -130,6 +155,7 @@ class Federation:
     programs: dict[str, Program] = field(default_factory=dict)
     address: str = ""
     server_options: tuple[str, ...] = ()
+    fresh: bool = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the zygote
 
     @property
     def names(self) -> list[str]:
@@ -185,7 +211,7 @@ class Federation:
     def _start(self, name: str, args: list[str]) -> Program:
         if name in self.programs:
             self.programs[name].close()
-        self.programs[name] = Program(name, args, self.folder)
+        self.programs[name] = Program(name, args, self.folder, fresh=self.fresh)
         return self.programs[name]
 
     def finish(self, timeout_s: float = RUN_S) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class CustomSettings(Section):
 
     kind: Literal["custom"]
     factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # module:callable
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
 EncoderSettings = Annotated[

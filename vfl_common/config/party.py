@@ -29,7 +29,9 @@ class PartyFile(Section):
     name: Name
     recipe: str
     server: Address
-    active: Address | None = None  # passive: the active party's address, when the one the server relays is not reachable
+    active: Address | None = (
+        None  # passive: the active party's address, when the one the server relays is not reachable
+    )
     listen: Address = "127.0.0.1:0"  # active: where it waits for passive parties; port 0 takes a free one
     advertise: Address | None = None  # active: the address that the server relays; default: `listen` with its real port
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"

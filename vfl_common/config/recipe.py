@@ -13,7 +13,9 @@ from vfl_common.config.base import Section, parse, read_toml
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")]  # also a host name and a folder
+Name = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")
+]  # also a host name and a folder
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -38,7 +40,7 @@ class PhaseSettings(Section):
 
     kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -67,8 +69,8 @@ class SimulateSettings(Section):
 
     data: DataSettings | None = None  # one data set, divided by `scheme`; the active party alone reads the label
     scheme: Literal["columns", "quadrants", "halves"] = "columns"
-    parties: dict[str, DataSettings] = {}  # or each party's own
-    devices: dict[str, str] = {}  # default cpu
+    parties: dict[str, DataSettings] = Field(default_factory=dict)  # or each party's own
+    devices: dict[str, str] = Field(default_factory=dict)  # default cpu
     threads: PositiveInt = 1
 
 
@@ -95,9 +97,9 @@ class Recipe(Section):
         if doubles:
             raise ValueError(f"the name {doubles[0]!r} is used twice among the parties and the server")
         if sum(party.role == "active" for party in self.parties) != 1:
-            raise ValueError("parties: exactly one party has role = \"active\"")
+            raise ValueError('parties: exactly one party has role = "active"')
         if not any(party.role == "passive" for party in self.parties):
-            raise ValueError("parties: at least one party has role = \"passive\"")
+            raise ValueError('parties: at least one party has role = "passive"')
         for party in self.parties:
             if party.role == "passive" and not party.features:
                 raise ValueError(f"parties: {party.name} is passive and must have features")
@@ -159,6 +161,3 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     for key, item in items:
         flat |= _flatten(item, f"{prefix}.{key}" if prefix else str(key))
     return flat
-
-
-

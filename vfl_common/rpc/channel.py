@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import grpc
 
-from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.diagnose import diagnose
 from vfl_common.wire.frames import FRAME_BYTES
 
 PROTOCOL = 1  # compared at joining and attaching; raise it with any change that an older peer would misread
@@ -34,10 +35,19 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-class Service(Protocol):
-    """What a listening process offers: generic handlers over raw bytes, so that each message is counted as it is."""
+Context: TypeAlias = grpc.ServicerContext  # of one call; for the services that live outside this package
+Handler: TypeAlias = grpc.GenericRpcHandler
 
-    def handler(self) -> grpc.GenericRpcHandler: ...
+
+class Service(Protocol):
+    """What a listening process offers."""
+
+    def handler(self) -> Handler: ...
+
+
+def stream_handler(service: str, method: str, serve: Callable[[Iterator[bytes], Context], Iterator[bytes]]) -> Handler:
+    """A bidirectional stream over raw bytes: each message is counted as it is, before it is parsed."""
+    return grpc.method_handlers_generic_handler(service, {method: grpc.stream_stream_rpc_method_handler(serve)})
 
 
 def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
@@ -54,6 +64,17 @@ def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
     return grpc.secure_channel(address, tls, options=options)
 
 
+def connect(address: str, credentials: Credentials, peer: str, timeout_s: float) -> grpc.Channel | VflError:
+    """A channel that is ready, or the clearest reason why there is none within ``timeout_s``."""
+    channel = dial(address, credentials, peer)
+    try:
+        grpc.channel_ready_future(channel).result(timeout=timeout_s)
+    except grpc.FutureTimeoutError:
+        channel.close()
+        return diagnose(address, credentials, peer, timeout_s=2.0)
+    return channel
+
+
 @contextmanager
 def listening(
     address: str, credentials: Credentials, services: Sequence[Service], threads: int
@@ -65,8 +86,8 @@ def listening(
     Raises:
         InputError: ADDRESS_IN_USE.
     """
-    host, _, port = address.rpartition(":")
-    _probe(address, host.strip("[]"), int(port))
+    check_address(address)
+    host = address.rpartition(":")[0]
     server = grpc.server(
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
         handlers=[service.handler() for service in services],
@@ -88,8 +109,13 @@ def listening(
         server.stop(grace=0.5).wait(timeout=5.0)
 
 
-def _probe(address: str, host: str, port: int) -> None:
-    """gRPC says only "failed to bind"; a plain socket knows why."""
+def check_address(address: str) -> None:
+    """Raises InputError (ADDRESS_IN_USE) where this machine cannot listen on host:port.
+
+    gRPC says only "failed to bind"; a plain socket knows why.
+    """
+    host, _, port_text = address.rpartition(":")
+    host, port = host.strip("[]"), int(port_text)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -109,7 +135,7 @@ def _in_use(address: str, why: str) -> InputError:
     )
 
 
-def caller(context: grpc.ServicerContext) -> str:
+def caller(context: Context) -> str:
     """The name in the caller's certificate. Raises PeerError (IDENTITY_MISMATCH) where it has none or several."""
     names = context.auth_context().get("x509_subject_alternative_name", [])
     if len(names) != 1:

@@ -11,14 +11,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-import grpc
-
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.arrivals import GiveUp, Proceed, decide
-from vfl_common.rpc.channel import PROTOCOL, caller
+from vfl_common.rpc.channel import PROTOCOL, Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import Allocate, Assembly, Encoded, encode, label, malformed, parse_frame, step_of
@@ -197,10 +195,8 @@ class ExchangeService:
         self._changed = threading.Condition()
         self._hub: ExchangeHub | None = None
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        return grpc.method_handlers_generic_handler(
-            SERVICE, {"Swap": grpc.stream_stream_rpc_method_handler(self._swap)}
-        )
+    def handler(self) -> Handler:
+        return stream_handler(SERVICE, "Swap", self._swap)
 
     def use(self, hub: ExchangeHub | None) -> None:
         """From now on streams attach to ``hub``."""
@@ -208,7 +204,7 @@ class ExchangeService:
             self._hub = hub
             self._changed.notify_all()
 
-    def _swap(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _swap(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
             party = caller(context)
             if party not in self._roster:
@@ -270,4 +266,3 @@ class ExchangeService:
             for encoded in reply:
                 add(party, encoded.phase, encoded.kind, "sent", encoded.payload_bytes, len(encoded.data))
                 yield encoded.data
-

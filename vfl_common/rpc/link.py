@@ -134,7 +134,7 @@ class ExchangeLink:
         for data in call:
             frame = parse_frame(data, party=self._peer)
             if frame.HasField("failure"):
-                if frame.failure.code == Code.STALE_GENERATION:  # the peer has not got there yet, or we are to rejoin
+                if frame.failure.code == int(Code.STALE_GENERATION):  # it is not there yet, or we are behind
                     raise _StreamEnded
                 raise from_failure(frame.failure, sender=self._peer, me=self._me)
             if frame.HasField("header"):
@@ -171,7 +171,7 @@ class ExchangeLink:
             channel.close()
 
 
-class _StreamEnded(grpc.RpcError):
+class _StreamEnded(grpc.RpcError):  # type: ignore[misc]
     """The peer closed the stream before it replied."""
 
 

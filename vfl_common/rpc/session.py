@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import grpc
 
 from vfl_common.errors import Code, InputError, InterruptedRun, LostError, VflError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.channel import PROTOCOL, dial
+from vfl_common.rpc.channel import PROTOCOL, connect
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.tcp import TcpMeter
 
@@ -45,6 +45,19 @@ class Start:
     generation: int
     checkpoint: str  # empty: from the beginning
     exchange_address: str  # of the active party
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a party is: ``round`` rounds of ``rounds`` are done, ``batch`` batches of ``batches`` of the next one."""
+
+    phase: str
+    round: int
+    rounds: int = 0
+    batch: int = 0
+    batches: int = 0
+    steps: int = 0  # since the start of the run
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -130,15 +143,30 @@ class Session:
         if self._ended is not None:
             raise self._ended
 
-    def progress(self, progress: control_pb2.Progress) -> None:
+    def progress(self, progress: Progress) -> None:
         """Tells the server how far this party is; metrics come from the active party only."""
-        self._send(control_pb2.PartyMessage(progress=progress))
+        message = control_pb2.Progress(
+            phase=progress.phase,
+            round=progress.round,
+            rounds=progress.rounds,
+            batch=progress.batch,
+            batches=progress.batches,
+            steps=progress.steps,
+            metrics=progress.metrics,
+        )
+        self._send(control_pb2.PartyMessage(progress=message))
 
-    def report(self, report: control_pb2.Report) -> str:
-        """Reports this party's results and waits until all have; the summary (JSON) for the active party, else ''.
+    def report(self, metrics: dict[str, dict[str, float]], steps: int, wall_s: float) -> str:
+        """Reports this party's results, its ledger and the kernel's counts, and waits until all parties have.
 
-        Raises InterruptedRun where a party was lost meanwhile: the run goes on from a checkpoint.
+        Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun where a party was lost
+        meanwhile: the run goes on from a checkpoint.
         """
+        report = control_pb2.Report(metrics_json=json.dumps(metrics), steps=steps, wall_s=wall_s)
+        for entry in self.ledger.entries():
+            report.ledger.add(**asdict(entry))
+        for count in self.meter.counts():
+            report.tcp.add(**asdict(count))
         self._send(control_pb2.PartyMessage(report=report))
         while True:
             answer = self._inbox.get()
@@ -166,13 +194,13 @@ class Session:
         """Opens a channel and a stream; tries again until ``give_up_s`` (monotonic) unless trying cannot help."""
         suspect: Code | None = None
         while True:
-            channel = dial(self.address, self.credentials, self.server)
-            try:
-                grpc.channel_ready_future(channel).result(timeout=max(0.5, min(3.0, give_up_s - time.monotonic())))
+            found = connect(
+                self.address, self.credentials, self.server, max(0.5, min(3.0, give_up_s - time.monotonic()))
+            )
+            if isinstance(found, grpc.Channel):
+                channel = found
                 break
-            except grpc.FutureTimeoutError:
-                channel.close()
-            why = diagnose(self.address, self.credentials, self.server, timeout_s=2.0)
+            why = found
             if why.code is not Code.UNREACHABLE and why.code is suspect:
                 raise why  # twice the same: a server that is just going away can look like one that refuses us
             suspect = why.code

@@ -6,7 +6,6 @@ UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it takes
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> lis
             frame.step.phase, frame.step.round, frame.step.batch = step
             frame.header.kind = int(bundle.kind)  # type: ignore[assignment]
             for name, buffer in bundle.tensors.items():
-                frame.header.tensors.add(name=name, dtype=int(buffer.dtype), shape=buffer.shape)  # type: ignore[arg-type]
+                frame.header.tensors.add(name=name, dtype=int(buffer.dtype), shape=buffer.shape)
         frames.append(Encoded(frame.SerializeToString(), len(chunk), step.phase, bundle.kind.label))
     return frames
 
@@ -161,5 +160,3 @@ def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[s
 
 def _allocate(nbytes: int) -> memoryview:
     return memoryview(bytearray(nbytes))
-
-

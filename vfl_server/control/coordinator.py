@@ -175,9 +175,7 @@ class Coordinator:
         with self._lock:
             for member in self._members.values():
                 text = summary_json if member.name == self.recipe.active.name else ""
-                member.outbox.put(
-                    control_pb2.ServerMessage(complete=control_pb2.Complete(summary_json=text))
-                )
+                member.outbox.put(control_pb2.ServerMessage(complete=control_pb2.Complete(summary_json=text)))
                 member.outbox.put(None)
 
     def wait_until_empty(self, timeout_s: float) -> None:

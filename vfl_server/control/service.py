@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.channel import caller
+from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.session import SERVICE
 from vfl_common.rpc.tcp import TcpMeter
@@ -24,12 +23,10 @@ class ControlService:
     def __init__(self, coordinator: Coordinator, ledger: Ledger, meter: TcpMeter) -> None:
         self._coordinator, self._ledger, self._meter = coordinator, ledger, meter
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        return grpc.method_handlers_generic_handler(
-            SERVICE, {"Session": grpc.stream_stream_rpc_method_handler(self._session)}
-        )
+    def handler(self) -> Handler:
+        return stream_handler(SERVICE, "Session", self._session)
 
-    def _session(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
             name = caller(context)
             member = self._coordinator.open(name)

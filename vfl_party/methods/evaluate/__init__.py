@@ -28,7 +28,7 @@ class ActiveEvaluate(Phase):
     def run_round(self, round_: int) -> RoundReport:
         party, batch = self._party, 0
         labels, targets = party.need_labels()
-        metrics = {}
+        metrics: dict[str, dict[str, float]] = {}
         for split in self._settings.splits:
             rows = party.rows(split)
             outputs, batch = joint_outputs(party, self.name, round_, batch, rows)

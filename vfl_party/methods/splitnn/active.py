@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, InputError
@@ -15,6 +16,11 @@ from vfl_party.exchange import NOTHING, expect
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining
 from vfl_party.scoring import joint_outputs
+
+
+def gradient(leaf: Tensor) -> Tensor:
+    """d loss / d leaf; zeros where the loss does not depend on it."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 class ActiveSplitNN(Phase):
@@ -43,15 +49,13 @@ class ActiveSplitNN(Phase):
             step = StepKey(self.name, round_, batch)
             y_B = party.take(targets, rows)
             own = [party.models["encoder"](*party.features.inputs(rows))] if party.features is not None else []
-            received = hub.collect(
-                step, expect(Kind.EMBEDDING, z=(torch.float32, (len(rows), party.embedding_size)))
-            )
+            received = hub.collect(step, expect(Kind.EMBEDDING, z=(torch.float32, (len(rows), party.embedding_size))))
             z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
             loss = self._loss(top(combine(rule, [*own, *z_BD.values()])), y_B)
             training.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             # The parties go on while the top model is updated: every gradient is of the weights before the update.
-            hub.reply(step, Kind.GRADIENT, {name: {"dz": leaf.grad} for name, leaf in z_BD.items()})
+            hub.reply(step, Kind.GRADIENT, {name: {"dz": gradient(leaf)} for name, leaf in z_BD.items()})
             training.step()
             total += loss.detach()
             party.tick(self.name, round_, batch + 1, len(epoch))

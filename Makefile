@@ -1,0 +1,38 @@
+# Two commands do all the set-up on a fresh machine (Python >= 3.11, make, git): `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Where torch was built for CUDA, tests and demo still run on the CPU; several processes share the cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check install clean
+
+demo: $(VENV)/.installed
+	$(BIN)/vfl demo
+
+test: $(VENV)/.installed-dev
+	PYTHON=$(BIN)/python scripts/check
+	$(BIN)/pytest
+
+check: $(VENV)/.installed-dev
+	PYTHON=$(BIN)/python scripts/check
+
+install: $(VENV)/.installed
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'error: Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo 'installing (torch is large: this takes a minute or more the first time)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo 'installing with development tools (torch is large: this takes a minute or more the first time)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build *.egg-info

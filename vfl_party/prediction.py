@@ -1,0 +1,156 @@
+"""Joint prediction with a trained run: all parties embed the same rows, the active party writes the result."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import torch
+from torch import Tensor
+
+from vfl_common.checkpoint import CheckpointStore
+from vfl_common.config.base import parse
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import PartySettings, Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.metrics import scores
+from vfl_common.phase import Phase, RoundReport, Tree
+from vfl_common.run_folder import RunFolder
+from vfl_party.context import Party
+from vfl_party.data import Labels, Preprocessor, Table
+from vfl_party.job import Prepared
+from vfl_party.scoring import joint_outputs, send_embeddings
+
+PHASE = "predict"
+FORMATS = (".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run as one party holds it: ``state`` is what its job's ``state`` gave at the end."""
+
+    run_id: str
+    recipe: Recipe
+    state: Tree
+
+
+def load_trained(run: Path, name: str) -> TrainedRun:
+    """The run in ``<out>/<run id>`` (or in the party's own folder therein). Raises InputError."""
+    path = run if run.name == name and (run / "run.json").exists() else run / name
+    if not (path / "run.json").exists():
+        raise InputError(Code.FILE_INVALID, f"{run}: holds no run of {name}; give the folder <out>/<run id>")
+    folder = RunFolder(path, path.resolve().parent.name)
+    if not folder.facts().get("finished"):
+        raise InputError(Code.CHECKPOINT_INVALID, f"{path}: this run was not finished; finish it, or give another")
+    store = CheckpointStore(path / "checkpoints", keep=2)
+    labels = store.labels()
+    if not labels:
+        raise InputError(Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints")
+    recipe = parse(Recipe, json.loads((path / "recipe.json").read_text()), str(path / "recipe.json"))
+    return TrainedRun(folder.run_id, recipe, store.load(labels[-1])["job"])
+
+
+def prediction_data(settings: DataSettings | None, source: Path | None, state: Tree) -> DataSettings:
+    """The party file's [data] with another source: no label, and of a table the columns of training and no others.
+
+    Raises InputError where there is no [data].
+    """
+    if settings is None:
+        raise InputError(Code.CONFIG_INVALID, "the party file needs a [data] table: it says which column is the id")
+    changes: dict[str, Any] = {"label": None, "drop": ()}
+    preprocessor = Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
+    if preprocessor is None:
+        changes["columns"] = ()  # labels only: the ids are all that is read
+    elif preprocessor.image_shape is None and settings.view is None:
+        changes["columns"] = (*preprocessor.numeric_names, *preprocessor.categorical_names)
+    if source is not None:
+        changes["source"] = str(source.absolute())
+    return settings.model_copy(update=changes)
+
+
+def prepare_prediction(place: PartySettings, table: Table, state: Tree) -> Prepared:
+    """The rows to predict, with the statistics and classes of training. Raises InputError where columns differ."""
+    preprocessor = Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
+    return Prepared(
+        table=table,
+        preprocessor=preprocessor,
+        features=preprocessor.transform(table) if place.features and preprocessor is not None else None,
+        labels=Labels.from_state(state["labels"]) if state["labels"] else None,
+        targets=None,
+        splits={"all": np.arange(len(table.ids), dtype=np.int64)},
+    )
+
+
+class PassivePredict(Phase):
+    """One round: the embeddings of all rows."""
+
+    def __init__(self, party: Party) -> None:
+        self.name, self.rounds, self._party = PHASE, 1, party
+
+    def run_round(self, round_: int) -> RoundReport:
+        send_embeddings(self._party, self.name, round_, 0, self._party.rows("all"))
+        return RoundReport(0)
+
+
+class ActivePredict(Phase):
+    """One round: scores of all rows, written to ``output`` with the rows' ids."""
+
+    def __init__(self, party: Party, ids: Sequence[str], output: Path) -> None:
+        self.name, self.rounds, self._party = PHASE, 1, party
+        self._ids, self._output = ids, output
+
+    def run_round(self, round_: int) -> RoundReport:
+        party = self._party
+        outputs, _ = joint_outputs(party, self.name, round_, 0, party.rows("all"))
+        if party.labels is None:
+            raise InputError(Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes")
+        columns = result_columns(party.recipe, party.labels, outputs)
+        write_table(self._output, pa.table({"id": list(self._ids), **columns}))
+        return RoundReport(0)
+
+
+def result_columns(recipe: Recipe, labels: Labels, outputs_NO: Tensor) -> dict[str, Any]:
+    """Regression: ``value``, in the label's own unit. Binary: ``score`` (of the second class) and ``class``.
+    Multi-class: ``score_<class>`` for each, and ``class``."""
+    found = scores(recipe.task, outputs_NO).cpu()
+    if recipe.task.kind == "regression":
+        return {"value": labels.unscale(found.double()).reshape(-1).numpy()}
+    if recipe.task.kind == "binary":
+        probability = found.reshape(-1)
+        chosen = labels.decode((probability >= 0.5).to(torch.int64))
+        return {"score": probability.numpy(), "class": list(chosen)}
+    known = found[:, : len(labels.classes)]
+    named = {f"score_{name}": known[:, column].numpy() for column, name in enumerate(labels.classes)}
+    return {**named, "class": list(labels.decode(known.argmax(dim=1)))}
+
+
+def check_output(path: Path) -> None:
+    """Raises InputError where ``path`` cannot become a result: another format, no folder, or a file that is there."""
+    if path.suffix not in FORMATS:
+        raise InputError(Code.FILE_INVALID, f"{path}: the result's name must end in {' or '.join(FORMATS)}")
+    if path.exists():
+        raise InputError(Code.FILE_INVALID, f"{path}: is there already; move it away or give another --output")
+    if not path.absolute().parent.is_dir():
+        raise InputError(Code.FILE_INVALID, f"{path.absolute().parent}: no such folder")
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """CSV or Parquet, by the name's ending; whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if path.suffix == ".parquet":
+            pyarrow.parquet.write_table(table, temporary)
+        else:
+            pyarrow.csv.write_csv(table, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(Code.FILE_INVALID, f"{path}: cannot be written ({error.strerror or error})") from None
