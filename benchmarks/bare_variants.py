@@ -1,6 +1,6 @@
 """Rank ways to run the bare loop: ``python -m benchmarks.bare_variants --task small --turns 3``.
 
-The first variant is the reference; the others change one thing. The findings are in the repository's report on speed.
+The first variant is the reference, each other changes one thing. Look at the ``quiet`` column on a busy machine.
 """
 
 from __future__ import annotations
@@ -76,6 +76,9 @@ def variants(base: Wire) -> dict[str, Wire]:
         "malloc-keep": replace(base, environment=_KEEP_MEMORY),
         "malloc-keep+1-arena": replace(base, environment={**_KEEP_MEMORY, "MALLOC_ARENA_MAX": "1"}),
         "malloc-keep+frames-1MiB": replace(base, environment=_KEEP_MEMORY, frame_bytes=MIB),
+        "no-event-engine+update-first": replace(
+            _experiments(base, "-event_engine_client,-event_engine_listener"), reply_first=False
+        ),
         "tcp-frame-tuning": _experiments(base, "tcp_frame_size_tuning,tcp_rcv_lowat"),
         "peer-framing": _experiments(base, "peer_state_based_framing"),
     }  # fmt: skip

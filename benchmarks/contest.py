@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -74,6 +76,7 @@ def compete(
     ``workdir`` receives one directory a run. Raises `RuntimeError` where two contestants end with losses that differ:
     they did not train the same network.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that a run ends the processes it started
     scores = []
     for task in tasks:
         turns: dict[str, list[Measurement]] = {name: [] for name in contestants}

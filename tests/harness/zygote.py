@@ -11,6 +11,7 @@ The zygote and its children end when the test process ends: it reads end-of-file
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import select
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -124,6 +126,7 @@ class Zygote:
 
 def _import_programs() -> None:
     import sklearn.datasets
+    import torch
 
     import vfl_party.app
     import vfl_party.methods
@@ -133,7 +136,9 @@ def _import_programs() -> None:
     for kind in vfl_party.methods.kinds():
         vfl_party.methods.load_method(kind)
     metrics._functional()
+    torch.optim.SGD([torch.zeros(1)])  # the first optimizer of a process imports torch._dynamo and sympy
     _ = sklearn.datasets, vfl_party.app, vfl_server.app
+    gc.freeze()  # a child that collected garbage would copy every page
 
 
 def _serve(requests: socket.socket) -> None:
@@ -181,7 +186,10 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _become(args: list[str], cwd: str, fds: list[int]) -> None:
-    """In the child: the program, to its end."""
+    """In the child: the program, to its end, its threads joined; then out at once.
+
+    Taking the interpreter's modules apart would copy every page of the zygote's, which takes longer than the tests.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -190,15 +198,26 @@ def _become(args: list[str], cwd: str, fds: list[int]) -> None:
         os.close(fd)
     os.chdir(cwd)
     sys.argv = args
-    import faulthandler; faulthandler.dump_traceback_later(0.5, repeat=True, file=open(f"/tmp/fh_{os.getpid()}","w"))
     from vfl_party.cli import main as party
     from vfl_server.cli import main as server
 
-    {"vfl-server": server, "vfl-party": party}[Path(args[0]).name]()
-    sys.exit(0)
+    code = 1
+    try:
+        {"vfl-server": server, "vfl-party": party}[Path(args[0]).name]()
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":
     _import_programs()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         _serve(requests)
+    os._exit(0)

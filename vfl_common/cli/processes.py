@@ -25,7 +25,7 @@ class ProcessFailed(click.ClickException):
 
     def __init__(self, name: str, sentence: str, exit_code: int) -> None:
         super().__init__(f"{name}: {sentence}")
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
         click.echo(f"error: {self.message}", err=True, file=file)
@@ -56,15 +56,18 @@ class Process:
         self.name, self.args = name, tuple(args)
         self._stderr = folder / "stderr"
         folder.mkdir(parents=True, exist_ok=True)
-        with self._stderr.open("ab") as stderr, (folder / "stdout").open("ab") as stdout:
+        stdout = subprocess.PIPE if events is not None else (folder / "stdout").open("ab")
+        with self._stderr.open("ab") as stderr:
             self._popen = subprocess.Popen(
                 [sys.executable, "-P", "-m", "vfl_common.cli.child", *args],
                 stdin=subprocess.PIPE,
-                stdout=stdout if events is None else subprocess.PIPE,
+                stdout=stdout,
                 stderr=stderr,
                 env=os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
                 start_new_session=True,  # Ctrl-C at the terminal reaches the launcher alone, which ends the others
             )
+        if not isinstance(stdout, int):
+            stdout.close()
         if events is not None:
             threading.Thread(target=self._read, args=[events], daemon=True).start()
 
@@ -86,6 +89,10 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal; nothing where the process has ended."""
         self._popen.send_signal(number)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._popen.wait()
 
     def sentence(self) -> str:
         """Why it ended: its own error, or the signal that killed it."""
@@ -132,7 +139,7 @@ def end_all(processes: Sequence[Process]) -> None:
         for process in processes:
             process.signal(signal.SIGKILL)
         for process in processes:
-            process._popen.wait()
+            process.wait()
 
 
 def wait_all(processes: Sequence[Process], timeout_s: float) -> bool:

@@ -1,0 +1,65 @@
+"""Recipes and data of the integration tests: small enough that a run takes about a second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ACTIVE = "p0"
+
+
+def digits(parties: int, *, limit: int = 100) -> dict[str, dict[str, Any]]:
+    """Halves or quadrants of scikit-learn's digits; p0 has the labels too. {party: its [data] table}."""
+    scheme = {2: "halves", 4: "quadrants"}[parties]
+    tables: dict[str, dict[str, Any]] = {
+        f"p{part}": {
+            "source": "sklearn:digits",
+            "limit": limit,
+            "view": {"scheme": scheme, "part": part, "parts": parties},
+        }
+        for part in range(parties)
+    }
+    tables[ACTIVE]["label"] = "target"
+    return tables
+
+
+def columns(source: str, parts: int, *, limit: int, active_features: bool = True) -> dict[str, dict[str, Any]]:
+    """Runs of a table's columns; p0 has the labels, and features unless they are ``parts`` passive parties'."""
+    first = 0 if active_features else 1
+    tables: dict[str, dict[str, Any]] = {
+        f"p{first + part}": {
+            "source": source,
+            "limit": limit,
+            "view": {"scheme": "columns", "part": part, "parts": parts},
+        }
+        for part in range(parts)
+    }
+    tables.setdefault(ACTIVE, {"source": source, "limit": limit})
+    tables[ACTIVE]["label"] = "target"
+    return {name: tables[name] for name in sorted(tables)}
+
+
+def recipe(
+    parties: int,
+    *,
+    seed: int = 7,
+    task: dict[str, Any] | None = None,
+    active_features: bool = True,
+    model: dict[str, Any] | None = None,
+    phase: dict[str, Any] | None = None,
+    rows: dict[str, Any] | None = None,
+    run: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Three epochs of split training of digits on an 8-wide embedding; every table may be given other keys."""
+    roster: list[dict[str, Any]] = [{"name": ACTIVE, "role": "active", "features": active_features}]
+    roster += [{"name": f"p{number}", "role": "passive"} for number in range(1, parties)]
+    return {
+        "name": "case",
+        "method": "splitnn",
+        "seed": seed,
+        "task": task or {"kind": "multiclass", "classes": 10},
+        "parties": roster,
+        "rows": {"validation": 0.1, "test": 0.1} | (rows or {}),
+        "model": {"embedding_size": 8} | (model or {}),
+        "phases": [{"kind": "splitnn", "epochs": 3, "batch_size": 24} | (phase or {})],
+        "run": {"heartbeat_s": 0.5, "rejoin_deadline_s": 30.0} | (run or {}),
+    }

@@ -1,0 +1,118 @@
+"""A TCP proxy between a passive party and the active party: counts bytes, stops them at a given number, cuts.
+
+It sees TLS, so it knows steps by their bytes alone: an exchange of B rows of an E-wide embedding is 4·B·E bytes each
+way and a little more, and the handshake a few KiB. ``hold_at`` names the byte at which nothing more is let through; the
+step that is under way then cannot end before ``release``, however slow or fast the machine is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+_READ_BYTES = 16384
+
+
+class Proxy:
+    """Listens on a free port of 127.0.0.1 and passes each connection on to ``target``.
+
+    ``sent``: bytes that callers have sent through so far, over all connections; ``received``: bytes of the way back.
+    """
+
+    def __init__(self, target: str = "") -> None:
+        self.target = target
+        self.sent = self.received = self.connections = 0
+        self._hold_at: int | None = None
+        self._held = threading.Event()
+        self._open = threading.Condition()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._closed = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"{host}:{port}"
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        self.release()
+        self._listener.close()
+        self.cut()
+
+    def hold_at(self, sent: int) -> None:
+        """Nothing more is passed on, in either direction, once callers have sent ``sent`` bytes."""
+        with self._open:
+            self._held.clear()
+            self._hold_at = sent
+
+    def wait_until_held(self, timeout_s: float = 60.0) -> None:
+        assert self._held.wait(timeout_s), f"{self.sent} bytes in {timeout_s} s, {self._hold_at} were expected"
+
+    def release(self) -> None:
+        """Lets everything through again, and from now on."""
+        with self._open:
+            self._hold_at = None
+            self._open.notify_all()
+
+    def cut(self) -> None:
+        """Closes every connection, as a broken network would; new ones may come at once."""
+        with self._open:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._connect, args=[caller], daemon=True).start()
+
+    def _connect(self, caller: socket.socket) -> None:
+        host, _, port = self.target.rpartition(":")
+        try:
+            callee = socket.create_connection((host, int(port)), timeout=5.0)
+        except OSError:
+            caller.close()
+            return
+        callee.settimeout(None)
+        for end in (caller, callee):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._open:
+            self._pairs.append((caller, callee))
+            self.connections += 1
+        back = threading.Thread(target=self._pump, args=[callee, caller, False], daemon=True)
+        back.start()
+        self._pump(caller, callee, True)
+        back.join()
+        caller.close()
+        callee.close()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, forth: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_READ_BYTES):
+                self._count(len(data), forth)
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _count(self, nbytes: int, forth: bool) -> None:
+        """Counts, then waits while the proxy holds."""
+        with self._open:
+            if forth:
+                self.sent += nbytes
+            else:
+                self.received += nbytes
+            while self._hold_at is not None and self.sent >= self._hold_at:
+                self._held.set()
+                self._open.wait()

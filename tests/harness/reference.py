@@ -1,0 +1,203 @@
+"""Split training in one process, from the paper's definition: the other side of the exactness tests.
+
+SplitNN (Vepakomma et al. 2018): every party k has an encoder, z_k = f_k(x_k); the active party combines the z_k, its
+top model g gives the outputs, one loss is taken; each party's optimizer updates its own parameters with its part of
+the gradient. Here it is ordinary autograd through the whole network: nothing is cut, sent or received. No code is
+shared with the transport, the phases, the runner or ``vfl_common.optim``; torch's optimizers run as they come. What is
+shared is what both must start from: the models as built, the seeds, the tables and their preprocessing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - as everywhere
+
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.models import build_encoder, build_top, seeded
+from vfl_common.seeds import batches, derive_seed, split_rows
+from vfl_party.data import Labels, Preprocessor, load_table
+
+
+class _OneParty:
+    """A party's data, models, optimizer, and its own stream of random numbers (dropout)."""
+
+    def __init__(self, recipe: Recipe, name: str, data: DataSettings, settings: dict[str, Any]) -> None:
+        place = recipe.party(name)
+        assert place is not None
+        encoder = place.encoder or recipe.model.encoder
+        table = load_table(data, with_label=place.role == "active")
+        self.splits = split_rows(
+            recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test
+        )
+        self.models = nn.ModuleDict()
+        self.features = None
+        if place.features:
+            fitted = Preprocessor.fit(
+                table,
+                self.splits["train"],
+                one_hot=encoder.kind != "tabular",
+                flatten=encoder.kind in ("mlp", "tabular"),
+                settings=data,
+            )
+            self.features = fitted.transform(table)
+            with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
+                self.models["encoder"] = build_encoder(encoder, self.features.spec, recipe.model.embedding_size)
+        if place.role == "active":
+            labels = Labels.fit(table.labels, recipe.task, self.splits["train"], source="reference")
+            self.targets = labels.encode(table.labels)
+            inputs = sum(party.features for party in recipe.parties) if recipe.model.combine == "concat" else 1
+            with seeded(derive_seed(recipe.seed, "init", name, "top")):
+                self.models["top"] = build_top(
+                    recipe.model.top, inputs * recipe.model.embedding_size, recipe.task.outputs
+                )
+        self._random = torch.Generator().manual_seed(derive_seed(recipe.seed, "torch", name)).get_state()
+        self.optimizer = _optimizer(settings, list(self.models.parameters()))
+
+    @contextmanager
+    def own_random_numbers(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._random)
+            yield
+            self._random = torch.get_rng_state()
+
+    def embed(self, rows: np.ndarray[Any, Any]) -> Tensor | None:
+        if self.features is None:
+            return None
+        with self.own_random_numbers():
+            z: Tensor = self.models["encoder"](*self.features.inputs(rows))
+        return z
+
+
+def _optimizer(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    kind, lr, decay = settings.get("kind", "adam"), settings.get("lr", 1e-3), settings.get("weight_decay", 0.0)
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=settings.get("momentum", 0.0), weight_decay=decay)
+    if kind == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=lr, weight_decay=decay)
+    return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
+
+
+def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
+    """{party: {"encoder.…": tensor}} after the recipe's only training phase.
+
+    Args:
+        recipe_tables: the recipe as in TOML; its first phase is of kind ``splitnn``.
+        data: {party: its [data] table}.
+    """
+    recipe = Recipe.model_validate(recipe_tables)
+    phase = recipe.phases[0]
+    settings, optimizer = phase.settings, phase.settings.get("optimizer", {})
+    with _one_thread():
+        parties = {
+            party.name: _OneParty(recipe, party.name, DataSettings(**data[party.name]), optimizer)
+            for party in recipe.parties
+        }
+        _train(recipe, phase.name, settings, optimizer, parties)
+    return {name: dict(party.models.state_dict()) for name, party in parties.items()}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As the parties of the tests: sums within an operation are taken in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _train(
+    recipe: Recipe, phase: str, settings: dict[str, Any], optimizer: dict[str, Any], parties: dict[str, _OneParty]
+) -> None:
+    active = parties[recipe.active.name]
+    # The active party's embedding is first, the passive parties' follow in the roster's order.
+    ordered = [active, *(party for party in parties.values() if party is not active)]
+    epochs, lr = settings["epochs"], optimizer.get("lr", 1e-3)
+    stopping = settings.get("early_stopping")
+    best: float | None = None
+    best_weights: dict[str, Any] = {}
+    since_best = 0
+    for epoch in range(epochs):
+        for party in ordered:
+            party.models.train()
+            if optimizer.get("schedule") == "cosine":
+                for group in party.optimizer.param_groups:
+                    group["lr"] = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
+        for rows in batches(recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64)):
+            outputs = _forward(recipe, active, ordered, rows)
+            loss = _loss(recipe, outputs, active.targets[torch.from_numpy(rows)])
+            for party in ordered:
+                party.optimizer.zero_grad()
+            loss.backward()
+            for party in ordered:
+                if "clip_norm" in optimizer:
+                    _clip(list(party.models.parameters()), optimizer["clip_norm"])
+                party.optimizer.step()
+        if stopping is None:
+            continue
+        value = _validate(recipe, active, ordered, stopping.get("metric", "loss"))
+        better = best is None or (value > best if stopping.get("metric") == "accuracy" else value < best)
+        since_best = 0 if better else since_best + 1
+        if better:
+            best = value
+            best_weights = {name: deepcopy(party.models.state_dict()) for name, party in parties.items()}
+        if since_best >= stopping.get("patience", 5):
+            break
+    for name, weights in best_weights.items():
+        parties[name].models.load_state_dict(weights)
+
+
+def _forward(recipe: Recipe, active: _OneParty, ordered: list[_OneParty], rows: np.ndarray[Any, Any]) -> Tensor:
+    embeddings = [z for z in (party.embed(rows) for party in ordered) if z is not None]
+    rule = recipe.model.combine
+    if rule == "concat":
+        combined = torch.cat(embeddings, dim=1)
+    elif rule == "max":
+        combined = reduce(torch.maximum, embeddings)
+    else:
+        combined = reduce(torch.add, embeddings) / (len(embeddings) if rule == "mean" else 1)
+    with active.own_random_numbers():
+        outputs: Tensor = active.models["top"](combined)
+    return outputs
+
+
+def _loss(recipe: Recipe, outputs: Tensor, targets: Tensor) -> Tensor:
+    if recipe.task.kind == "multiclass":
+        return F.cross_entropy(outputs, targets)
+    if recipe.task.kind == "binary":
+        return F.binary_cross_entropy_with_logits(outputs, targets)
+    return F.mse_loss(outputs, targets)
+
+
+def _clip(parameters: list[nn.Parameter], most: float) -> None:
+    """Scales one party's gradient to an L2 norm of at most ``most``."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.sqrt(sum((g.double().pow(2).sum() for g in gradients), torch.zeros((), dtype=torch.float64))).item()
+    if norm > most:
+        for g in gradients:
+            g.mul_(most / norm)
+
+
+@torch.no_grad()
+def _validate(recipe: Recipe, active: _OneParty, ordered: list[_OneParty], metric: str) -> float:
+    for party in ordered:
+        party.models.eval()
+    rows = active.splits["validation"]
+    outputs, targets = _forward(recipe, active, ordered, rows), active.targets[torch.from_numpy(rows)]
+    if metric == "accuracy":
+        guess = outputs.argmax(dim=1) if recipe.task.kind == "multiclass" else (outputs > 0).float()
+        return (guess == targets).double().mean().item()
+    if metric != "loss":
+        raise ValueError(f"the reference does not know the metric {metric}")
+    return _loss(recipe, outputs.double(), targets if targets.dtype == torch.int64 else targets.double()).item()

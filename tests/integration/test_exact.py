@@ -1,0 +1,138 @@
+"""Split training between processes gives the parameters of split training in one process, to 1e-6 in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.harness import cases, reference
+from tests.harness.federation import Federation
+
+TOLERANCE = 1e-6  # absolute, float32, on the CPU
+
+
+def federated(
+    folder: Path, recipe: dict[str, Any], data: dict[str, Any], *, fresh: bool = False
+) -> dict[str, dict[str, Tensor]]:
+    """{party: its weights and buffers} after a run of real processes over gRPC with mutual TLS."""
+    with Federation(folder, recipe, data) as federation:
+        federation.fresh |= fresh
+        federation.start_all()
+        summary = federation.finish()
+        assert summary["interruptions"] == 0
+        return {name: federation.parameters(name) for name in federation.names}
+
+
+def largest_deviation(got: dict[str, dict[str, Tensor]], want: dict[str, dict[str, Tensor]]) -> float:
+    """Over all parties, parameters and buffers, which must be the same ones."""
+    assert got.keys() == want.keys()
+    worst = 0.0
+    for party, tensors in want.items():
+        assert got[party].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert got[party][name].dtype == tensor.dtype, f"{party} {name}"
+            difference = (got[party][name].double() - tensor.double()).abs()
+            assert torch.isfinite(difference).all(), f"{party} {name}"
+            worst = max(worst, difference.max().item() if difference.numel() else 0.0)
+    return worst
+
+
+def check(
+    folder: Path, recipe: dict[str, Any], data: dict[str, Any], record: Any, *, fresh: bool = False
+) -> dict[str, dict[str, Tensor]]:
+    """Runs both and compares; the federation's parameters."""
+    got, want = federated(folder, recipe, data, fresh=fresh), reference.train(recipe, data)
+    worst = largest_deviation(got, want)
+    record("largest_deviation", worst)
+    print(f"largest deviation {worst:.3g}")
+    assert worst <= TOLERANCE
+    return got
+
+
+@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
+@pytest.mark.parametrize("encoder", ["mlp", "cnn"])
+@pytest.mark.parametrize("parties", [2, 4])
+def test_parties_get_the_parameters_of_one_process(
+    parties: int, encoder: str, rule: str, tmp_path: Path, record_property: Any
+) -> None:
+    recipe = cases.recipe(parties, model={"combine": rule, "encoder": {"kind": encoder}, "top": {"hidden": [16]}})
+    check(tmp_path, recipe, cases.digits(parties), record_property)
+
+
+def test_the_installed_commands_do_as_well(tmp_path: Path, record_property: Any) -> None:
+    recipe = cases.recipe(2)
+    check(tmp_path, recipe, cases.digits(2), record_property, fresh=True)
+
+
+def test_regression_where_the_active_party_has_labels_only(tmp_path: Path, record_property: Any) -> None:
+    recipe = cases.recipe(
+        3,
+        task={"kind": "regression"},
+        active_features=False,
+        model={"combine": "sum", "encoder": {"kind": "mlp", "hidden": [16], "activation": "tanh"}},
+        phase={"optimizer": {"kind": "adagrad", "lr": 0.01, "weight_decay": 0.01}},
+    )
+    data = cases.columns("sklearn:diabetes", 2, limit=110, active_features=False)
+    got = check(tmp_path, recipe, data, record_property)
+    assert all(name.startswith("top.") for name in got[cases.ACTIVE])
+
+
+def test_binary_with_momentum_clipping_and_a_cosine_schedule(tmp_path: Path, record_property: Any) -> None:
+    optimizer = {
+        "kind": "sgd",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 1e-3,
+        "clip_norm": 0.2,
+        "schedule": "cosine",
+    }
+    recipe = cases.recipe(3, task={"kind": "binary"}, phase={"optimizer": optimizer})
+    check(tmp_path, recipe, cases.columns("sklearn:breast_cancer", 3, limit=120), record_property)
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_early_stopping_goes_back_to_the_best_epoch(metric: str, tmp_path: Path, record_property: Any) -> None:
+    recipe = cases.recipe(
+        2,
+        task={"kind": "binary"},
+        phase={
+            "epochs": 12,
+            "optimizer": {"kind": "sgd", "lr": 2.0},
+            "early_stopping": {"patience": 2, "metric": metric},
+        },
+        rows={"validation": 0.3},
+    )
+    got = check(tmp_path, recipe, cases.columns("sklearn:breast_cancer", 2, limit=100), record_property)
+    phase = {key: value for key, value in recipe["phases"][0].items() if key != "early_stopping"}
+    last = reference.train(recipe | {"phases": [phase]}, cases.columns("sklearn:breast_cancer", 2, limit=100))
+    assert largest_deviation(got, last) > 1e-3  # the case does stop early: the last epoch's weights are others
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "optimizer"),
+    [
+        (False, {"kind": "adam"}),
+        # Not Adam: a linear layer's bias before batch norm has a gradient of zero but for rounding, and Adam divides
+        # rounding by its own size, so that the bias (and the running mean that takes it up) is noise at any precision.
+        (True, {"kind": "sgd", "lr": 0.1}),
+    ],
+)
+def test_dropout_and_batch_norm_draw_as_in_one_process(
+    batch_norm: bool, optimizer: dict[str, Any], tmp_path: Path, record_property: Any
+) -> None:
+    encoder = {"kind": "mlp", "hidden": [24], "dropout": 0.3, "batch_norm": batch_norm}
+    model = {"encoder": encoder, "top": {"hidden": [16], "dropout": 0.2}}
+    recipe = cases.recipe(2, model=model, phase={"optimizer": optimizer})
+    check(tmp_path, recipe, cases.digits(2), record_property)
+
+
+def test_two_runs_of_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
+    recipe = cases.recipe(4, model={"combine": "max", "encoder": {"kind": "cnn"}})
+    first, second = (federated(tmp_path / run, recipe, cases.digits(4)) for run in ("first", "second"))
+    assert largest_deviation(first, second) == 0.0
+    other = federated(tmp_path / "third", cases.recipe(4, seed=8, model=recipe["model"]), cases.digits(4))
+    assert largest_deviation(first, other) > 1e-3

@@ -1,0 +1,185 @@
+"""``vfl report``: tables and charts of a recorded run."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from rich.console import Console
+
+from vfl_common.cli.main import cli
+from vfl_common.cli.report import curves, find
+from vfl_common.cli.table import in_order, show, size
+from vfl_common.errors import InputError
+from vfl_common.summary import ByteCount, Bytes, LinkBytes, PartySummary, Summary, TcpBytes
+
+METRICS = {
+    "binary": {"loss": 0.4, "accuracy": 0.85, "f1": 0.8, "auc": 0.9},
+    "multiclass": {"loss": 0.1, "accuracy": 0.97, "f1": 0.97, "auc": 0.999},
+    "regression": {"loss": 0.5, "rmse": 55.0, "rmse_scaled": 0.7},
+}
+
+
+def link(sender: str, receiver: str, phase: str, payload: int, envelope: int) -> LinkBytes:
+    return LinkBytes(
+        sender=sender,
+        receiver=receiver,
+        phase=phase,
+        kind="control" if phase == "control" else "embedding",
+        payload_bytes=payload,
+        message_bytes=payload + envelope,
+        messages=10,
+    )
+
+
+def summary_of(parties: int, task: str = "multiclass") -> Summary:
+    names = ["bank", *(f"passive-{number}" for number in range(1, parties))]
+    links = []
+    for name in names[1:]:
+        links += [link(name, "bank", "train", 5_000_000, 20_000), link("bank", name, "train", 4_900_000, 19_000)]
+        links += [link(name, "bank", "evaluate", 70_000, 90), link("bank", name, "evaluate", 0, 38)]
+    for name in names:
+        links += [link(name, "server", "control", 0, 2000), link("server", name, "control", 0, 120)]
+    by_phase = {}
+    for phase in ("control", "evaluate", "train"):
+        own = [each for each in links if each.phase == phase]
+        by_phase[phase] = ByteCount(
+            payload_bytes=sum(each.payload_bytes for each in own),
+            message_bytes=sum(each.message_bytes for each in own),
+            messages=sum(each.messages for each in own),
+        )
+    total = ByteCount(
+        payload_bytes=sum(each.payload_bytes for each in links),
+        message_bytes=sum(each.message_bytes for each in links),
+        messages=sum(each.messages for each in links),
+    )
+    kernel = [
+        TcpBytes(party=names[1], peer="bank", sent_bytes=5_100_000, received_bytes=4_990_000),
+        TcpBytes(party="bank", peer=names[1], sent_bytes=4_000_000, received_bytes=3_000_000),  # looked too early
+    ]
+    roster = [PartySummary(name="server", role="server", pid=100, device="cpu")]
+    for number, name in enumerate(names):
+        role = "active" if name == "bank" else "passive"
+        roster.append(PartySummary(name=name, role=role, pid=101 + number, device="cpu", steps=600, wall_s=3.9))
+    return Summary(
+        run_id="20260101-120000-digits-1f2e",
+        name="digits",
+        job="train",
+        method="splitnn",
+        preset="paper",
+        seed=3,
+        recipe_digest="0" * 64,
+        metrics={"test": METRICS[task], "validation": METRICS[task]},
+        bytes=Bytes(total=total, by_phase=by_phase, by_link=links, tcp=kernel, agrees=True),
+        parties=roster,
+        steps=600,
+        wall_s=3.91,
+    )
+
+
+def record(folder: Path, summary: Summary, lines: list[dict[str, Any]]) -> Path:
+    """A run's folder as the programs leave it."""
+    (folder / "bank").mkdir(parents=True)
+    (folder / "summary.json").write_text(summary.model_dump_json(indent=1))
+    recipe = {"phases": [{"name": "train"}, {"name": "evaluate"}]}
+    (folder / "bank" / "recipe.json").write_text(json.dumps(recipe))
+    (folder / "bank" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def line(round_: int, value: float, *, generation: int = 1, phase: str = "train", task: str = "multiclass") -> Any:
+    metrics = {"train": {"loss": value}, "validation": METRICS[task] | {"loss": value + 0.1}}
+    return {"generation": generation, "phase": phase, "round": round_, "rounds": 5, "metrics": metrics}
+
+
+def shown(summary: Summary, width: int) -> str:
+    file = io.StringIO()
+    show(summary, ["train", "evaluate"], Console(width=width, file=file))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1250, "1.25 kB"), (31_200_000, "31.2 MB"), (4_000_000_000, "4 GB")],
+)
+def test_sizes_have_units(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_phases_stand_in_the_order_of_the_recipe() -> None:
+    assert in_order(summary_of(3), ["train", "evaluate"]) == ["train", "evaluate", "control"]
+    assert in_order(summary_of(3))[-1] == "control"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_names_metrics_bytes_and_processes(width: int) -> None:
+    text = shown(summary_of(3), width)
+    rows = {tuple(each.split()[:2]): each.split() for each in text.splitlines() if each.strip()}
+    assert rows["test", "0.1"][2:] == ["0.97", "0.97", "0.999"]
+    assert rows["bank", "active"] == ["bank", "active", "cpu", "101", "600", "3.9"]
+    # Sent by passive-1: training, evaluation, control; all of it; payload; on TCP.
+    sent = " ".join(rows["passive-1", "sent"])
+    assert sent == "passive-1 sent 5.02 MB 70.1 kB 2 kB 5.09 MB 5.07 MB 5.1 MB"
+    # Where one end stopped looking too early, the other end's count stands.
+    assert " ".join(rows["bank", "sent"]).endswith("4.99 MB")
+    assert "3.9 s" in text
+    assert all(len(each.rstrip()) <= width for each in text.splitlines())
+
+
+def test_a_disagreement_is_told() -> None:
+    summary = summary_of(2)
+    odd = summary.bytes.model_copy(update={"agrees": False, "disagreements": ["bank -> shop, train, gradient"]})
+    assert "bank -> shop, train, gradient" in shown(summary.model_copy(update={"bytes": odd}), 100)
+
+
+def test_after_a_rollback_the_later_rounds_count(tmp_path: Path) -> None:
+    lines = [line(1, 0.9), line(2, 0.8), line(3, 0.7), line(2, 0.5, generation=2)]
+    run = find(record(tmp_path / "run", summary_of(3), lines))
+    assert {number: metrics["train"]["loss"] for number, metrics in curves(run)["train"].items()} == {1: 0.9, 2: 0.5}
+
+
+def test_a_line_cut_by_a_crash_is_passed_over(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", summary_of(3), [line(1, 0.9)])
+    with (folder / "bank" / "metrics.jsonl").open("a") as file:
+        file.write('{"generation": 1, "phase": "tr')
+    assert list(curves(find(folder))["train"]) == [1]
+
+
+@pytest.mark.parametrize(("parties", "task"), [(2, "regression"), (3, "binary"), (10, "multiclass")])
+def test_charts_are_drawn_for_every_task_and_federation(tmp_path: Path, parties: int, task: str) -> None:
+    lines = [line(number, 1 / number, task=task) for number in range(1, 6)]
+    lines.append({"generation": 1, "phase": "evaluate", "round": 1, "metrics": {"test": METRICS[task]}})
+    folder = record(tmp_path / "run", summary_of(parties, task), lines)
+    result = CliRunner().invoke(cli, ["report", str(folder)], catch_exceptions=False)
+    assert result.exit_code == 0
+    for name in ("learning-curves.png", "bytes.png"):
+        assert str(folder / name) in result.output
+        with Image.open(folder / name) as image:
+            assert image.width > 800
+            assert image.height > 400
+            colors = image.convert("RGB").getcolors(maxcolors=1 << 20)
+            assert colors is not None
+            assert len(colors) > 10  # something was drawn
+
+
+def test_the_summary_alone_gives_the_table_and_the_bytes(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(summary_of(3).model_dump_json())
+    result = CliRunner().invoke(cli, ["report", str(tmp_path / "summary.json")], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "bytes.png" in result.output
+    assert "learning-curves.png" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(None, "no such"), ("{}", "is not the summary"), ("nonsense", "is not the summary")]
+)
+def test_no_run_is_one_sentence(tmp_path: Path, text: str | None, expected: str) -> None:
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(InputError, match=expected):
+        find(tmp_path)

@@ -1,0 +1,87 @@
+"""What a finished run left in its folder, read for tables and charts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vfl_common.errors import Code, InputError
+from vfl_common.summary import Summary, load_summary
+
+Rounds = dict[int, dict[str, dict[str, float]]]  # round -> split -> name -> value
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder and its summary. ``phases``: in the recipe's order, empty where the recipe is not there."""
+
+    folder: Path
+    summary: Summary
+    phases: tuple[str, ...]
+
+
+def find(path: Path) -> Run:
+    """The run of a folder, or of its ``summary.json``. Raises InputError."""
+    file = path / "summary.json" if path.is_dir() else path
+    try:
+        summary = load_summary(file)
+    except FileNotFoundError:
+        what = "no such file; a run writes it at its end" if path.is_dir() else "no such run"
+        raise InputError(Code.FILE_INVALID, f"{file}: {what}") from None
+    except OSError as error:
+        raise InputError(Code.FILE_INVALID, f"{file}: cannot be read ({error.strerror})") from None
+    except ValidationError:
+        raise InputError(Code.FILE_INVALID, f"{file}: is not the summary of a run") from None
+    return Run(file.parent, summary, _phases(file.parent, summary))
+
+
+def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
+    """The order of the phases, from the copy of the recipe that each process keeps."""
+    for party in summary.parties:
+        try:
+            recipe = json.loads((folder / party.name / "recipe.json").read_bytes())
+            return tuple(str(phase["name"]) for phase in recipe["phases"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return ()
+
+
+def curves(run: Run) -> dict[str, Rounds]:
+    """{phase: its rounds}, as the active party noted them; after a rollback what came later counts.
+
+    Empty where the active party's ``metrics.jsonl`` is not in the folder.
+    """
+    active = next((party.name for party in run.summary.parties if party.role == "active"), "")
+    path = run.folder / active / "metrics.jsonl"
+    found: dict[str, Rounds] = {}
+    generation: Any = None
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            entry = json.loads(line)
+            phase, round_, metrics = str(entry["phase"]), int(entry["round"]), entry["metrics"]
+        except (ValueError, KeyError, TypeError):
+            continue  # a line that was cut when the process was killed
+        rounds = found.setdefault(phase, {})
+        if entry.get("generation") != generation:  # a rollback: later rounds of this phase are to be run again
+            generation = entry.get("generation")
+            for stale in [number for number in rounds if number >= round_]:
+                del rounds[stale]
+        rounds[round_] = metrics
+    return {phase: dict(sorted(rounds.items())) for phase, rounds in found.items()}
+
+
+def draw(run: Run) -> list[Path]:
+    """Writes ``learning-curves.png`` (where the active party's metrics are here) and ``bytes.png``; their paths."""
+    from vfl_common.cli.charts import draw_bytes, draw_curves
+
+    paths = []
+    rounds = curves(run)
+    if any(rounds.values()):
+        paths.append(draw_curves(run.summary, rounds, run.folder / "learning-curves.png"))
+    if run.summary.bytes.by_link:
+        paths.append(draw_bytes(run.summary, run.phases, run.folder / "bytes.png"))
+    return paths

@@ -1,0 +1,182 @@
+"""A run's result as tables for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from vfl_common.ledger import CONTROL
+from vfl_common.summary import LinkBytes, Summary
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SPLITS = ("train", "validation", "test")
+FIRST = "open"  # the phase in which the rows are compared
+_PIPE_WIDTH = 120  # where there is no terminal
+
+
+def size(count: int) -> str:
+    """Bytes in the decimal unit that fits: ``1.25 MB``."""
+    for factor, unit in _UNITS:
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
+    return f"{count} B"
+
+
+def show(summary: Summary, phases: Sequence[str] = (), console: Console | None = None) -> None:
+    """Prints the tables, to standard output unless ``console`` says otherwise.
+
+    ``phases``: their order in the recipe; the runner's own come before and after them.
+    """
+    if console is None:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = max(console.width, _PIPE_WIDTH)
+    console.print(render(summary, phases))
+
+
+def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
+    """All tables of a run, one above the other."""
+    order = in_order(summary, phases)
+    parts: list[Text | Table] = [Text.assemble("\n", (summary.run_id, "bold"), f"\n{_headline(summary)}")]
+    for table in (_metrics(summary), _processes(summary), _by_party(summary, order), _by_phase(summary, order)):
+        if table.row_count:
+            parts += [Text(), table]
+    if not summary.bytes.agrees:
+        links = "; ".join(summary.bytes.disagreements)
+        parts += [Text(f"\nThe two ends counted different bytes on: {links}", "yellow")]
+    return Group(*parts, Text())
+
+
+def in_order(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
+    """The phases that moved bytes: the comparison of rows, the recipe's, then what belongs to no phase."""
+    known = [FIRST, *phases]
+    found = list(summary.bytes.by_phase)
+    return sorted(found, key=lambda name: (name == CONTROL, known.index(name) if name in known else len(known)))
+
+
+def _headline(summary: Summary) -> str:
+    parts = [
+        f"{summary.method}, preset {summary.preset}, seed {summary.seed}",
+        f"{summary.steps:,} steps",
+        f"{summary.wall_s:.1f} s",
+    ]
+    if summary.interruptions:
+        parts.append(f"{summary.interruptions} interruption{'s' if summary.interruptions > 1 else ''}")
+    return " · ".join(parts)
+
+
+def _table(title: str, show_footer: bool = False) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+        show_footer=show_footer,
+    )
+
+
+def splits(summary: Summary) -> list[str]:
+    """The splits that have metrics, in their usual order."""
+    return sorted(summary.metrics, key=lambda name: (_SPLITS.index(name) if name in _SPLITS else len(_SPLITS), name))
+
+
+def _metrics(summary: Summary) -> Table:
+    table = _table("Metrics")
+    table.add_column("rows")
+    names = list(dict.fromkeys(name for named in summary.metrics.values() for name in named))
+    for name in names:
+        table.add_column(name, justify="right")
+    for split in splits(summary):
+        named = summary.metrics[split]
+        table.add_row(split, *(f"{named[name]:.4g}" if name in named else "" for name in names))
+    return table
+
+
+def _processes(summary: Summary) -> Table:
+    table = _table("Processes")
+    for heading in ("name", "role", "device"):
+        table.add_column(heading)
+    for heading in ("pid", "steps", "seconds"):
+        table.add_column(heading, justify="right")
+    for party in summary.parties:
+        done = ("", "") if party.role == "server" else (f"{party.steps:,}", f"{party.wall_s:.1f}")
+        table.add_row(party.name, party.role, party.device, str(party.pid), *done)
+    return table
+
+
+def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
+    """Message bytes of each phase; of all: message bytes, payload, and what the kernel counted."""
+    table = _table("Message bytes by party, direction and phase")
+    table.add_column("party")
+    table.add_column("direction")
+    for phase in phases:
+        table.add_column(phase, justify="right")
+    for heading in ("all", "payload", "on TCP"):
+        table.add_column(heading, justify="right")
+    links, kernel = summary.bytes.by_link, _on_tcp(summary)
+    for party in summary.parties:
+        ends = (
+            ("sent", [link for link in links if link.sender == party.name]),
+            ("received", [link for link in links if link.receiver == party.name]),
+        )
+        for direction, own in ends:
+            on_tcp = sum(count for pair, count in kernel.items() if pair[direction == "received"] == party.name)
+            table.add_row(
+                party.name if direction == "sent" else "",
+                direction,
+                *(_or_dash(sum(_messages(own, phase))) for phase in phases),
+                size(sum(link.message_bytes for link in own)),
+                size(sum(link.payload_bytes for link in own)),
+                _or_dash(on_tcp),
+            )
+    return table
+
+
+def _messages(links: Iterable[LinkBytes], phase: str) -> list[int]:
+    return [link.message_bytes for link in links if link.phase == phase]
+
+
+def _or_dash(count: int) -> str:
+    return size(count) if count else "–"
+
+
+def _by_phase(summary: Summary, phases: Sequence[str]) -> Table:
+    table = _table("Bytes by phase, every message counted once", show_footer=True)
+    total = summary.bytes.total
+    envelope = total.message_bytes - total.payload_bytes
+    table.add_column("phase", "all")
+    table.add_column("payload", size(total.payload_bytes), justify="right")
+    table.add_column("envelope", size(envelope), justify="right")
+    table.add_column("message bytes", size(total.message_bytes), justify="right")
+    table.add_column("messages", f"{total.messages:,}", justify="right")
+    table.add_column("on TCP", _or_dash(sum(_on_tcp(summary).values())), justify="right")
+    for phase in phases:
+        count = summary.bytes.by_phase[phase]
+        table.add_row(
+            phase,
+            size(count.payload_bytes),
+            size(count.message_bytes - count.payload_bytes),
+            size(count.message_bytes),
+            f"{count.messages:,}",
+            "",
+        )
+    return table
+
+
+def _on_tcp(summary: Summary) -> dict[tuple[str, str], int]:
+    """{(sender, receiver): bytes}: of the two ends of a connection, the one that watched it for longer counts."""
+    most: dict[tuple[str, str], int] = {}
+    for count in summary.bytes.tcp:
+        for key, found in (
+            ((count.party, count.peer), count.sent_bytes),
+            ((count.peer, count.party), count.received_bytes),
+        ):
+            most[key] = max(found, most.get(key, 0))
+    return most
