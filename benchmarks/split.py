@@ -14,12 +14,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from benchmarks import bare, joint
+from benchmarks import bare, joint, ours
 from benchmarks.contest import Contestant, compete, print_table, write_json
 from benchmarks.task import Task
 
 REFERENCE = "bare"
-CONTESTANTS: dict[str, Contestant] = {"joint": joint.run, REFERENCE: bare.run}
+CONTESTANTS: dict[str, Contestant] = {"joint": joint.run, REFERENCE: bare.run, "ours": ours.run}
 TASK_NAMES = ("small", "large", "resnet")
 
 

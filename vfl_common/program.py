@@ -40,9 +40,7 @@ def _status(call: Callable[[], object]) -> int:
         log.error("%s", error, extra={"event": "failed", "code": error.code.name})
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except click.exceptions.Abort:
-        return 130
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         return 130
     except click.ClickException as error:

@@ -138,9 +138,7 @@ class Runner:
             self.session.check()
             job.close(None)
             self._save_ledger(folder)
-            outcome.summary_json = self.session.report(
-                outcome.metrics, outcome.steps, time.monotonic() - started_s
-            )
+            outcome.summary_json = self.session.report(outcome.metrics, outcome.steps, time.monotonic() - started_s)
             return outcome
         except BaseException as raised:
             error = raised

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -90,12 +90,12 @@ def load_summary(path: Path) -> Summary:
 
 
 def gather_bytes(
-    ledgers: Mapping[str, Iterable[Entry]], tcp: Mapping[str, Iterable[TcpCount]], *, server: str
+    ledgers: Mapping[str, Iterable[Entry]], tcp: Mapping[str, Iterable[TcpCount]], *, server: str, phases: Sequence[str]
 ) -> Bytes:
-    """Joins the ledgers of all processes ({process: its entries}) into one account.
+    """Joins the ledgers of all processes ({process: its entries}) into one account, its phases in the order given.
 
-    Both ends of a link are compared, except on the server's sessions: those go on while the reports are made, so
-    the server's own count, the later one, stands for them (the ledger files of both ends agree once all have ended).
+    Both ends of a link are compared, except on the server's sessions: those go on while the reports are made, so the
+    server's own count, the later one, stands for them (the ledger files of both ends agree once all have ended).
     """
     sent: dict[tuple[str, str, str, str], Entry] = {}
     received: dict[tuple[str, str, str, str], Entry] = {}
@@ -108,7 +108,8 @@ def gather_bytes(
     links: list[LinkBytes] = []
     disagreements: list[str] = []
     by_phase: dict[str, ByteCount] = {}
-    for key in sorted(sent.keys() | received.keys()):
+    place = {phase: number for number, phase in enumerate(phases)}
+    for key in sorted(sent.keys() | received.keys(), key=lambda key: (place.get(key[2], len(place)), key)):
         ours, theirs = sent.get(key), received.get(key)
         sender, receiver, phase, kind = key
         if server not in (sender, receiver) and _counts(ours) != _counts(theirs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,7 @@ class Place:
 def read_place(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> Place:
     """Reads a party file, its recipe and its certificate; ``device`` replaces the file's. Raises InputError."""
     file = load_party(path)
+    sys.path.append(str(path.resolve().parent))  # for an encoder of the user's own that lies beside the party file
     recipe = recipe or load_recipe(Path(file.recipe))
     place = recipe.party(file.name)
     if place is None:
@@ -235,7 +237,7 @@ class PartyApp:
         trained: Tree,
         run_id: str,
         transport: _Grpc,
-        tick: Callable[[str, int, int, int], None],
+        tick: Callable[[str, int, int, int, int], None],
     ) -> PartyJob:
         place = self.place
         return PartyJob(

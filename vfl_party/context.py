@@ -20,7 +20,7 @@ from vfl_party.exchange import TensorHub, TensorLink
 Rows = npt.NDArray[np.int64]
 
 
-def _quiet(_phase: str, _round: int, _batch: int, _batches: int) -> None:
+def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
     return
 
 
@@ -30,7 +30,7 @@ class Party:
 
     ``models``: ``encoder`` (where the party has features), and ``top`` at the active party; on ``device``.
     ``targets``: the encoded labels of all rows at the active party.
-    ``tick``: called after each step with (phase, round, batch, batches): progress within long rounds.
+    ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
     """
 
     name: str
@@ -41,7 +41,7 @@ class Party:
     labels: Labels | None
     targets: Tensor | None
     splits: dict[str, Rows]
-    tick: Callable[[str, int, int, int], None] = field(default=_quiet)
+    tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     link: TensorLink | None = None
     hub: TensorHub | None = None
 

@@ -104,7 +104,7 @@ class PartyJob(Job):
         run_id: str,
         transport: Transport,
         *,
-        tick: Callable[[str, int, int, int], None],
+        tick: Callable[[str, int, int, int, int], None],
         make_phases: Callable[[Party], Sequence[Phase]],
         trained: Tree = None,
     ) -> None:

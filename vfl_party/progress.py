@@ -41,12 +41,12 @@ class Progress:
         )
         log.info("generation %d", start.generation, extra={"event": "started", "checkpoint": start.checkpoint})
 
-    def tick(self, phase: str, round_: int, batch: int, batches: int) -> None:
-        """After each step; tells the server at most once a second."""
+    def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
+        """After each step; ``round_`` rounds are done. Tells the server at most once a second."""
         now_s = time.monotonic()
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
-            self._tell(rpc.Progress(phase, round_, batch=batch, batches=batches, metrics=self._metrics))
+            self._tell(rpc.Progress(phase, round_, rounds, batch=batch, batches=batches, metrics=self._metrics))
 
     def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
         """After each round."""

@@ -123,7 +123,12 @@ class ServerApp:
             seed=recipe.seed,
             recipe_digest=recipe.digest(),
             metrics=json.loads(active.metrics_json or "{}"),
-            bytes=gather_bytes({**ledgers, recipe.server: ledger.entries()}, kernel, server=recipe.server),
+            bytes=gather_bytes(
+                {**ledgers, recipe.server: ledger.entries()},
+                kernel,
+                server=recipe.server,
+                phases=["open", *(phase.name for phase in recipe.phases)],
+            ),
             parties=[
                 PartySummary(name=recipe.server, role="server", pid=os.getpid(), device="cpu"),
                 *coordinator.parties(),

@@ -28,7 +28,6 @@ def cli() -> None:
 @click.option("--run-id", default="", help="A name for a new run. [default: made from time and recipe]")
 @click.option("--fresh", is_flag=True, help="Begin a new run even where an unfinished one of this recipe is in --out.")
 @click.option("--predict", is_flag=True, help="Coordinate one joint prediction (vfl-party predict), not training.")
-@click.option("--seed", type=int, help="Instead of the recipe's; all parties must use the same.")
 def serve(
     recipe: Path,
     listen: str,
@@ -39,7 +38,6 @@ def serve(
     run_id: str,
     fresh: bool,
     predict: bool,
-    seed: int | None,
 ) -> None:
     """Waits for the parties of RECIPE, runs it once, writes <out>/<run id>/summary.json, and ends.
 
@@ -51,7 +49,7 @@ def serve(
     """
     from vfl_server.app import ServerApp
 
-    loaded = load_recipe(recipe, seed=seed)
+    loaded = load_recipe(recipe)
     tls = TlsSettings(
         ca=str(ca),
         certificate=str(certificate or ca.parent / f"{loaded.server}.pem"),

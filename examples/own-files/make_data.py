@@ -1,6 +1,6 @@
 """Makes the two CSV files beside it: synthetic customers, no real person. Run again, it makes the same files.
 
-    python examples/own-files/make_data.py
+python examples/own-files/make_data.py
 """
 
 from __future__ import annotations

@@ -230,9 +230,14 @@ class Federation:
 
     def parameters(self, name: str) -> dict[str, Tensor]:
         """{``encoder.0.weight``: tensor}: all weights and buffers of a party's newest checkpoint."""
-        store = CheckpointStore(self.run_folder / name / "checkpoints", keep=2)
-        models = store.load(store.labels()[-1])["job"]["models"]
+        models = self._store(name).load(self.checkpoint_labels(name)[-1])["job"]["models"]
         return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
+
+    def checkpoint_labels(self, name: str) -> list[str]:
+        return self._store(name).labels()
+
+    def _store(self, name: str) -> CheckpointStore:
+        return CheckpointStore(self.run_folder / name / "checkpoints", keep=2)
 
     def ledger(self, name: str) -> list[Entry]:
         return load_entries(self.run_folder / name / "ledger.json")

@@ -23,7 +23,7 @@ class Proxy:
     def __init__(self, target: str = "") -> None:
         self.target = target
         self.sent = self.received = self.connections = 0
-        self._hold_at: int | None = None
+        self._hold_at: tuple[int | None, int | None] = (None, None)
         self._held = threading.Event()
         self._open = threading.Condition()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -45,19 +45,25 @@ class Proxy:
         self._listener.close()
         self.cut()
 
-    def hold_at(self, sent: int) -> None:
-        """Nothing more is passed on, in either direction, once callers have sent ``sent`` bytes."""
+    def hold_at(self, *, sent: int | None = None, received: int | None = None) -> None:
+        """Nothing more is passed on, in either direction, once so many bytes have come from either side.
+
+        The bytes that reach the number are not passed on: with ``sent`` a request stays incomplete, with ``received``
+        a reply that the other side has computed.
+        """
         with self._open:
             self._held.clear()
-            self._hold_at = sent
+            self._hold_at = (sent, received)
 
     def wait_until_held(self, timeout_s: float = 60.0) -> None:
-        assert self._held.wait(timeout_s), f"{self.sent} bytes in {timeout_s} s, {self._hold_at} were expected"
+        assert self._held.wait(timeout_s), (
+            f"{self.sent} bytes sent and {self.received} received in {timeout_s} s, {self._hold_at} were expected"
+        )
 
     def release(self) -> None:
         """Lets everything through again, and from now on."""
         with self._open:
-            self._hold_at = None
+            self._hold_at = (None, None)
             self._open.notify_all()
 
     def cut(self) -> None:
@@ -113,6 +119,10 @@ class Proxy:
                 self.sent += nbytes
             else:
                 self.received += nbytes
-            while self._hold_at is not None and self.sent >= self._hold_at:
+            while self._reached():
                 self._held.set()
                 self._open.wait()
+
+    def _reached(self) -> bool:
+        sent, received = self._hold_at
+        return (sent is not None and self.sent >= sent) or (received is not None and self.received >= received)

@@ -36,9 +36,7 @@ class _OneParty:
         assert place is not None
         encoder = place.encoder or recipe.model.encoder
         table = load_table(data, with_label=place.role == "active")
-        self.splits = split_rows(
-            recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test
-        )
+        self.splits = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
         self.models = nn.ModuleDict()
         self.features = None
         if place.features:

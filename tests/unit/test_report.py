@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from click.testing import CliRunner
@@ -64,7 +64,7 @@ def summary_of(parties: int, task: str = "multiclass") -> Summary:
     ]
     roster = [PartySummary(name="server", role="server", pid=100, device="cpu")]
     for number, name in enumerate(names):
-        role = "active" if name == "bank" else "passive"
+        role: Literal["active", "passive"] = "active" if name == "bank" else "passive"
         roster.append(PartySummary(name=name, role=role, pid=101 + number, device="cpu", steps=600, wall_s=3.9))
     return Summary(
         run_id="20260101-120000-digits-1f2e",

@@ -20,6 +20,7 @@ _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"  # to
 _COLORS = {"train": _BLUE, "validation": _ORANGE, "test": _GREEN}
 _SHOWN = ("accuracy", "auc", "rmse")  # beside the loss
 _LABELS = {"auc": "AUC", "rmse": "RMSE (unit of the label)", "loss": "mean loss"}
+_TITLES = {FIRST: "open (comparing rows)", CONTROL: "control (joining, heartbeats, progress, results)"}
 _LINES = ("-", "--", ":")
 _DPI = 130
 _MOST_ROWS = 24  # of links in one column of panels, before there are two
@@ -154,8 +155,7 @@ def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) -> None
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     total = sum(payload + envelope for _, payload, envelope in bars)
-    name = {CONTROL: "control (joining, heartbeats, progress, results)", FIRST: "open (comparing rows)"}.get(phase, phase)
-    axes.set_title(f"{name}: {size(total)}", loc="left", fontsize=10)
+    axes.set_title(f"{_TITLES.get(phase, phase)}: {size(total)}", loc="left", fontsize=10)
 
 
 def _save(figure: Figure, path: Path) -> Path:

@@ -15,6 +15,7 @@ from vfl_common.config.recipe import Recipe
 
 Event = dict[str, Any]
 _METRICS = ("accuracy", "rmse", "auc", "loss")  # of the validation rows, the first that there is
+_DOING = {"ready": "starting", "started": "beginning", "lost": "waiting", "restarted": "waiting"}
 _LINE_S = 1.0  # between two plain lines of progress
 
 
@@ -124,6 +125,7 @@ class Lines(View):
             text = sentence(event)
             if text is not None:
                 self._write(text)
+                self.track.phase = ""  # whatever it was, the pace so far says nothing any more
             return
         now_s, before = time.monotonic(), self.track.phase
         self.track.update(event, now_s)
@@ -166,7 +168,7 @@ class Live(View):
         if event["event"] in ("interrupted", "lost", "restarted"):
             self.say(text)
         self.track.phase = ""
-        self._bar.update(self._task, description=event["event"], total=None, text=text)
+        self._bar.update(self._task, description=_DOING.get(event["event"], event["event"]), total=None, text=text)
 
     def tick(self) -> None:
         if self.track.phase:

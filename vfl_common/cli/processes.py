@@ -68,18 +68,21 @@ class Process:
             )
         if not isinstance(stdout, int):
             stdout.close()
+        self._reader: threading.Thread | None = None
         if events is not None:
-            threading.Thread(target=self._read, args=[events], daemon=True).start()
+            self._reader = threading.Thread(target=self._read, args=[events], daemon=True)
+            self._reader.start()
 
     def _read(self, events: queue.SimpleQueue[dict[str, Any]]) -> None:
         assert self._popen.stdout is not None  # noqa: S101 - a pipe
-        for line in self._popen.stdout:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # not ours: a library's own words
-            if isinstance(event, dict) and "event" in event:
-                events.put(event)
+        with self._popen.stdout as lines:
+            for line in lines:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue  # not ours: a library's own words
+                if isinstance(event, dict) and "event" in event:
+                    events.put(event)
 
     @property
     def status(self) -> int | None:
@@ -91,8 +94,12 @@ class Process:
         self._popen.send_signal(number)
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Until it has ended and its last event has been read."""
         self._popen.wait()
+        if self._reader is not None:
+            self._reader.join()
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
 
     def sentence(self) -> str:
         """Why it ended: its own error, or the signal that killed it."""
@@ -130,7 +137,7 @@ def _rank(status: int) -> int:
 
 
 def end_all(processes: Sequence[Process]) -> None:
-    """SIGTERM to those that still run, and SIGKILL to those that do not heed it; returns when all have ended."""
+    """SIGTERM to those that still run, SIGKILL to those that do not heed it; returns when all have ended."""
     try:
         for process in processes:
             process.signal(signal.SIGTERM)

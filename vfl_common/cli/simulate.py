@@ -62,9 +62,9 @@ class Simulation:
         try:
             self._start_server()
             self._until_all_ended()
-        except BaseException:
+        finally:
             end_all(list(self.processes.values()))
-            raise
+        self._show(0.0)  # what the server said last
 
     def _start_server(self) -> None:
         recipe, federation = self.federation.recipe, self.federation
@@ -124,6 +124,7 @@ class Simulation:
             is_party = name != self.federation.recipe.server
             if self.keep_going and is_party and (status or 0) < 0 and restarts < _MOST_RESTARTS:
                 self._restarts[name] = restarts + 1
+                process.wait()
                 self.screen.show({"event": "restarted", "party": name, "how": process.sentence()})
                 self._start_party(name)  # without --fresh: it offers its checkpoints
                 continue

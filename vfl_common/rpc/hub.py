@@ -1,7 +1,9 @@
 """The computing side of an exchange over gRPC.
 
 gRPC's threads only move frames: one thread a stream puts each frame into one queue, and the main thread, inside
-``collect``, does everything else (order, specs, assembly). So the rendezvous has no locks and one reader.
+``collect``, does everything else (order, specs, assembly). A bundle that a party sends again, over a new stream after
+the old one broke, never reaches the queue: the stream's own thread sees to it that it gets the reply that was, or will
+be, computed, even where the main thread does not collect for a long time, or never again.
 """
 
 from __future__ import annotations
@@ -33,9 +35,8 @@ class _Stream:
         self.outbox: queue.SimpleQueue[list[Encoded] | VflError | None] = queue.SimpleQueue()
         self.room = threading.Semaphore(_UNREAD_FRAMES)
         self.closed = False
-        # Main thread only:
-        self.assembly: Assembly | None = None
-        self.repeated: StepKey | None = None  # a bundle is coming in that was answered, or has arrived, before
+        self.repeating = False  # the stream's thread only: the bundle that is coming in was sent before
+        self.assembly: Assembly | None = None  # the main thread only
 
     def close(self) -> None:
         self.closed = True
@@ -69,14 +70,13 @@ class ExchangeHub:
         self.ledger = ledger
         self._timeout_s, self._allocate = timeout_s, allocate
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}  # the newest of each party
-        self._streams_lock = threading.Lock()
+        self._expect: BundleSpec | None = None  # the main thread only
+        self._lock = threading.Lock()  # guards what follows
         self._ended: VflError | None = None
-        # Main thread only:
+        self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
         self._step: StepKey | None = None
-        self._expect: BundleSpec | None = None
         self._arrived: dict[str, Bundle] = {}
-        self._owed: dict[str, _Stream] = {}  # parties whose request is complete and whose reply is due
+        self._owed: dict[str, _Stream] = {}  # where the reply of a party that has arrived goes
         self._replies: dict[str, tuple[StepKey, list[Encoded]]] = {}  # the last reply to each, to give it again
 
     # -- any thread ---------------------------------------------------------------------------------------------
@@ -84,16 +84,25 @@ class ExchangeHub:
     def open(self, party: str) -> _Stream:
         """A stream for ``party``; an older one of its is closed."""
         stream = _Stream(party)
-        with self._streams_lock:
+        with self._lock:
             older, self._streams[party] = self._streams.get(party), stream
+            if older is not None:
+                older.close()
             if self._ended is not None:
                 stream.outbox.put(self._ended)
-        if older is not None:
-            older.close()
         return stream
 
     def deliver(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
-        """Passes one frame to the main thread; waits while too many are unread."""
+        """Passes one frame to the main thread; waits while too many are unread.
+
+        The frames of a bundle that this party has sent before go no further: its reply is due here from now on.
+        """
+        if frame.HasField("header"):
+            stream.repeating = self._is_repeated(stream.party, step_of(frame))
+        if stream.repeating:
+            if frame.last:
+                self._repeat(stream)
+            return
         while not stream.room.acquire(timeout=1.0):
             if stream.closed or self._ended is not None:
                 return
@@ -101,7 +110,7 @@ class ExchangeHub:
 
     def end(self, error: VflError) -> None:
         """Ends this generation: ``collect`` raises ``error``, the streams are told and closed. Repeats do nothing."""
-        with self._streams_lock:
+        with self._lock:
             if self._ended is not None:
                 return
             self._ended = error
@@ -110,14 +119,31 @@ class ExchangeHub:
         for stream in streams:
             stream.outbox.put(error)
 
+    def _is_repeated(self, party: str, step: StepKey) -> bool:
+        with self._lock:
+            answered = self._replies.get(party)
+            return (answered is not None and answered[0] == step) or (step == self._step and party in self._arrived)
+
+    def _repeat(self, stream: _Stream) -> None:
+        """The whole of a repeated bundle is in: its reply, now or as soon as it is computed."""
+        stream.repeating = False
+        with self._lock:
+            if stream.party in self._arrived:
+                self._owed[stream.party] = stream
+            else:
+                stream.outbox.put(self._replies[stream.party][1])
+
     # -- the main thread ----------------------------------------------------------------------------------------
 
     def collect(self, step: StepKey, expect: BundleSpec) -> dict[str, Bundle]:
         if self._arrived:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
-        self._step, self._expect, self._owed = step, expect, {}
+        with self._lock:
+            self._step, self._expect, self._owed = step, expect, {}
         started_s = now_s = time.monotonic()
         while True:
+            if self._ended is not None:
+                raise self._ended
             decision = decide(now_s - started_s, self._arrived.keys(), self.roster, self._timeout_s)
             if isinstance(decision, Proceed):
                 return {party: self._arrived[party] for party in self.roster}
@@ -138,51 +164,36 @@ class ExchangeHub:
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         if step != self._step or set(replies) != set(self._arrived):
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
-        self._arrived = {}
-        for party, bundle in replies.items():
-            frames = encode(step, bundle)
-            self._replies[party] = (step, frames)
-            stream = self._owed.get(party)
-            if stream is not None:
-                stream.outbox.put(frames)
+        encoded = {party: encode(step, bundle) for party, bundle in replies.items()}
+        with self._lock:
+            for party, frames in encoded.items():
+                self._replies[party] = (step, frames)
+                self._owed[party].outbox.put(frames)
+            self._arrived, self._owed = {}, {}
 
     def _take(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
         """One frame, in the order of its stream."""
         stream.room.release()
         if frame.HasField("header"):
             self._begin(stream, frame)
-        if stream.repeated is not None:
-            if frame.last:
-                self._repeat(stream, stream.repeated)
-        elif stream.assembly is None:
+        if stream.assembly is None:
             raise malformed(f"{stream.party} sent a frame that belongs to no bundle", stream.party)
-        else:
-            bundle = stream.assembly.feed(frame)
-            if bundle is not None:
-                stream.assembly = None
+        bundle = stream.assembly.feed(frame)
+        if bundle is None:
+            return
+        stream.assembly = None
+        with self._lock:
+            if not stream.closed:  # otherwise the party sends it again, over the stream that it has opened since
                 self._arrived[stream.party] = bundle
                 self._owed[stream.party] = stream
 
     def _begin(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
-        """The first frame of a bundle: new, or one that this party has sent before over a stream that broke."""
+        """The first frame of a bundle."""
         step = step_of(frame)
-        answered = self._replies.get(stream.party)
-        stream.assembly, stream.repeated = None, None
-        if (answered is not None and step == answered[0]) or (step == self._step and stream.party in self._arrived):
-            stream.repeated = step
-        elif step == self._step and self._expect is not None:
-            stream.assembly = Assembly(frame, self._expect, party=stream.party, allocate=self._allocate)
-        else:
+        if step != self._step or self._expect is None:
             text = f"{stream.party} sent {step} while {self._step} is under way"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=stream.party)
-
-    def _repeat(self, stream: _Stream, step: StepKey) -> None:
-        stream.repeated = None
-        answered = self._replies.get(stream.party)
-        if answered is not None and answered[0] == step:
-            stream.outbox.put(answered[1])
-        else:
-            self._owed[stream.party] = stream
+        stream.assembly = Assembly(frame, self._expect, party=stream.party, allocate=self._allocate)
 
 
 class ExchangeService:
@@ -220,6 +231,8 @@ class ExchangeService:
             except PeerError as error:  # a party of this run that breaks the protocol ends it
                 hub.end(error)
                 raise
+            finally:
+                self._meter.sample()  # the party closes its connection once the stream has ended
         except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns the public text and no more
             yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
 

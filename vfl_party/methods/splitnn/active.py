@@ -58,7 +58,7 @@ class ActiveSplitNN(Phase):
             hub.reply(step, Kind.GRADIENT, {name: {"dz": gradient(leaf)} for name, leaf in z_BD.items()})
             training.step()
             total += loss.detach()
-            party.tick(self.name, round_, batch + 1, len(epoch))
+            party.tick(self.name, round_, self.rounds, batch + 1, len(epoch))
         training.end_epoch()
         metrics = {"train": {"loss": total.item() / max(1, len(epoch))}}
         after = self._validate(round_, len(epoch), metrics)

@@ -36,7 +36,7 @@ class PassiveSplitNN(Phase):
             training.zero_grad()
             z_BD.backward(dz["dz"])
             training.step()
-            party.tick(self.name, round_, batch + 1, len(epoch))
+            party.tick(self.name, round_, self.rounds, batch + 1, len(epoch))
         training.end_epoch()
         after = send_embeddings(party, self.name, round_, len(epoch), party.rows("validation"))
         return RoundReport(len(epoch), done=self._verdict(round_, after))

@@ -1,0 +1,157 @@
+"""The two transports that the contract is tested on, opened in one process."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from tests.harness.memory import MemoryHub, MemoryLink
+from vfl_common.errors import InterruptedRun, VflError
+from vfl_common.identity.authority import create_authority, issue
+from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_common.ledger import Ledger
+from vfl_common.link import Hub, Link
+from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.hub import ExchangeHub, ExchangeService
+from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc.tcp import TcpMeter
+
+T = TypeVar("T")
+ACTIVE, PASSIVES = "active", ("north", "south")
+WAIT_S = 20.0  # bound of every wait; nothing should come near it
+
+
+def soon(call: Callable[[], T]) -> Future[T]:
+    """``call`` in a thread of its own; ask ``.result(WAIT_S)``."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whoever asks gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+class EndingHub(Hub, Protocol):
+    def end(self, error: VflError) -> None: ...
+
+
+class EndingLink(Link, Protocol):
+    def end(self, error: VflError) -> None: ...
+
+
+class Exchange(ABC):
+    """One generation: a hub and a link for each passive party."""
+
+    hub: EndingHub
+
+    @abstractmethod
+    def link(self, party: str) -> EndingLink: ...
+
+
+class MemoryExchange(Exchange):
+    def __init__(self, roster: Sequence[str], timeout_s: float) -> None:
+        self.hub: MemoryHub = MemoryHub(ACTIVE, roster, timeout_s=timeout_s)
+        self._links = {party: MemoryLink(self.hub, party) for party in roster}
+
+    def link(self, party: str) -> MemoryLink:
+        return self._links[party]
+
+
+@cache
+def _certificates() -> TemporaryDirectory[str]:
+    folder = TemporaryDirectory()
+    create_authority(Path(folder.name), "contract")
+    return folder
+
+
+@cache
+def credentials(name: str) -> Credentials:
+    return load_credentials(issue(Path(_certificates().name), name), name=name)
+
+
+class GrpcExchange(Exchange):
+    """Over loopback, with mutual TLS. ``raw`` opens a stream on which a test says what no link would say."""
+
+    def __init__(self, roster: Sequence[str], timeout_s: float, attach_timeout_s: float = 2.0) -> None:
+        self.roster, self.timeout_s = tuple(roster), timeout_s
+        self.ledger, self.meter = Ledger(), TcpMeter()
+        self.ledgers = {party: Ledger() for party in roster}
+        self.service = ExchangeService(roster, self.ledger, self.meter, attach_timeout_s=attach_timeout_s)
+        self._open = ExitStack()
+        threads = 3 * len(roster) + 4
+        _, self.address = self._open.enter_context(
+            listening("127.0.0.1:0", credentials(ACTIVE), [self.service], threads)
+        )
+        self.hub: ExchangeHub = self.begin(1)
+        self._links: dict[str, ExchangeLink] = {}
+
+    def begin(self, generation: int) -> ExchangeHub:
+        """The next generation's hub."""
+        self.hub = ExchangeHub("run", generation, self.roster, self.ledger, timeout_s=self.timeout_s)
+        self.service.use(self.hub)
+        return self.hub
+
+    def link(self, party: str) -> ExchangeLink:
+        if party not in self._links:
+            self._links[party] = self.new_link(party)
+        return self._links[party]
+
+    def new_link(
+        self,
+        party: str,
+        *,
+        generation: int = 1,
+        reconnect_s: float = 5.0,
+        timeout_s: float = WAIT_S,
+        address: str = "",
+        identity: Credentials | None = None,
+    ) -> ExchangeLink:
+        link = ExchangeLink(
+            lambda: dial(address or self.address, identity or credentials(party), ACTIVE),
+            me=party,
+            peer=ACTIVE,
+            run_id="run",
+            generation=generation,
+            ledger=self.ledgers.setdefault(party, Ledger()),
+            reconnect_s=reconnect_s,
+            timeout_s=timeout_s,
+        )
+        self._open.callback(link.close)
+        self._open.callback(link.end, InterruptedRun("the test is over"))
+        return link
+
+    def raw(self, party: str, requests: Iterator[bytes]) -> Any:
+        """The replies, as bytes, to what ``requests`` gives."""
+        channel = dial(self.address, credentials(party), ACTIVE)
+        self._open.callback(channel.close)
+        grpc.channel_ready_future(channel).result(timeout=WAIT_S)
+        return channel.stream_stream("/vfl.v1.Exchange/Swap")(requests, timeout=WAIT_S)
+
+    def close(self) -> None:
+        self._open.close()
+
+
+@contextmanager
+def exchange(transport: str, roster: Sequence[str] = PASSIVES, timeout_s: float = WAIT_S) -> Iterator[Any]:
+    """``transport``: "memory" or "grpc"."""
+    if transport == "memory":
+        yield MemoryExchange(roster, timeout_s)
+        return
+    found = GrpcExchange(roster, timeout_s)
+    try:
+        yield found
+    finally:
+        found.close()

@@ -1,0 +1,279 @@
+"""What Link and Hub promise, over every transport."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
+from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
+from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
+from vfl_common.tensors import TORCH, to_bundle, to_tensors
+from vfl_party.exchange import TensorHub, TensorLink
+
+pytestmark = pytest.mark.parametrize("transport", ["memory", "grpc"])
+
+CPU = torch.device("cpu")
+FIRST, SECOND = StepKey("train", 0, 0), StepKey("train", 0, 1)
+NOTHING = BundleSpec(Kind.ACK)
+ACK = Bundle(Kind.ACK)
+
+
+def spec_for(kind: Kind, tensors: dict[str, Tensor]) -> BundleSpec:
+    bundle = to_bundle(kind, tensors)
+    return BundleSpec(kind, {name: TensorSpec(b.dtype, b.shape) for name, b in bundle.tensors.items()})
+
+
+def swap_back(transport: str, tensors: dict[str, Tensor]) -> None:
+    """One party sends ``tensors``, gets them back, and both sides hold what was sent."""
+    spec = spec_for(Kind.WEIGHTS, tensors)
+    with exchange(transport, ["north"]) as found:
+        asked = soon(lambda: found.link("north").swap(FIRST, to_bundle(Kind.WEIGHTS, tensors), spec))
+        collected = found.hub.collect(FIRST, spec)["north"]
+        found.hub.reply(FIRST, {"north": collected})
+        for bundle in (collected, asked.result(WAIT_S)):
+            assert bundle.kind is Kind.WEIGHTS
+            got = to_tensors(bundle, CPU)
+            assert list(got) == list(tensors)
+            for name, tensor in tensors.items():
+                assert got[name].dtype == tensor.dtype
+                assert torch.equal(got[name], tensor), name
+
+
+def test_every_dtype_comes_back_as_it_was(transport: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randint(0, 100, (3, 5), generator=generator)
+    tensors = {dtype.name.lower(): values.to(torch_dtype) for dtype, torch_dtype in TORCH.items()}
+    assert len(tensors) == 7
+    swap_back(transport, tensors)
+
+
+def test_scalars_empty_tensors_and_odd_names(transport: str) -> None:
+    swap_back(
+        transport,
+        {
+            "scalar": torch.tensor(2.5),
+            "no rows": torch.empty(0, 4),
+            "": torch.empty(3, 0, dtype=torch.int64),
+            "Größe\n": torch.tensor([1], dtype=torch.uint8),
+            "transposed": torch.arange(6.0).reshape(2, 3).T,
+        },
+    )
+
+
+def test_an_empty_bundle(transport: str) -> None:
+    swap_back(transport, {})
+
+
+def test_many_tensors(transport: str) -> None:
+    swap_back(
+        transport, {f"layer.{number}.weight": torch.full((number % 7, 3), float(number)) for number in range(500)}
+    )
+
+
+def test_five_mebibytes(transport: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    # Boundaries of frames fall within and between tensors.
+    swap_back(transport, {f"t{n}": torch.randn(n, generator=generator) for n in (1, 262_143, 700_001, 347_576)})
+
+
+def test_steps_of_several_parties_in_the_order_of_the_roster(transport: str) -> None:
+    spec = BundleSpec(Kind.EMBEDDING, spec_for(Kind.EMBEDDING, {"z": torch.zeros(2)}).tensors)
+    with exchange(transport) as found:
+
+        def party(number: int, name: str) -> list[float]:
+            got = []
+            for batch in range(5):
+                bundle = to_bundle(Kind.EMBEDDING, {"z": torch.tensor([float(number), float(batch)])})
+                reply = found.link(name).swap(StepKey("train", 0, batch), bundle, spec)
+                got.append(to_tensors(reply, CPU)["z"].sum().item())
+            return got
+
+        running = [soon(lambda n=number, p=name: party(n, p)) for number, name in reversed([*enumerate(PASSIVES, 1)])]
+        for batch in range(5):
+            step = StepKey("train", 0, batch)
+            received = found.hub.collect(step, spec)
+            assert tuple(received) == PASSIVES
+            values = {name: to_tensors(bundle, CPU)["z"] for name, bundle in received.items()}
+            assert {name: z.tolist() for name, z in values.items()} == {
+                "north": [1.0, batch],
+                "south": [2.0, batch],
+            }
+            found.hub.reply(step, {name: to_bundle(Kind.EMBEDDING, {"z": 10 * z}) for name, z in values.items()})
+        south, north = (future.result(WAIT_S) for future in running)
+    assert north == [10.0 * (1 + batch) for batch in range(5)]
+    assert south == [10.0 * (2 + batch) for batch in range(5)]
+
+
+Z = {"z": torch.zeros(4, 3)}
+WANTED = spec_for(Kind.EMBEDDING, Z)
+WRONG = {
+    "shape": (Kind.EMBEDDING, {"z": torch.zeros(3, 4)}, Code.TENSOR_MISMATCH),
+    "fewer rows": (Kind.EMBEDDING, {"z": torch.zeros(3, 3)}, Code.TENSOR_MISMATCH),
+    "rank": (Kind.EMBEDDING, {"z": torch.zeros(12)}, Code.TENSOR_MISMATCH),
+    "dtype": (Kind.EMBEDDING, {"z": torch.zeros(4, 3, dtype=torch.int32)}, Code.TENSOR_MISMATCH),
+    "name": (Kind.EMBEDDING, {"y": torch.zeros(4, 3)}, Code.TENSOR_MISMATCH),
+    "missing": (Kind.EMBEDDING, {}, Code.TENSOR_MISMATCH),
+    "one more, empty": (Kind.EMBEDDING, Z | {"more": torch.zeros(0)}, Code.TENSOR_MISMATCH),
+    "kind": (Kind.GRADIENT, Z, Code.TENSOR_MISMATCH),
+    "larger": (Kind.EMBEDDING, {"z": torch.zeros(5, 3)}, Code.TENSOR_TOO_LARGE),
+    "much larger": (Kind.EMBEDDING, {"z": torch.zeros(1024, 1024)}, Code.TENSOR_TOO_LARGE),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_bundle_that_is_not_what_is_expected_ends_the_exchange(case: str, transport: str) -> None:
+    kind, tensors, code = WRONG[case]
+    with exchange(transport) as found:
+        good = soon(lambda: found.link("north").swap(FIRST, to_bundle(Kind.EMBEDDING, Z), NOTHING))
+        bad = soon(lambda: found.link("south").swap(FIRST, to_bundle(kind, tensors), NOTHING))
+        with pytest.raises(PeerError) as caught:
+            found.hub.collect(FIRST, WANTED)
+        assert (caught.value.code, caught.value.party) == (code, "south")
+        assert "south" in str(caught.value)
+        found.hub.end(caught.value)
+        with pytest.raises(PeerError) as refused:
+            bad.result(WAIT_S)
+        assert refused.value.code is code
+        with pytest.raises(AbortedError) as aborted:
+            good.result(WAIT_S)
+        assert aborted.value.party == "south"
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_reply_that_is_not_what_is_expected_is_refused(case: str, transport: str) -> None:
+    kind, tensors, code = WRONG[case]
+    with exchange(transport, ["north"]) as found:
+        asked = soon(lambda: found.link("north").swap(FIRST, ACK, WANTED))
+        found.hub.collect(FIRST, NOTHING)
+        found.hub.reply(FIRST, {"north": to_bundle(kind, tensors)})
+        with pytest.raises(PeerError) as caught:
+            asked.result(WAIT_S)
+        assert (caught.value.code, caught.value.party) == (code, ACTIVE)
+
+
+@pytest.mark.parametrize("other", [SECOND, StepKey("train", 1, 0), StepKey("evaluate", 0, 0)])
+def test_a_step_that_is_not_under_way(other: StepKey, transport: str) -> None:
+    with exchange(transport, ["north"]) as found:
+        asked = soon(lambda: found.link("north").swap(other, ACK, NOTHING))
+        with pytest.raises(PeerError) as caught:
+            found.hub.collect(FIRST, NOTHING)
+        assert (caught.value.code, caught.value.party) == (Code.STEP_OUT_OF_ORDER, "north")
+        found.hub.end(caught.value)
+        with pytest.raises(PeerError) as refused:
+            asked.result(WAIT_S)
+        assert refused.value.code is Code.STEP_OUT_OF_ORDER
+
+
+def test_a_repeated_request_gets_the_same_reply_and_is_computed_once(transport: str) -> None:
+    spec = spec_for(Kind.EMBEDDING, {"z": torch.zeros(1)})
+    with exchange(transport, ["north"]) as found:
+
+        def ask(step: StepKey, value: float) -> float:
+            bundle = to_bundle(Kind.EMBEDDING, {"z": torch.tensor([value])})
+            return to_tensors(found.link("north").swap(step, bundle, spec), CPU)["z"].item()
+
+        def answer(step: StepKey, value: float) -> float:
+            (got,) = found.hub.collect(step, spec).values()
+            found.hub.reply(step, {"north": to_bundle(Kind.EMBEDDING, {"z": torch.tensor([value])})})
+            return to_tensors(got, CPU)["z"].item()
+
+        first = soon(lambda: ask(FIRST, 1.0))
+        assert answer(FIRST, 10.0) == 1.0
+        assert first.result(WAIT_S) == 10.0
+        for again in (2.0, 3.0):  # the hub is not even collecting
+            assert soon(lambda value=again: ask(FIRST, value)).result(WAIT_S) == 10.0
+        collecting = soon(lambda: answer(SECOND, 20.0))
+        assert soon(lambda: ask(FIRST, 4.0)).result(WAIT_S) == 10.0
+        assert not collecting.done()
+        second = soon(lambda: ask(SECOND, 5.0))
+        assert collecting.result(WAIT_S) == 5.0
+        assert second.result(WAIT_S) == 20.0
+
+
+def test_a_party_that_is_late_is_named(transport: str) -> None:
+    with exchange(transport, timeout_s=0.3) as found:
+        asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+        with pytest.raises(LostError) as caught:
+            found.hub.collect(FIRST, NOTHING)
+        assert (caught.value.code, caught.value.party) == (Code.STEP_TIMEOUT, "south")
+        found.hub.end(caught.value)
+        with pytest.raises(LostError) as told:
+            asked.result(WAIT_S)
+        assert (told.value.code, told.value.party) == (Code.STEP_TIMEOUT, "south")
+
+
+def test_an_interruption_from_another_thread_wakes_collect_and_swap(transport: str) -> None:
+    with exchange(transport) as found:
+        asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+        collected = soon(lambda: found.hub.collect(FIRST, NOTHING))
+        began_s = time.monotonic()
+        found.link("north").end(InterruptedRun("south was lost"))
+        found.hub.end(InterruptedRun("south was lost"))
+        for waiting in (asked, collected):
+            with pytest.raises(InterruptedRun, match="south was lost"):
+                waiting.result(WAIT_S)
+        assert time.monotonic() - began_s < 1.0
+
+
+def test_what_has_ended_stays_ended(transport: str) -> None:
+    with exchange(transport, ["north"]) as found:
+        found.hub.end(InterruptedRun("first"))
+        found.hub.end(InterruptedRun("second"))
+        found.link("north").end(InterruptedRun("first"))
+        for _ in range(2):
+            with pytest.raises(InterruptedRun, match="first"):
+                soon(lambda: found.hub.collect(FIRST, NOTHING)).result(WAIT_S)
+            with pytest.raises(InterruptedRun, match="first"):
+                soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_not_finite_are_named(value: float, transport: str) -> None:
+    sick = {"z": torch.tensor([[0.0, value], [0.0, 0.0]])}
+    spec = spec_for(Kind.EMBEDDING, sick)
+    with exchange(transport, ["north"]) as found:
+        hub, link = TensorHub(found.hub, CPU), TensorLink(found.link("north"), ACTIVE, CPU)
+        asked = soon(lambda: link.swap(FIRST, Kind.EMBEDDING, {"z": torch.zeros(2, 2)}, spec))
+        hub.collect(FIRST, spec)
+        hub.reply(FIRST, Kind.EMBEDDING, {"north": sick})
+        with pytest.raises(PeerError) as caught:
+            asked.result(WAIT_S)
+        assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, ACTIVE)
+        _ = soon(lambda: link.swap(SECOND, Kind.EMBEDDING, sick, NOTHING))
+        with pytest.raises(PeerError, match="batch 1") as caught:
+            hub.collect(SECOND, spec)
+        assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "north")
+
+
+def test_a_hub_that_is_used_out_of_turn_is_a_defect(transport: str) -> None:
+    with exchange(transport, ["north"]) as found:
+        with pytest.raises(InternalError):
+            found.hub.reply(FIRST, {"north": ACK})
+        asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+        found.hub.collect(FIRST, NOTHING)
+        with pytest.raises(InternalError):
+            found.hub.collect(SECOND, NOTHING)
+        for wrong in ({}, {"north": ACK, "south": ACK}):
+            with pytest.raises(InternalError):
+                found.hub.reply(FIRST, wrong)
+        with pytest.raises(InternalError):
+            found.hub.reply(SECOND, {"north": ACK})
+        found.hub.reply(FIRST, {"north": ACK})
+        assert asked.result(WAIT_S).kind is Kind.ACK
+
+
+def test_the_sender_may_change_its_tensors_after_the_reply(transport: str) -> None:
+    """The optimizer updates weights in place while frames may still be on their way."""
+    weights = torch.zeros(400_000)
+    spec = spec_for(Kind.WEIGHTS, {"w": weights})
+    with exchange(transport, ["north"]) as found:
+        asked: Any = soon(lambda: found.link("north").swap(FIRST, ACK, spec))
+        found.hub.collect(FIRST, NOTHING)
+        found.hub.reply(FIRST, {"north": to_bundle(Kind.WEIGHTS, {"w": weights})})
+        weights.fill_(1.0)
+        assert to_tensors(asked.result(WAIT_S), CPU)["w"].sum().item() == 0.0

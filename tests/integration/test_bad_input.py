@@ -1,0 +1,248 @@
+"""Bad input, at the real programs: one clear sentence, the documented exit code, nothing lost."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness.cases import digits, recipe
+from tests.harness.federation import Federation, Program, toml
+from tests.harness.hostile import HostilePassive
+from vfl_common.bundle import Bundle, Kind
+from vfl_common.identity.authority import create_authority, issue
+
+HEADER = "id,age,city,y"
+ROWS = [f"u{number:03d},{20 + number},{'AB'[number % 2]},{number % 2}" for number in range(40)]
+
+
+def write_csv(path: Path, rows: list[str], header: str = HEADER) -> None:
+    path.write_text("\n".join([header, *rows]) + "\n")
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    """Two parties with a CSV each; nothing is started. The server's address leads nowhere."""
+    made = Federation(
+        tmp_path / "federation",
+        recipe(2, task={"kind": "binary"}, run={"rejoin_deadline_s": 5.0}),
+        {
+            "p0": {"source": "p0.csv", "id": "id", "label": "y"},
+            "p1": {"source": "p1.csv", "id": "id", "drop": ["y"]},
+        },
+    )
+    made.address = "127.0.0.1:9"
+    with made:
+        for name in made.names:
+            write_csv(made.folder / f"{name}.csv", ROWS)
+        yield made
+
+
+def refused(program: Program, *words: str, code: int = 2) -> str:
+    """The program's one sentence: it ended with ``code``, and every word is in it."""
+    assert program.wait(60) == code, program.stderr
+    lines = [line for line in program.stderr.splitlines() if line]
+    assert len(lines) == 1, program.stderr
+    assert lines[0].startswith("error: ")
+    for word in words:
+        assert word in lines[0], f"{word!r} is not in: {lines[0]}"
+    return lines[0]
+
+
+def change_rows(path: Path, row: int, to: str) -> None:
+    rows = list(ROWS)
+    rows[row] = to
+    write_csv(path, rows)
+
+
+BAD_DATA: dict[str, tuple[Callable[[Path], None], dict[str, Any], tuple[str, ...]]] = {
+    "missing file": (lambda path: path.unlink(), {}, ("p1.csv", "no such file")),
+    "missing id column": (lambda _: None, {"id": "ident"}, ("p1.csv", "'ident'", "'id'")),
+    "duplicate ids": (lambda path: write_csv(path, [*ROWS, ROWS[3]]), {}, ("p1.csv", "id")),
+    "text where a number was declared": (
+        lambda path: change_rows(path, 4, "u004,SECRET,A,0"),
+        {"numeric": ["age"]},
+        ("p1.csv", "'age'", "5"),
+    ),
+    "infinity in a feature": (lambda path: change_rows(path, 4, "u004,inf,A,0"), {}, ("p1.csv", "'age'", "5")),
+    "missing value": (lambda path: change_rows(path, 4, "u004,nan,A,0"), {}, ("p1.csv", "'age'", "missing")),
+    "unknown key": (lambda _: None, {"colums": ["age"]}, ("p1.toml", "'colums'", "'columns'")),
+}
+
+
+@pytest.mark.parametrize("what", BAD_DATA)
+def test_bad_data_is_refused_before_joining(federation: Federation, what: str) -> None:
+    spoil, keys, words = BAD_DATA[what]
+    spoil(federation.folder / "p1.csv")
+    federation.data["p1"] |= keys
+    sentence = refused(federation.start_party("p1"), *words)
+    assert "SECRET" not in sentence  # a value is nobody's business
+    assert not (federation.folder / "runs").exists()
+
+
+def test_missing_label_column(federation: Federation) -> None:
+    federation.data["p0"]["label"] = "yy"
+    refused(federation.start_party("p0"), "p0.csv", "'yy'", "'y'")
+
+
+def test_missing_party_file_and_recipe(federation: Federation) -> None:
+    refused(federation.start("none", "vfl-party", "run", "nobody.toml"), "nobody.toml", "no such file")
+    federation.write_party("p1")
+    (federation.folder / "recipe.toml").unlink()
+    refused(federation.start("p1", "vfl-party", "run", "p1.toml"), "recipe.toml", "no such file")
+    refused(federation.start("server", "vfl-server", "serve", "recipe.toml"), "recipe.toml", "no such file")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("modle", {}, ("recipe.toml", "'modle'", "'model'")),
+        ("phases", [{"kind": "splitn", "epochs": 1}], ("'splitn'", "'splitnn'")),
+        ("phases", [{"kind": "splitnn", "epoch": 1}], ("splitnn", "'epoch'", "'epochs'")),
+        ("phases", [{"kind": "splitnn", "epochs": 0}], ("splitnn", "epochs", "greater than 0")),
+        ("seed", -1, ("recipe.toml", "seed")),
+    ],
+)
+def test_bad_recipe(federation: Federation, key: str, value: Any, words: tuple[str, ...]) -> None:
+    path = federation.folder / "recipe.toml"
+    path.write_text(toml(federation.recipe | {key: value}))
+    refused(federation.start_party("p1"), *words)
+
+
+def test_model_of_another_embedding_size(federation: Federation) -> None:
+    (federation.folder / "mine.py").write_text(
+        "import torch\ndef make(spec, embedding_size):\n    return torch.nn.Linear(spec.shape[0], 5)\n"
+    )
+    federation.extra["p1"] = {"encoder": {"kind": "custom", "factory": "mine:make"}}
+    refused(federation.start_party("p1"), "p1", "5", "embedding_size", "8")
+
+
+def test_device_that_is_not_there(federation: Federation) -> None:
+    refused(federation.start_party("p1", "--device", "cuda:7"), "cuda:7", "this machine has: cpu")
+
+
+# -- certificates ----------------------------------------------------------------------------------------------------
+
+
+def test_certificate_of_another_ca(federation: Federation) -> None:
+    other = federation.folder / "other"
+    create_authority(other, "other")
+    issue(other, "p1")
+    for suffix in ("pem", "key"):
+        (other / f"p1.{suffix}").replace(federation.folder / "certs" / f"p1.{suffix}")
+    refused(federation.start_party("p1"), "p1.pem", "ca.pem")
+
+
+def test_expired_certificate(federation: Federation) -> None:
+    past = datetime.now(UTC) - timedelta(days=30)
+    issue(federation.folder / "certs", "p1", days=1, now=past, force=True)
+    refused(federation.start_party("p1"), "p1.pem", "expired")
+
+
+def test_certificate_for_another_party(federation: Federation) -> None:
+    federation.write_party("p1")
+    for suffix in ("pem", "key"):
+        (federation.folder / "certs" / f"p0.{suffix}").replace(federation.folder / "certs" / f"p1.{suffix}")
+    refused(federation.start("p1", "vfl-party", "run", "p1.toml"), "'p0'", "'p1'")
+
+
+def test_server_of_another_federation(federation: Federation) -> None:
+    """Both sides are sound in themselves; they do not know each other's CA."""
+    federation.start_server()
+    other = federation.folder / "other"
+    create_authority(other, "other")
+    issue(other, "p1")
+    federation.extra["p1"] = {"tls": {"ca": "other/ca.pem", "certificate": "other/p1.pem", "key": "other/p1.key"}}
+    refused(federation.start_party("p1", "--wait", "20"), "server", "CA")
+
+
+def test_party_that_is_not_in_the_recipe(federation: Federation) -> None:
+    certs = federation.folder / "certs"
+    issue(certs, "mallory")
+    federation.data["mallory"] = federation.data["p1"]
+    refused(federation.start_party("mallory"), "mallory", "p0, p1")
+    # With a recipe of its own it gets as far as the server.
+    federation.start_server()
+    changed = federation.recipe | {"parties": [*federation.recipe["parties"], {"name": "mallory", "role": "passive"}]}
+    (federation.folder / "recipe.toml").write_text(toml(changed))
+    refused(federation.start_party("mallory"), "mallory", "not a party", "p0, p1")
+
+
+# -- addresses -------------------------------------------------------------------------------------------------------
+
+
+def test_address_in_use(federation: Federation) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        federation.extra["p0"] = {"listen": address}
+        refused(federation.start_party("p0"), address, "another program is using it")
+        options = ("--ca", "certs/ca.pem", "--listen", address)
+        refused(federation.start("server", "vfl-server", "serve", "recipe.toml", *options), address)
+
+
+def test_server_that_does_not_answer(federation: Federation) -> None:
+    refused(federation.start_party("p1", "--wait", "1"), "127.0.0.1:9", "server", "started?")
+
+
+# -- what only shows when the others are there -----------------------------------------------------------------------
+
+
+def test_different_recipes_name_the_first_key(federation: Federation) -> None:
+    federation.start_server()
+    (federation.folder / "recipe.toml").write_text(toml(federation.recipe | {"seed": 8}))
+    refused(federation.start_party("p1"), "seed", "8", "7")
+
+
+def test_name_taken_twice(federation: Federation) -> None:
+    server = federation.start_server()
+    federation.start_party("p1")
+    server.wait_for("joined", party="p1")
+    first = federation.programs.pop("p1")
+    try:
+        refused(federation.start_party("p1"), "p1", "joined already")
+        assert first.process.poll() is None  # the first one is still waiting
+    finally:
+        first.close()
+
+
+def test_different_row_sets(federation: Federation) -> None:
+    write_csv(federation.folder / "p1.csv", [*ROWS[:-1], "other,30,A,0"])
+    federation.start_all()
+    refused(federation.programs["p1"], "different row sets", "p1", "40 rows each")
+    refused(federation.programs["p0"], "different row sets", "p1")
+    assert federation.programs["server"].wait(30) == 2
+    assert "u003" not in federation.programs["p1"].stderr
+
+
+HOSTILE: dict[str, tuple[Callable[[HostilePassive], Bundle], tuple[str, ...]]] = {
+    "another shape": (lambda p: p.bundle(np.zeros((24, 7), np.float32)), ("float32 [24, 7]", "float32 [24, 8]")),
+    "another dtype": (lambda p: p.bundle(np.zeros((24, 8), np.float16)), ("float16", "float32")),
+    "larger than its spec": (lambda p: p.bundle(np.zeros((4096, 8), np.float32)), ("bytes", "at most 768")),
+    "NaN": (lambda p: p.bundle(np.full((24, 8), np.nan, np.float32)), ("NaN or infinity",)),
+    "infinity": (lambda p: p.bundle(np.full((24, 8), np.inf, np.float32)), ("NaN or infinity",)),
+    "another kind": (lambda p: Bundle(Kind.ACK, p.bundle(np.zeros((24, 8), np.float32)).tensors), ("ack", "embedding")),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_embedding_ends_the_run(tmp_path: Path, what: str) -> None:
+    """A passive party with a sound certificate and the right rows sends what the recipe does not allow."""
+    make, words = HOSTILE[what]
+    with Federation(tmp_path / "f", recipe(2, rows={"validation": 0.0, "test": 0.0}), digits(2)) as federation:
+        server = federation.start_server()
+        active = federation.start_party("p0")
+        with HostilePassive(federation, "p1") as hostile:
+            hostile.join_and_open()
+            failure = hostile.swap_expecting_failure(make(hostile))
+        assert "p1" in str(failure)
+        sentence = refused(active, "p1", "round 0, batch 0", *words)
+        assert len(sentence) < 400
+        assert server.wait(30) == 2
+        assert "p1" in server.stderr

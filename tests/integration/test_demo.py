@@ -1,0 +1,186 @@
+"""``vfl demo`` and ``vfl simulate`` as a person starts them: whole federations of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+VFL = [sys.executable, "-m", "vfl_common.cli.main"]
+RUN_S = 180.0
+
+
+def vfl(*args: str | Path, cwd: Path, timeout_s: float = RUN_S) -> subprocess.CompletedProcess[str]:
+    """Runs the program to its end. The folder of the environment's programs is not on PATH: none is activated."""
+    bare = {key: value for key, value in os.environ.items() if not key.startswith(("VIRTUAL_ENV", "PYTHONPATH"))}
+    return subprocess.run(
+        [*VFL, *map(str, args)],
+        cwd=cwd,
+        env=bare | {"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def run_folder(out: Path) -> Path:
+    (folder,) = out.iterdir()
+    return folder
+
+
+def processes_of(run: Path) -> list[int]:
+    """Processes that still run for this run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(run) in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    result = vfl("demo", "--json", "--out", tmp_path / "runs", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert time.monotonic() - began_s < 90
+    lines = result.stdout.splitlines()
+    assert len(lines) == 1
+    summary: dict[str, Any] = json.loads(lines[-1])
+
+    folder = run_folder(tmp_path / "runs")
+    assert summary == json.loads((folder / "summary.json").read_text())
+    assert summary["run_id"] == folder.name
+    assert (summary["method"], summary["preset"], summary["seed"]) == ("splitnn", "paper", 0)
+    assert summary["metrics"]["test"]["accuracy"] >= 0.96
+    assert summary["metrics"]["validation"]["accuracy"] >= 0.96
+    assert summary["steps"] == 600
+    assert summary["wall_s"] > 0
+    assert len(summary["recipe_digest"]) == 64
+
+    parties = {party["name"]: party for party in summary["parties"]}
+    assert list(parties) == ["server", "bank", "hospital", "retailer", "telecom"]
+    assert [party["role"] for party in parties.values()] == ["server", "active", "passive", "passive", "passive"]
+    assert {party["device"] for party in parties.values()} == {"cpu"}
+    assert len({party["pid"] for party in parties.values()}) == 5
+
+    counted = summary["bytes"]
+    assert counted["agrees"]
+    assert set(counted["by_phase"]) == {"open", "splitnn", "evaluate", "control"}
+    keys = {"sender", "receiver", "kind", "payload_bytes", "message_bytes", "messages"}
+    assert all(keys <= link.keys() for link in counted["by_link"])
+    assert counted["total"]["message_bytes"] == sum(link["message_bytes"] for link in counted["by_link"])
+    of_server = [link for link in counted["by_link"] if "server" in (link["sender"], link["receiver"])]
+    assert not any(link["payload_bytes"] for link in of_server)  # no embedding ever goes there
+
+    for name in ("bank", "hospital", "retailer", "telecom"):
+        assert len((folder / name / "metrics.jsonl").read_text().splitlines()) == 31
+        for part in ("log.jsonl", "ledger.json", "checkpoints", "stderr"):
+            assert (folder / name / part).exists()
+        assert (folder / name / "stderr").read_text() == ""
+    assert "test accuracy" not in result.stderr  # nobody chooses by it
+    assert "all parties are here" in result.stderr
+    assert processes_of(folder) == []
+
+    told = vfl("report", folder, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "hospital" in told.stdout
+    assert (folder / "learning-curves.png").stat().st_size > 10_000
+    assert (folder / "bytes.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
+    recipe = REPO / "examples" / "own-files" / "recipe.toml"
+    result = vfl("simulate", recipe, "--out", "runs", "--seed", "1", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((run_folder(tmp_path / "runs") / "summary.json").read_text())
+    assert summary["seed"] == 1
+    assert summary["metrics"]["test"]["auc"] > 0.75
+    for text in ("Metrics", "Processes", "Message bytes by party", "hospital", "seed 1"):
+        assert text in result.stdout
+
+
+def changed(folder: Path, example: str, *changes: tuple[str, str]) -> Path:
+    """An example with some words replaced."""
+    text = (REPO / "examples" / example).read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "recipe.toml").write_text(text)
+    return folder / "recipe.toml"
+
+
+OWN = str(REPO / "examples" / "own-files")
+
+
+@pytest.mark.parametrize(
+    ("example", "changes", "sentence"),
+    [
+        pytest.param(
+            "breast-cancer.toml",
+            [("combine =", "combin =")],
+            "recipe.toml: model: unknown key 'combin'; did you mean 'combine'?",
+            id="unknown-key",
+        ),
+        pytest.param(
+            "breast-cancer.toml",
+            [("epochs = 30", "epoks = 30")],
+            "phases: splitnn: unknown key 'epoks'; did you mean 'epochs'?",
+            id="unknown-method-key",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "own-files/recipe.toml",
+            [('"bank.csv"', f'"{OWN}/bank.csv"'), ('"hospital.csv"', '"gone.csv"')],
+            "error: hospital: {folder}/gone.csv: no such file or folder; correct data.source",
+            id="missing-file",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, example: str, changes: Sequence[tuple[str, str]], sentence: str
+) -> None:
+    recipe = changed(tmp_path, example, *changes)
+    result = vfl("simulate", recipe, "--out", tmp_path / "runs", "--json", cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors == result.stderr.splitlines()[-1:]
+    assert sentence.format(folder=tmp_path) in errors[0]
+    assert "Traceback" not in result.stderr
+    if (tmp_path / "runs").exists():
+        assert processes_of(run_folder(tmp_path / "runs")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_nothing_is_left_when_the_launcher_is_stopped(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    args = [*VFL, "simulate", str(REPO / "examples" / "breast-cancer.toml"), "--out", str(tmp_path / "runs")]
+    with subprocess.Popen(args, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stderr is not None
+        for line in launcher.stderr:
+            if line.startswith("waiting for"):  # all four processes run
+                break
+        folder = run_folder(tmp_path / "runs")
+        assert len(processes_of(folder)) == 4
+        launcher.send_signal(number)
+        assert launcher.wait(30) == code
+    give_up_s = time.monotonic() + 30
+    while left := processes_of(folder):
+        assert time.monotonic() < give_up_s, left
+        time.sleep(0.1)

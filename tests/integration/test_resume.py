@@ -1,0 +1,255 @@
+"""A run that is disturbed in the middle of an epoch ends with the parameters that it would have had: bit for bit.
+
+p2 reaches the active party p0 through a proxy that holds the bytes at a given number, so that a fault happens within a
+known step of a known epoch on any machine; p1 goes the direct way, to the address that the server relays.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.harness import cases
+from tests.harness.federation import Federation
+from tests.harness.proxy import Proxy
+
+PARTIES = ("p0", "p1", "p2")
+WIDTH, BATCH, ROWS = 64, 32, 200
+EPOCH_STEPS = 5  # 160 training rows
+STEP_BYTES = 4 * WIDTH * BATCH
+EPOCH_BYTES = EPOCH_STEPS * STEP_BYTES + 4 * WIDTH * 20  # and the validation rows
+HANDSHAKE_BYTES = 4096  # roughly: TLS, HTTP/2 settings, the rows' digest
+SECOND_EPOCH = HANDSHAKE_BYTES + EPOCH_BYTES + int(2.5 * STEP_BYTES)  # in its third step
+AFTER_FIRST = "000001.splitnn.1"  # the checkpoint before it
+
+Parameters = dict[str, dict[str, Tensor]]
+
+
+def recipe(**run: Any) -> dict[str, Any]:
+    """State of every sort: Adam's moments, a schedule, dropout's generators, batch norm's statistics."""
+    return cases.recipe(
+        3,
+        task={"kind": "binary"},
+        model={
+            "embedding_size": WIDTH,
+            "encoder": {"kind": "mlp", "hidden": [32], "dropout": 0.2, "batch_norm": True},
+            "top": {"hidden": [16], "dropout": 0.1},
+        },
+        phase={
+            "epochs": 4,
+            "batch_size": BATCH,
+            "optimizer": {"kind": "adam", "lr": 0.01, "schedule": "cosine", "clip_norm": 1.0},
+        },
+        run=run,
+    )
+
+
+DATA = cases.columns("sklearn:breast_cancer", 3, limit=ROWS)
+
+
+@contextmanager
+def held(
+    folder: Path, tables: dict[str, Any], data: dict[str, Any] = DATA, **at: int
+) -> Iterator[tuple[Federation, Proxy]]:
+    """A federation that has come to a stop within a step; ``at`` as for ``Proxy.hold_at``."""
+    behind = data.keys() - {"p1"} if len(data) > 2 else {"p1"}
+    with Proxy() as proxy, Federation(folder, tables, data) as federation:
+        federation.extra = {name: {"active": proxy.address} for name in behind if name != cases.ACTIVE}
+        proxy.hold_at(**at)
+        federation.start_server()
+        proxy.target = federation.start_party(cases.ACTIVE).wait_for("ready")["address"]
+        for name in data:
+            if name != cases.ACTIVE:
+                federation.start_party(name)
+        proxy.wait_until_held()
+        yield federation, proxy
+
+
+def parameters(federation: Federation) -> Parameters:
+    return {name: federation.parameters(name) for name in federation.names}
+
+
+def assert_equal(got: Parameters, want: Parameters) -> None:
+    for party, tensors in want.items():
+        assert got[party].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(got[party][name], tensor), f"{party} {name}"
+
+
+def server_events(federation: Federation, event: str) -> list[dict[str, Any]]:
+    """Of the server's present process, which has ended."""
+    return [found for found in federation.programs["server"].seen() if found["event"] == event]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
+    with Federation(tmp_path_factory.mktemp("undisturbed"), recipe(), DATA) as federation:
+        federation.start_all()
+        assert federation.finish()["interruptions"] == 0
+        return parameters(federation)
+
+
+def test_a_passive_party_is_killed_and_started_again(tmp_path: Path, undisturbed: Parameters) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.programs["p2"].kill()
+        interrupted = federation.programs["server"].wait_for("interrupted")
+        assert interrupted["reason"].startswith("p2 ")
+        proxy.release()
+        federation.start_party("p2")
+        summary = federation.finish()
+        assert summary["interruptions"] == 1
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert_equal(parameters(federation), undisturbed)
+
+
+def test_before_the_first_checkpoint_the_run_begins_again(tmp_path: Path, undisturbed: Parameters) -> None:
+    with held(tmp_path, recipe(), sent=HANDSHAKE_BYTES + 2 * STEP_BYTES) as (federation, proxy):
+        federation.programs["p2"].kill()
+        federation.programs["server"].wait_for("interrupted")
+        proxy.release()
+        federation.start_party("p2")
+        federation.finish()
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", ""]
+        assert_equal(parameters(federation), undisturbed)
+
+
+def test_two_parties_are_killed_one_after_the_other(tmp_path: Path, undisturbed: Parameters) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.programs["p2"].kill()
+        federation.programs["server"].wait_for("interrupted")
+        proxy.hold_at(sent=proxy.sent + HANDSHAKE_BYTES + EPOCH_BYTES + 2 * STEP_BYTES)  # in the third epoch
+        federation.start_party("p2")
+        proxy.wait_until_held()
+        federation.programs["p1"].kill()
+        federation.programs["server"].wait_for("interrupted")
+        proxy.release()
+        federation.start_party("p1")
+        assert federation.finish()["interruptions"] == 2
+        started = [event["checkpoint"] for event in server_events(federation, "started")]
+        assert started == ["", AFTER_FIRST, "000002.splitnn.2"]
+        assert_equal(parameters(federation), undisturbed)
+
+
+def test_the_active_party_is_killed_and_comes_back_at_another_address(tmp_path: Path, undisturbed: Parameters) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.programs["p0"].kill()
+        federation.programs["server"].wait_for("interrupted")
+        before = proxy.target
+        proxy.target = federation.start_party("p0").wait_for("ready")["address"]
+        assert proxy.target != before
+        proxy.release()
+        assert federation.finish()["interruptions"] == 1
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert_equal(parameters(federation), undisturbed)
+
+
+def test_the_server_is_killed_and_started_again(tmp_path: Path, undisturbed: Parameters) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        run_id = federation.run_folder.name
+        federation.programs["server"].kill()
+        proxy.release()
+        federation.start_server(federation.address)
+        assert federation.finish()["run_id"] == run_id
+        (started,) = server_events(federation, "started")
+        assert (started["generation"], started["checkpoint"]) == (2, AFTER_FIRST)
+        assert_equal(parameters(federation), undisturbed)
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_a_connection_that_breaks_is_no_interruption(lost: str, tmp_path: Path, undisturbed: Parameters) -> None:
+    at = {"sent" if lost == "request" else "received": SECOND_EPOCH - EPOCH_BYTES}
+    with held(tmp_path, recipe(), **at) as (federation, proxy):
+        assert proxy.connections == 1
+        proxy.cut()
+        proxy.release()
+        assert federation.finish()["interruptions"] == 0
+        assert proxy.connections >= 2
+        assert not server_events(federation, "interrupted")
+        assert [event["generation"] for event in server_events(federation, "started")] == [1]
+        assert_equal(parameters(federation), undisturbed)
+
+
+def test_a_party_that_stays_away_is_named_after_the_deadline(tmp_path: Path) -> None:
+    with held(tmp_path, recipe(rejoin_deadline_s=1.5), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.programs["p2"].kill()
+        interrupted = federation.programs["server"].wait_for("interrupted")
+        began_s = time.monotonic()
+        assert interrupted["deadline_s"] == 1.5
+        proxy.release()
+        others = [federation.programs[name] for name in ("server", "p0", "p1")]
+        assert [program.wait(10.0) for program in others] == [3, 3, 3]
+        assert 1.0 < time.monotonic() - began_s < 1.5 + 3.0
+        for program in others:
+            (line,) = [line for line in program.stderr.splitlines() if line.startswith("error:")]
+            assert "p2" in line
+            assert "1.5 s" in line
+
+
+def test_a_party_that_falls_silent_is_named_and_may_come_back(tmp_path: Path, undisturbed: Parameters) -> None:
+    tables = recipe(heartbeat_s=0.2, lost_after_s=1.5)
+    with held(tmp_path, tables, sent=SECOND_EPOCH) as (federation, proxy):
+        federation.programs["p1"].signal(signal.SIGSTOP)
+        try:
+            interrupted = federation.programs["server"].wait_for("interrupted", 10.0)
+            assert interrupted["reason"] == "p1 has been silent for 1.5 s"
+        finally:
+            federation.programs["p1"].signal(signal.SIGCONT)
+        proxy.release()
+        federation.finish()
+        assert_equal(parameters(federation), undisturbed)
+
+
+def test_a_party_that_stays_silent_is_named_after_the_deadline(tmp_path: Path) -> None:
+    tables = recipe(heartbeat_s=0.2, lost_after_s=1.0, rejoin_deadline_s=1.0)
+    with held(tmp_path, tables, sent=SECOND_EPOCH) as (federation, proxy):
+        federation.programs["p1"].signal(signal.SIGSTOP)
+        try:
+            federation.programs["server"].wait_for("interrupted", 10.0)
+            proxy.release()
+            others = [federation.programs[name] for name in ("server", "p0", "p2")]
+            assert [program.wait(10.0) for program in others] == [3, 3, 3]
+            assert all("p1" in program.stderr for program in others)
+        finally:
+            federation.programs["p1"].kill()
+
+
+def test_early_stopping_remembers_the_best_epoch(tmp_path: Path) -> None:
+    """The best epoch lies before the crash, the end of the patience after it."""
+    tables = cases.recipe(
+        2,
+        task={"kind": "binary"},
+        model={"embedding_size": WIDTH},
+        phase={
+            "epochs": 12,
+            "batch_size": BATCH,
+            "optimizer": {"kind": "sgd", "lr": 4.0, "momentum": 0.5},
+            "early_stopping": {"patience": 2},
+        },
+        rows={"validation": 0.3},
+    )
+    data = cases.columns("sklearn:breast_cancer", 2, limit=100)  # 60 training rows, 30 for validation
+    epoch_bytes = 4 * WIDTH * 90
+    with Federation(tmp_path / "undisturbed", tables, data) as federation:
+        federation.start_all()
+        federation.finish()
+        undisturbed = parameters(federation)
+        rounds = int(federation.checkpoint_labels(cases.ACTIVE)[-1].rpartition(".")[2])
+        assert 3 <= rounds < 12  # the best is two epochs before, and it is not the last of all
+    at = HANDSHAKE_BYTES + (rounds - 1) * epoch_bytes + 4 * WIDTH * BATCH // 2
+    with held(tmp_path / "disturbed", tables, data, sent=at) as (federation, proxy):
+        federation.programs["p1"].kill()
+        federation.programs["server"].wait_for("interrupted")
+        proxy.release()
+        federation.start_party("p1")
+        federation.finish()
+        started = [event["checkpoint"] for event in server_events(federation, "started")]
+        assert started == ["", f"{rounds - 1:06d}.splitnn.{rounds - 1}"]
+        assert_equal(parameters(federation), undisturbed)
