@@ -121,7 +121,7 @@ def print_table(scores: Sequence[Score], reference: str, console: Console) -> No
             task.name, str(task.parties), str(task.batch), str(task.embedding), score.contestant,
             f"{score.steps_per_s:.2f}", f"{low:.1f}–{high:.1f}",
             _ratio(score.steps_per_s, base and base.steps_per_s),
-            f"{score.quiet_steps_per_s or 0:.2f}",
+            f"{score.quiet_steps_per_s:.2f}" if score.quiet_steps_per_s else "–",
             _ratio(score.quiet_steps_per_s, base and base.quiet_steps_per_s),
         )  # fmt: skip
     console.print(table)

@@ -1,12 +1,11 @@
-"""Checkpoints without pickle: tensors in safetensors, everything else in JSON; written whole or not at all.
+"""Checkpoints without pickle: one file each, tensors in safetensors, everything else as JSON in its header.
 
-    000007-000003.splitnn.12/         the store's own count, then the label
-        state.safetensors
-        state.json                    label, size and SHA-256 of the tensors, the tree
-    .tmp-000008-000003.splitnn.13/    being written or removed; swept away at the next start
+    000007-000003.splitnn.12.safetensors      the store's own count, then the label
+    .tmp-000008-000003.splitnn.13.safetensors being written; swept away at the next start
 
-A folder gets its name by one rename after all its bytes are on the disk, and loses it by one rename before it is
-emptied: a crash at any point leaves whole checkpoints only. One process at a time uses a store.
+The header's metadata has ``vfl`` (label and tree, JSON) and ``sha256`` (of the file as it would be without it). A file
+gets its name by one rename after all its bytes are on the disk: a crash at any point leaves whole checkpoints only. One
+process at a time uses a store.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError, InternalError
 
-TENSORS, TREE = "state.safetensors", "state.json"
-FOLDER = re.compile(r"(\d+)-([\w.-]+)")
+SUFFIX = ".safetensors"
+FILE = re.compile(r"(\d+)-([\w.-]+)\.safetensors")
 
 
 def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
@@ -87,11 +86,11 @@ class CheckpointStore:
     """The newest ``keep`` checkpoints of one process, in one folder of its own.
 
     Args:
-        folder: made where it is missing; what an interrupted save or removal left there is swept away.
+        folder: made where it is missing; what an interrupted save left there is swept away.
         keep: at least 1.
 
-    Labels hold letters, digits and ``_.-``. The order is that of saving, counted in the folders' names; times and
-    labels play no part in it.
+    Labels hold letters, digits and ``_.-``. The order is that of saving, counted in the files' names; times and labels
+    play no part in it.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -100,7 +99,7 @@ class CheckpointStore:
         self._folder, self._keep = folder, keep
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(".tmp-*"):
-            shutil.rmtree(path)
+            path.unlink()
 
     def save(self, label: str, tree: Any) -> None:
         """Writes ``tree`` as ``label``, to the disk, then removes all but the newest ``keep`` complete checkpoints.
@@ -108,33 +107,32 @@ class CheckpointStore:
         A checkpoint of the same label is replaced. Raises InternalError for a label or a node that cannot be kept, and
         InputError (CHECKPOINT_INVALID) where the disk refuses.
         """
-        name = f"{max((entry.sequence for entry in self._all()), default=0) + 1:06d}-{label}"
-        if not FOLDER.fullmatch(name):
+        name = f"{max((entry.sequence for entry in self._all()), default=0) + 1:06d}-{label}{SUFFIX}"
+        if not FILE.fullmatch(name):
             raise InternalError(f"{label!r} cannot be a checkpoint's label")
-        packed, jsonable = pack(tree)
-        data = safetensors.torch.save(packed)
-        about = {"label": label, "bytes": len(data), "sha256": _sha256(data), "tree_sha256": _tree_sha256(jsonable)}
-        text = json.dumps(about | {"tree": jsonable})
+        tensors, jsonable = pack(tree)
+        about = {"vfl": json.dumps({"label": label, "tree": jsonable})}
+        data = safetensors.torch.save(tensors, about | {"sha256": _sha256(tensors, about)})
         temporary = self._folder / f".tmp-{name}"
         try:
-            temporary.mkdir(mode=0o700)
-            _write(temporary / TENSORS, data)
-            _write(temporary / TREE, text.encode())
-            _fsync(temporary)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             temporary.rename(self._folder / name)
             _fsync(self._folder)
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.unlink(missing_ok=True)
             raise InputError(
                 Code.CHECKPOINT_INVALID, f"{self._folder}: cannot write a checkpoint ({error.strerror})"
             ) from error
         kept = self._complete()[-self._keep :]
         for entry in self._all():
             if entry not in kept:
-                self._remove(entry)
+                entry.path.unlink()
 
     def labels(self) -> list[str]:
-        """Labels of the complete checkpoints, oldest first: those whose tensors have the size that they should."""
+        """Labels of the complete checkpoints, oldest first: those whose header can be read and fits the file's size."""
         return [entry.label for entry in self._complete()]
 
     def load(self, label: str) -> Any:
@@ -144,11 +142,11 @@ class CheckpointStore:
         """
         entry = self._find(label)
         try:
-            about = json.loads((entry.path / TREE).read_bytes())
-            data = (entry.path / TENSORS).read_bytes()
-            if (about["sha256"], about["tree_sha256"]) != (_sha256(data), _tree_sha256(about["tree"])):
+            metadata = _metadata(entry.path)
+            tensors = safetensors.torch.load(entry.path.read_bytes())
+            if metadata["sha256"] != _sha256(tensors, {"vfl": metadata["vfl"]}):
                 raise ValueError("the SHA-256 differs")
-            return unpack(safetensors.torch.load(data), about["tree"])
+            return unpack(tensors, json.loads(metadata["vfl"])["tree"])
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise InputError(
                 Code.CHECKPOINT_INVALID,
@@ -161,7 +159,7 @@ class CheckpointStore:
         last = self._find(label).sequence if label else -1
         for entry in reversed(self._all()):
             if entry.sequence > last:
-                self._remove(entry)
+                entry.path.unlink()
 
     def _find(self, label: str) -> _Entry:
         entries = self._complete()
@@ -172,44 +170,30 @@ class CheckpointStore:
         raise InputError(Code.CHECKPOINT_INVALID, f"{self._folder}: no checkpoint {label}; complete ones: {there}")
 
     def _all(self) -> list[_Entry]:
-        matches = ((FOLDER.fullmatch(path.name), path) for path in self._folder.iterdir())
+        matches = ((FILE.fullmatch(path.name), path) for path in self._folder.iterdir())
         return sorted(_Entry(int(match[1]), match[2], path) for match, path in matches if match)
 
     def _complete(self) -> list[_Entry]:
-        newest = {
-            entry.label: entry for entry in self._all() if _is_complete(entry)
-        }  # one a label, should two be there
+        newest = {entry.label: entry for entry in self._all() if _is_complete(entry)}  # one a label
         return sorted(newest.values())
-
-    def _remove(self, entry: _Entry) -> None:
-        temporary = entry.path.with_name(f".tmp-{entry.path.name}")
-        entry.path.rename(temporary)
-        _fsync(self._folder)
-        shutil.rmtree(temporary)
 
 
 def _is_complete(entry: _Entry) -> bool:
     try:
-        about = json.loads((entry.path / TREE).read_bytes())
-        complete: bool = about["label"] == entry.label and about["bytes"] == (entry.path / TENSORS).stat().st_size
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(json.loads(_metadata(entry.path)["vfl"])["label"] == entry.label)
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
         return False
-    return complete
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _metadata(path: Path) -> dict[str, str]:
+    """The header's metadata. Raises SafetensorError where the header cannot be read or does not fit the file's size."""
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
 
 
-def _tree_sha256(jsonable: Any) -> str:
-    return _sha256(json.dumps(jsonable).encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _sha256(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
+    """Of the file with ``about`` as its metadata: names, shapes, dtypes, tree and every byte of the tensors."""
+    return hashlib.sha256(safetensors.torch.save(tensors, about)).hexdigest()
 
 
 def _fsync(folder: Path) -> None:

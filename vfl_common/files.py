@@ -1,4 +1,8 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of one."""
+"""Writing files so that a process that dies leaves the old one or the new one, never half of one.
+
+Not for checkpoints, which outlast a power failure too (``checkpoint.py``): these files are written often, and to wait
+for the disk costs milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,6 @@ def write_atomic(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:

@@ -40,11 +40,9 @@ class TcpCount:
 class Ledger:
     """Thread-safe: gRPC's threads count too."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[str, str, str, Direction], list[int]] = {
-            (e.peer, e.phase, e.kind, e.direction): [e.payload_bytes, e.message_bytes, e.messages] for e in entries
-        }
+        self._counts: dict[tuple[str, str, str, Direction], list[int]] = {}  # payload, message bytes, messages
 
     def add(
         self, peer: str, phase: str, kind: str, direction: Direction, payload_bytes: int, message_bytes: int
@@ -58,6 +56,15 @@ class Ledger:
             count[0] += payload_bytes
             count[1] += message_bytes
             count[2] += 1
+
+    def carry(self, entries: Iterable[Entry]) -> None:
+        """Goes on from what an earlier process of the same party had counted in this run."""
+        with self._lock:
+            for entry in entries:
+                count = self._counts.setdefault((entry.peer, entry.phase, entry.kind, entry.direction), [0, 0, 0])
+                count[0] += entry.payload_bytes
+                count[1] += entry.message_bytes
+                count[2] += entry.messages
 
     def entries(self) -> list[Entry]:
         """All lines so far, sorted."""

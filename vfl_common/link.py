@@ -9,12 +9,24 @@ from vfl_common.bundle import Bundle, BundleSpec, StepKey
 
 
 class Link(Protocol):
-    """The asking side."""
+    """The asking side: ``swap``, or ``send`` and later ``receive`` where there is work to do meanwhile."""
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
-        """Sends ``bundle`` and returns the reply. The same step may be sent again; it is computed once.
+        """``send`` and ``receive``."""
+        ...
 
-        Raises PeerError where the reply is not what ``expect`` says, InterruptedRun where this generation has ended.
+    def send(self, step: StepKey, bundle: Bundle) -> None:
+        """Sends ``bundle``; it is encoded before this returns. The same step may be sent again; it is computed once.
+
+        Raises InterruptedRun where this generation has ended.
+        """
+        ...
+
+    def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
+        """Waits for the reply to the bundle that was sent last.
+
+        Raises PeerError where the reply is not what ``expect`` says, InterruptedRun where this generation has ended,
+        LostError where the peer takes longer than the recipe's ``run.step_timeout_s``.
         """
         ...
 

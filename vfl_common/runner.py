@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
-from vfl_common.ledger import Ledger
+from vfl_common.ledger import Ledger, load_entries
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.run_folder import RunFolder
@@ -101,6 +101,9 @@ class Runner:
                 started_s = started_s or time.monotonic()
                 if folder is None or folder.run_id != start.run_id:
                     folder = self.open_folder(start.run_id)
+                elif folder is self.resume:
+                    self.ledger.carry(load_entries(folder.path / "ledger.json"))
+                    self.resume = None
                 try:
                     outcome = self._generation(start, folder, started_s)
                     return outcome, folder
@@ -137,6 +140,7 @@ class Runner:
             outcome = self._phases(job, folder, first, steps, tree)
             self.session.check()
             job.close(None)
+            folder.note(trained=True)  # what is left is to tell the server
             self._save_ledger(folder)
             outcome.summary_json = self.session.report(outcome.metrics, outcome.steps, time.monotonic() - started_s)
             return outcome

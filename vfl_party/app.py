@@ -13,14 +13,15 @@ from typing import Literal
 import torch
 
 from vfl_common.checkpoint import CheckpointStore
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
 from vfl_common.devices import resolve_device, set_threads
 from vfl_common.errors import Code, InputError, InternalError, VflError
+from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_common.ledger import Ledger, load_entries
+from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.logs import Console, log_to
 from vfl_common.phase import Phase, Tree
@@ -68,7 +69,7 @@ class Place:
             raise InputError(
                 Code.CONFIG_INVALID, f"party {self.name}: data.label is missing; the active party holds the labels"
             )
-        return self.file.data
+        return self.file.data if self.place.features else ids_only(self.file.data)
 
 
 def read_place(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> Place:
@@ -148,7 +149,7 @@ class PartyApp:
             return build_phases(place.recipe, party)
 
         outcome, folder = self._run("train", prepared, phases, open_folder, resume)
-        folder.note(finished=True)
+        self._finish(folder, outcome)
         return outcome, folder
 
     def predict(self, trained: TrainedRun, data: DataSettings, output: Path) -> tuple[Outcome, RunFolder]:
@@ -165,8 +166,13 @@ class PartyApp:
             return [ActivePredict(party, prepared.table.ids, output) if place.is_active else PassivePredict(party)]
 
         outcome, folder = self._run("predict", prepared, phases, open_folder, None, trained=trained)
-        folder.note(finished=True)
+        self._finish(folder, outcome)
         return outcome, folder
+
+    def _finish(self, folder: RunFolder, outcome: Outcome) -> None:
+        folder.note(finished=True)
+        if outcome.summary_json:  # the active party's; on one machine it is the server's file over again
+            write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
 
     def _store(self, folder: RunFolder) -> CheckpointStore:
         return CheckpointStore(folder.path / "checkpoints", self.place.recipe.run.kept_checkpoints)
@@ -186,7 +192,7 @@ class PartyApp:
         state = trained.state if trained is not None else None
         # Everything that can be refused without the others is refused before joining.
         self._job(prepared, make_phases, state, "", _Grpc(None, TcpMeter()), lambda *_: None)
-        ledger = Ledger(load_entries(resume.path / "ledger.json") if resume is not None else [])
+        ledger = Ledger()
         meter = TcpMeter()
         session = Session(
             place.file.server,

@@ -32,8 +32,17 @@ class TensorLink:
     device: torch.device
 
     def swap(self, step: StepKey, kind: Kind, tensors: Tensors, expect: BundleSpec) -> dict[str, Tensor]:
-        """Sends ``tensors`` (without their graph) and returns the peer's, without gradient. Raises as ``Link.swap``."""
-        reply = to_tensors(self.link.swap(step, to_bundle(kind, tensors), expect), self.device)
+        """``send`` and ``receive``."""
+        self.send(step, kind, tensors)
+        return self.receive(step, expect)
+
+    def send(self, step: StepKey, kind: Kind, tensors: Tensors) -> None:
+        """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as ``Link.send``."""
+        self.link.send(step, to_bundle(kind, tensors))
+
+    def receive(self, step: StepKey, expect: BundleSpec) -> dict[str, Tensor]:
+        """Waits for the reply: the peer's tensors, without gradient. Raises as ``Link.receive``."""
+        reply = to_tensors(self.link.receive(step, expect), self.device)
         check_finite(reply, party=self.peer, step=step)
         return reply
 

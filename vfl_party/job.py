@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +49,16 @@ class Prepared:
     labels: Labels | None
     targets: Tensor | None
     splits: dict[str, np.ndarray[Any, np.dtype[np.int64]]]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of ids, encoder inputs and targets, hexadecimal: equal only for the same data, prepared alike."""
+        digest = hashlib.sha256("\x00".join(self.table.ids).encode())
+        tensors = [self.targets] if self.features is None else [self.features.x, self.features.categories, self.targets]
+        for tensor in tensors:
+            if tensor is not None:
+                digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
 
 
 def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
@@ -156,9 +168,16 @@ class PartyJob(Job):
             "generators": generators,
             "preprocessor": self._prepared.preprocessor.state() if self._prepared.preprocessor else None,
             "labels": self._prepared.labels.state() if self._prepared.labels else None,
+            "data": self._prepared.fingerprint,
         }
 
     def load_state(self, tree: Tree) -> None:
+        if tree["data"] != self._prepared.fingerprint:
+            raise InputError(
+                Code.DATA_INVALID,
+                f"{self._prepared.table.source}: its rows or columns are not those that the unfinished run began with; "
+                "restore them, or begin a new run with --fresh at the server and every party",
+            )
         load_models(self.party.models, tree)
         torch.set_rng_state(tree["generators"]["cpu"])
         if self.party.device.type == "cuda" and "cuda" in tree["generators"]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vfl_common.checkpoint import CheckpointStore
 from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.metrics import scores
@@ -48,7 +48,7 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     if not (path / "run.json").exists():
         raise InputError(Code.FILE_INVALID, f"{run}: holds no run of {name}; give the folder <out>/<run id>")
     folder = RunFolder(path, path.resolve().parent.name)
-    if not folder.facts().get("finished"):
+    if not folder.facts().get("trained"):
         raise InputError(Code.CHECKPOINT_INVALID, f"{path}: this run was not finished; finish it, or give another")
     store = CheckpointStore(path / "checkpoints", keep=2)
     labels = store.labels()
@@ -59,21 +59,19 @@ def load_trained(run: Path, name: str) -> TrainedRun:
 
 
 def prediction_data(settings: DataSettings | None, source: Path | None, state: Tree) -> DataSettings:
-    """The party file's [data] with another source: no label, and of a table the columns of training and no others.
-
-    Raises InputError where there is no [data].
+    """The party file's [data] with another source, and of a CSV or Parquet table the columns of training alone: new
+    rows need no label, and may have more columns. Raises InputError where there is no [data].
     """
     if settings is None:
         raise InputError(Code.CONFIG_INVALID, "the party file needs a [data] table: it says which column is the id")
-    changes: dict[str, Any] = {"label": None, "drop": ()}
-    preprocessor = Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
-    if preprocessor is None:
-        changes["columns"] = ()  # labels only: the ids are all that is read
-    elif preprocessor.image_shape is None and settings.view is None:
-        changes["columns"] = (*preprocessor.numeric_names, *preprocessor.categorical_names)
-    if source is not None:
-        changes["source"] = str(source.absolute())
-    return settings.model_copy(update=changes)
+    changed = settings if source is None else settings.model_copy(update={"source": str(source.absolute())})
+    if state["preprocessor"] is None:
+        return ids_only(changed)
+    preprocessor = Preprocessor.from_state(state["preprocessor"])
+    if changed.is_table and preprocessor.image_shape is None and settings.view is None:
+        names = (*preprocessor.numeric_names, *preprocessor.categorical_names)
+        return changed.model_copy(update={"label": None, "drop": (), "columns": names})
+    return changed
 
 
 def prepare_prediction(place: PartySettings, table: Table, state: Tree) -> Prepared:

@@ -51,7 +51,8 @@ class ServerApp:
         credentials = load_credentials(self.tls, name=recipe.server)
         folder = self._folder()
         log_to(folder.path / "log.jsonl", run=folder.run_id, party=recipe.server)
-        ledger, meter = Ledger(load_entries(folder.path / "ledger.json")), TcpMeter()
+        ledger, meter = Ledger(), TcpMeter()
+        ledger.carry(load_entries(folder.path / "ledger.json"))
 
         def started(generation: int, _checkpoint: str) -> None:
             folder.note(generation=generation)

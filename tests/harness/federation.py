@@ -24,10 +24,10 @@ from typing import Any, TextIO
 
 from torch import Tensor
 
+from tests.harness.zygote import PROGRAMS, Forked, Zygote
 from vfl_common.checkpoint import CheckpointStore
 from vfl_common.identity.authority import create_authority, issue
 from vfl_common.ledger import Entry, load_entries
-from tests.harness.zygote import PROGRAMS, Forked, Zygote
 
 START_S = 60.0
 RUN_S = 120.0

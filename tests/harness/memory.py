@@ -71,10 +71,19 @@ class MemoryLink:
         self._ended: VflError | None = None
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
+        self.send(step, bundle)
+        return self.receive(step, expect)
+
+    def send(self, step: StepKey, bundle: Bundle) -> None:
+        with self._hub.changed:
+            if self._ended is not None:
+                raise self._ended
+            self._hub.asked[self._me] = (step, copied(bundle))
+            self._hub.changed.notify_all()
+
+    def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
         hub = self._hub
         with hub.changed:
-            hub.asked[self._me] = (step, copied(bundle))
-            hub.changed.notify_all()
             hub.changed.wait_for(lambda: self._ended or hub.ended or self._answered(step))
             if self._ended is not None:
                 raise self._ended

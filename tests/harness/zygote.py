@@ -206,7 +206,7 @@ def _become(args: list[str], cwd: str, fds: list[int]) -> None:
         {"vfl-server": server, "vfl-party": party}[Path(args[0]).name]()
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - as the interpreter would
         traceback.print_exc()
     finally:
         threading._shutdown()  # type: ignore[attr-defined]

@@ -127,7 +127,7 @@ def test_the_kernel_counts_little_more(width: int, frames: int, tmp_path: Path, 
     with Federation(tmp_path, recipe(2, width=width, batch=1024, epochs=4), table(tmp_path, 2048, 2)) as federation:
         federation.start_all()
         summary = Summary.model_validate(federation.finish())
-        sent, received = ledgers(federation)
+        sent, _ = ledgers(federation)
     assert sent["p1", "p0", "splitnn", "embedding"][2] == 8 * frames
     messages: Counter[tuple[str, str]] = Counter()
     for (sender, receiver, _, _), count in sent.items():
@@ -144,7 +144,10 @@ def test_the_kernel_counts_little_more(width: int, frames: int, tmp_path: Path, 
             continue
         ratios = (count.sent_bytes / messages[party, peer], count.received_bytes / messages[peer, party])
         print(f"{party} with {peer}: TCP bytes / message bytes: sent {ratios[0]:.5f}, received {ratios[1]:.5f}")
-        assert all(1.0 < ratio < 1.03 for ratio in ratios), f"{party} {peer} {ratios}"
+        # What was received is exact. As sent, the kernel counts what was acknowledged: p0 looks when its last replies
+        # are on their way still, so that up to one bundle of 4 MiB of its 32 may be missing.
+        assert 1.0 < ratios[1] < 1.03, f"{party} {peer} {ratios}"
+        assert (0.86 if party == "p0" else 1.0) < ratios[0] < 1.03, f"{party} {peer} {ratios}"
 
 
 def test_the_kernel_and_a_proxy_count_the_same(tmp_path: Path) -> None:

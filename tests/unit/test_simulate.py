@@ -123,7 +123,7 @@ def test_toml_survives_writing() -> None:
 def test_written_files_are_what_the_programs_read(tmp_path: Path) -> None:
     loaded = load_recipe(DEMO, seed=7)
     folder = tmp_path / "run" / "federation"
-    federation = Federation(loaded, tmp_path, folder, divide(loaded, EXAMPLES))
+    federation = Federation(loaded, tmp_path, folder, divide(loaded, EXAMPLES), EXAMPLES)
     federation.write(DEMO)
     federation.write_party("bank", "127.0.0.1:4000")
     party = load_party(federation.party_path("bank"))

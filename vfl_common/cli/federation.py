@@ -23,13 +23,14 @@ _NAMED = ("sklearn:", "torchvision:")
 class Federation:
     """Where the files of a simulated federation lie: ``<out>/<run id>/federation``.
 
-    ``data``: {party: its [data]}, paths absolute.
+    ``data``: {party: its [data]}, paths absolute. ``base``: the folder of the recipe as it was given.
     """
 
     recipe: Recipe
     out: Path
     folder: Path
     data: Mapping[str, DataSettings]
+    base: Path
 
     @property
     def recipe_path(self) -> Path:

@@ -42,6 +42,7 @@ class Process:
         args: the program and its arguments.
         folder: for its output; is made.
         threads: for torch and its libraries.
+        modules: a folder in which modules of the user's own may lie (encoders of kind ``custom``).
     """
 
     def __init__(
@@ -51,19 +52,23 @@ class Process:
         folder: Path,
         *,
         threads: int,
+        modules: Path | None = None,
         events: queue.SimpleQueue[dict[str, Any]] | None = None,
     ) -> None:
         self.name, self.args = name, tuple(args)
         self._stderr = folder / "stderr"
         folder.mkdir(parents=True, exist_ok=True)
         stdout = subprocess.PIPE if events is not None else (folder / "stdout").open("ab")
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        if modules is not None:
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH", "")]))
         with self._stderr.open("ab") as stderr:
             self._popen = subprocess.Popen(
                 [sys.executable, "-P", "-m", "vfl_common.cli.child", *args],
                 stdin=subprocess.PIPE,
                 stdout=stdout,
                 stderr=stderr,
-                env=os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
+                env=environment,
                 start_new_session=True,  # Ctrl-C at the terminal reaches the launcher alone, which ends the others
             )
         if not isinstance(stdout, int):

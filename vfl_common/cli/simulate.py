@@ -33,9 +33,10 @@ def simulate(recipe_path: Path, out: Path, *, seed: int | None = None, keep_goin
     Raises InputError where the recipe cannot be used, ProcessFailed where a process of the federation failed.
     """
     recipe = load_recipe(recipe_path, seed=seed)
-    data = divide(recipe, recipe_path.resolve().parent)
+    base = recipe_path.resolve().parent
+    data = divide(recipe, base)
     folder = out / _new_run_id(recipe.name)
-    federation = Federation(recipe, out, folder / "federation", data)
+    federation = Federation(recipe, out, folder / "federation", data, base)
     federation.write(recipe_path)
     with view(recipe) as screen:
         screen.say(f"run {folder.name}: everything of it lies in {folder}")
@@ -78,7 +79,7 @@ class Simulation:
     def _start_party(self, name: str, *options: str) -> None:
         threads = settings_of(self.federation.recipe).threads
         args = ["vfl-party", "run", str(self.federation.party_path(name)), *options]
-        self.processes[name] = Process(name, args, self.folder / name, threads=threads)
+        self.processes[name] = Process(name, args, self.folder / name, threads=threads, modules=self.federation.base)
 
     def _until_all_ended(self) -> None:
         server = self.federation.recipe.server

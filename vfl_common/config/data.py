@@ -51,3 +51,15 @@ class DataSettings(Section):
     download_dir: str = "data"
     view: ViewSettings | None = None
     limit: PositiveInt | None = None  # only the first rows, to try things out
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the source is a CSV or Parquet file."""
+        return self.source.endswith((".csv", ".csv.gz", ".parquet"))
+
+
+def ids_only(settings: DataSettings) -> DataSettings:
+    """The same data without features: for an active party that holds labels only."""
+    if settings.source.startswith(("sklearn:", "torchvision:")):
+        return settings
+    return settings.model_copy(update={"columns": (), "drop": (), "numeric": (), "categorical": ()})

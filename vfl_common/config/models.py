@@ -85,6 +85,10 @@ class OptimizerSettings(Section):
     schedule: Literal["constant", "cosine"] = "constant"  # cosine: to zero over the phase, stepped by epoch
     clip_norm: PositiveFloat | None = None  # of each party's own gradient, before its step
 
+    def model_post_init(self, _context: Any) -> None:
+        if self.momentum and self.kind != "sgd":
+            raise ValueError(f"momentum is for sgd; {self.kind} has none")
+
 
 class TaskSettings(Section):
     """What the labels are."""

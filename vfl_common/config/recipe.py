@@ -19,6 +19,10 @@ Name = Annotated[
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+RESERVED_PHASES = frozenset({"open", "control", "predict"})  # step keys and ledger lines of the runner itself
+RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
+
+
 class PartySettings(Section):
     """A place in the roster."""
 
@@ -63,6 +67,10 @@ class RunSettings(Section):
     checkpoint_every: PositiveInt = 1  # rounds
     kept_checkpoints: Annotated[int, Field(ge=2)] = 2
 
+    def model_post_init(self, _context: Any) -> None:
+        if self.lost_after_s < 2 * self.heartbeat_s:
+            raise ValueError("lost_after_s must be at least twice heartbeat_s, or living parties count as lost")
+
 
 class SimulateSettings(Section):
     """For ``vfl simulate`` only, no part of the digest: the data of each party, when all run on one machine."""
@@ -105,9 +113,15 @@ class Recipe(Section):
                 raise ValueError(f"parties: {party.name} is passive and must have features")
         if self.rows.validation + self.rows.test >= 1.0:
             raise ValueError("rows: validation + test leave no training rows")
+        for name in names:
+            if name in RESERVED_FOLDERS:
+                raise ValueError(f"parties: {name!r} is the name of something else in a run's folder; take another")
         phase_names = [phase.name for phase in self.phases]
         if len(set(phase_names)) < len(phase_names):
             raise ValueError("phases: two phases have the same name; give one a name of its own")
+        for name in phase_names:
+            if name in RESERVED_PHASES:
+                raise ValueError(f"phases: the name {name!r} is the runner's own; take another")
         return self
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -12,19 +13,17 @@ Rule = Literal["concat", "sum", "mean", "max"]
 
 
 def combine(rule: Rule, embeddings: Sequence[Tensor]) -> Tensor:
-    """The combination of n embeddings [B, D], in the order of the recipe's parties.
+    """The combination of n embeddings [B, D], the active party's own first, then in the recipe's order.
 
     ``concat`` gives [B, n*D], the others [B, D], element by element. ``max`` sends the whole gradient of an element to
     the first party that holds its maximum (``amax`` would split it evenly among ties).
     """
     if rule == "concat":
         return torch.cat(list(embeddings), dim=1)
-    stacked_nBD = torch.stack(list(embeddings))
-    if rule == "sum":
-        return stacked_nBD.sum(dim=0)
-    if rule == "mean":
-        return stacked_nBD.mean(dim=0)
-    return stacked_nBD.max(dim=0).values
+    if rule == "max":
+        return torch.stack(list(embeddings)).max(dim=0).values
+    total_BD = reduce(torch.add, embeddings)
+    return total_BD if rule == "sum" else total_BD / len(embeddings)
 
 
 def combined_size(rule: Rule, n: int, embedding_size: int) -> int:

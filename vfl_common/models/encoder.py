@@ -82,7 +82,7 @@ def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: 
 
 def _check_rows(kind: str, spec: InputSpec) -> None:
     if spec.cardinalities and kind != "tabular":
-        raise _invalid(f"an encoder of kind {kind!r} takes no categorical columns; use kind = 'tabular' or 'custom'")
+        raise _invalid(f"an encoder of kind {kind!r} takes no categorical columns; use kind = 'tabular'")
     if kind == "tabular" and len(spec.shape) != 1:
         raise _invalid(f"an encoder of kind 'tabular' takes columns, not rows of shape {list(spec.shape)}")
     if kind in ("cnn", "resnet18") and len(spec.shape) != 3:

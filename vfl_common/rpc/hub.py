@@ -35,7 +35,7 @@ class _Stream:
         self.outbox: queue.SimpleQueue[list[Encoded] | VflError | None] = queue.SimpleQueue()
         self.room = threading.Semaphore(_UNREAD_FRAMES)
         self.closed = False
-        self.repeating = False  # the stream's thread only: the bundle that is coming in was sent before
+        self.repeating: StepKey | None = None  # the stream's thread only: what is coming in was sent before
         self.assembly: Assembly | None = None  # the main thread only
 
     def close(self) -> None:
@@ -98,10 +98,10 @@ class ExchangeHub:
         The frames of a bundle that this party has sent before go no further: its reply is due here from now on.
         """
         if frame.HasField("header"):
-            stream.repeating = self._is_repeated(stream.party, step_of(frame))
-        if stream.repeating:
+            stream.repeating = self._repeated(stream.party, step_of(frame))
+        if stream.repeating is not None:
             if frame.last:
-                self._repeat(stream)
+                self._repeat(stream, stream.repeating)
             return
         while not stream.room.acquire(timeout=1.0):
             if stream.closed or self._ended is not None:
@@ -119,19 +119,22 @@ class ExchangeHub:
         for stream in streams:
             stream.outbox.put(error)
 
-    def _is_repeated(self, party: str, step: StepKey) -> bool:
+    def _repeated(self, party: str, step: StepKey) -> StepKey | None:
+        """``step`` where a bundle of ``party`` for it has arrived already, or was answered."""
         with self._lock:
             answered = self._replies.get(party)
-            return (answered is not None and answered[0] == step) or (step == self._step and party in self._arrived)
+            known = (answered is not None and answered[0] == step) or (step == self._step and party in self._arrived)
+            return step if known else None
 
-    def _repeat(self, stream: _Stream) -> None:
+    def _repeat(self, stream: _Stream, step: StepKey) -> None:
         """The whole of a repeated bundle is in: its reply, now or as soon as it is computed."""
-        stream.repeating = False
+        stream.repeating = None
         with self._lock:
-            if stream.party in self._arrived:
-                self._owed[stream.party] = stream
+            answered = self._replies.get(stream.party)
+            if answered is not None and answered[0] == step:
+                stream.outbox.put(answered[1])
             else:
-                stream.outbox.put(self._replies[stream.party][1])
+                self._owed[stream.party] = stream
 
     # -- the main thread ----------------------------------------------------------------------------------------
 
@@ -174,6 +177,8 @@ class ExchangeHub:
     def _take(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
         """One frame, in the order of its stream."""
         stream.room.release()
+        if stream.closed:  # its party sends the whole bundle again, over another stream
+            return
         if frame.HasField("header"):
             self._begin(stream, frame)
         if stream.assembly is None:
@@ -183,7 +188,7 @@ class ExchangeHub:
             return
         stream.assembly = None
         with self._lock:
-            if not stream.closed:  # otherwise the party sends it again, over the stream that it has opened since
+            if not stream.closed:
                 self._arrived[stream.party] = bundle
                 self._owed[stream.party] = stream
 

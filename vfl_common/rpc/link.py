@@ -56,33 +56,55 @@ class ExchangeLink:
         self._channel: grpc.Channel | None = None
         self._call: grpc.Call | None = None
         self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
+        self._frames: list[Encoded] = []  # the last bundle, to be sent again over another stream
+        self._give_up_s: float | None = None
         self._asked: tuple[float, StepKey] | None = None  # since when, and for which step, a reply is due
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="link-watchdog", daemon=True).start()
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
-        frames = encode(step, bundle)
-        give_up_s: float | None = None
+        self.send(step, bundle)
+        return self.receive(step, expect)
+
+    def send(self, step: StepKey, bundle: Bundle) -> None:
+        self._frames = encode(step, bundle)
+        self._give_up_s = None
+        try:
+            self._put()
+        except grpc.RpcError as error:
+            self._broken(step, error)  # `receive` sends again
+
+    def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
         while True:
             try:
-                call = self._call or self._open()
+                call = self._call or self._put()
                 self._asked = (time.monotonic(), step)
-                for frame in frames:
-                    self._requests.put(frame)
                 reply = self._receive(call, step, expect)
                 self._asked = None
                 return reply
             except grpc.RpcError as error:
-                self._asked = None
-                self._drop()
-                now_s = time.monotonic()
-                if self._ended is not None:
-                    raise self._ended from None
-                give_up_s = give_up_s or now_s + self._reconnect_s
-                if now_s >= give_up_s:
-                    text = f"{self._peer} could not be reached for {self._reconnect_s:g} s at {step}"
-                    raise LostError(Code.PARTY_LOST, f"{text} ({_reason(error)})", party=self._peer) from None
-                time.sleep(_RETRY_S)
+                self._broken(step, error)
+
+    def _put(self) -> grpc.Call:
+        """Hands the last bundle to the stream, a new one if need be."""
+        call = self._call or self._open()
+        for frame in self._frames:
+            self._requests.put(frame)
+        return call
+
+    def _broken(self, step: StepKey, error: grpc.RpcError) -> None:
+        """The stream broke: returns after a pause where it may be tried again. Raises what ended the generation, or
+        LostError after ``reconnect_s``."""
+        self._asked = None
+        self._drop()
+        if self._ended is not None:
+            raise self._ended from None
+        now_s = time.monotonic()
+        self._give_up_s = self._give_up_s or now_s + self._reconnect_s
+        if now_s >= self._give_up_s:
+            text = f"{self._peer} could not be reached for {self._reconnect_s:g} s at {step}"
+            raise LostError(Code.PARTY_LOST, f"{text} ({_reason(error)})", party=self._peer) from None
+        self._closed.wait(_RETRY_S)
 
     def end(self, error: VflError) -> None:
         """Ends this generation, from any thread: a ``swap`` under way, or the next one, raises ``error``."""
@@ -119,6 +141,7 @@ class ExchangeLink:
             self._call, self._requests = call, requests
             ended = self._ended
         if ended is not None:
+            self._drop()
             raise ended
         return call
 

@@ -70,6 +70,7 @@ class Coordinator:
         self._lock = threading.Condition()
         self._members: dict[str, Member] = {}
         self._identities: dict[str, PartySummary] = {}
+        self._reports: dict[str, control_pb2.Report] = {}  # of the completed run: a party may leave after its own
         self.state = RunState.WAITING
         self.failure: VflError | None = None
         self.interruptions = 0
@@ -155,9 +156,9 @@ class Coordinator:
         return 0.0 if self._started_s is None else time.monotonic() - self._started_s
 
     def reports(self) -> dict[str, control_pb2.Report]:
-        """{party: its report}, of those that have reported."""
+        """{party: its report} of the completed run."""
         with self._lock:
-            return {name: m.report for name, m in self._members.items() if m.report is not None}
+            return dict(self._reports)
 
     def parties(self) -> list[PartySummary]:
         """The parties, in roster order, with what they reported."""
@@ -291,8 +292,9 @@ class Coordinator:
         self._emit("interrupted", reason=reason, deadline_s=self._deadline_s)
 
     def _maybe_complete(self) -> None:
-        reported = {name for name, member in self._members.items() if member.report is not None}
-        if self.state is RunState.RUNNING and reported == set(self._roster):
+        reports = {name: member.report for name, member in self._members.items() if member.report is not None}
+        if self.state is RunState.RUNNING and set(reports) == set(self._roster):
+            self._reports = reports
             self.state = move(self.state, RunState.COMPLETED)
             self.finished.set()
 

@@ -47,12 +47,12 @@ class ActiveSplitNN(Phase):
         total = torch.zeros((), device=party.device)
         for batch, rows in enumerate(epoch):
             step = StepKey(self.name, round_, batch)
+            training.zero_grad()
             y_B = party.take(targets, rows)
             own = [party.models["encoder"](*party.features.inputs(rows))] if party.features is not None else []
             received = hub.collect(step, expect(Kind.EMBEDDING, z=(torch.float32, (len(rows), party.embedding_size))))
             z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
             loss = self._loss(top(combine(rule, [*own, *z_BD.values()])), y_B)
-            training.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             # The parties go on while the top model is updated: every gradient is of the weights before the update.
             hub.reply(step, Kind.GRADIENT, {name: {"dz": gradient(leaf)} for name, leaf in z_BD.items()})

@@ -27,14 +27,17 @@ class PassiveSplitNN(Phase):
         link, features, encoder = party.need_link(), party.need_features(), party.models["encoder"]
         training.train_mode()
         epoch = batches(party.recipe.seed, self.name, round_, party.rows("train"), self._settings.batch_size)
-        for batch, rows in enumerate(epoch):
+        inputs = features.inputs(epoch[0]) if epoch else ()
+        for batch in range(len(epoch)):
             step = StepKey(self.name, round_, batch)
-            z_BD = encoder(*features.inputs(rows))
-            dz = link.swap(
-                step, Kind.EMBEDDING, {"z": z_BD}, expect(Kind.GRADIENT, dz=(torch.float32, tuple(z_BD.shape)))
-            )
+            z_BD = encoder(*inputs)
+            link.send(step, Kind.EMBEDDING, {"z": z_BD})
+            # While the active party computes:
             training.zero_grad()
-            z_BD.backward(dz["dz"])
+            if batch + 1 < len(epoch):
+                inputs = features.inputs(epoch[batch + 1])
+            reply = link.receive(step, expect(Kind.GRADIENT, dz=(torch.float32, tuple(z_BD.shape))))
+            z_BD.backward(reply["dz"])
             training.step()
             party.tick(self.name, round_, self.rounds, batch + 1, len(epoch))
         training.end_epoch()

@@ -28,7 +28,8 @@ class OwnTraining:
         self._models.train()
 
     def zero_grad(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._params:  # as Optimizer.zero_grad, which costs 80 µs where its code is not in the cache
+            parameter.grad = None
 
     def step(self) -> None:
         """Clips this party's own gradient where the recipe says so, and updates."""

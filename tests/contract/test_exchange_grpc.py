@@ -1,0 +1,385 @@
+"""What only a wire can do: break, lie, and let strangers in. See ``test_exchange`` for the contract itself."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, GrpcExchange, credentials, soon
+from tests.harness.proxy import Proxy
+from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.errors import CATALOGUE, AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
+from vfl_common.identity.authority import create_authority, issue
+from vfl_common.identity.credentials import load_credentials
+from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
+from vfl_common.rpc.channel import PROTOCOL
+from vfl_common.rpc.hub import ExchangeHub
+from vfl_common.wire.frames import encode, parse_frame
+
+FIRST, SECOND = StepKey("train", 0, 0), StepKey("train", 0, 1)
+NOTHING, ACK = BundleSpec(Kind.ACK), Bundle(Kind.ACK)
+SIZE = 3_000_000  # bytes: three frames
+BIG = BundleSpec(Kind.WEIGHTS, {"w": TensorSpec(DType.UINT8, (SIZE,))})
+
+
+def big(value: int) -> Bundle:
+    return Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (SIZE,), memoryview(bytes([value]) * SIZE))})
+
+
+@pytest.fixture
+def found() -> Iterator[GrpcExchange]:
+    exchange = GrpcExchange(["north"], WAIT_S)
+    yield exchange
+    exchange.close()
+
+
+class Stream:
+    """A stream on which a test says what it likes."""
+
+    def __init__(self, exchange: GrpcExchange, party: str, attach: bytes | None = None) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.say(attached() if attach is None else attach)
+        self._replies = exchange.raw(party, iter(self._requests.get, None))
+
+    def say(self, *frames: bytes) -> None:
+        for frame in frames:
+            self._requests.put(frame)
+
+    def hear(self) -> exchange_pb2.Frame:
+        return parse_frame(next(self._replies), party=ACTIVE)
+
+    def refused(self) -> failure_pb2.Failure:
+        """The failure that ends the stream; nothing comes after it."""
+        failure = self.hear().failure
+        assert list(self._replies) == []
+        return failure
+
+
+def attached(run_id: str = "run", generation: int = 1, protocol: int = PROTOCOL) -> bytes:
+    attach = exchange_pb2.Attach(run_id=run_id, generation=generation, protocol=protocol)
+    return exchange_pb2.Frame(attach=attach).SerializeToString()
+
+
+def frames(step: StepKey, bundle: Bundle, **size: int) -> list[bytes]:
+    return [encoded.data for encoded in encode(step, bundle, **size)]
+
+
+# -- connections that break -----------------------------------------------------------------------------------------
+
+
+def test_a_request_that_breaks_is_sent_again(found: GrpcExchange) -> None:
+    with Proxy(found.address) as proxy:
+        proxy.hold_at(sent=SIZE // 2)
+        link = found.new_link("north", address=proxy.address)
+        asked = soon(lambda: link.swap(FIRST, big(7), NOTHING))
+        collected = soon(lambda: found.hub.collect(FIRST, BIG))
+        proxy.wait_until_held()
+        proxy.cut()
+        proxy.release()
+        assert collected.result(WAIT_S)["north"].tensors["w"].data == bytes([7]) * SIZE
+        found.hub.reply(FIRST, {"north": ACK})
+        assert asked.result(WAIT_S).kind is Kind.ACK
+        assert proxy.connections == 2
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_reply_that_breaks_is_given_again(goes_on: bool, found: GrpcExchange) -> None:
+    """Also where the active party never collects again: after the last step of a run, say."""
+    with Proxy(found.address) as proxy:
+        link = found.new_link("north", address=proxy.address)
+        proxy.hold_at(received=SIZE // 2)
+        asked = soon(lambda: link.swap(FIRST, ACK, BIG))
+        found.hub.collect(FIRST, NOTHING)
+        found.hub.reply(FIRST, {"north": big(9)})
+        next_step = soon(lambda: found.hub.collect(SECOND, NOTHING)) if goes_on else None
+        proxy.wait_until_held()
+        proxy.cut()
+        proxy.release()
+        assert asked.result(WAIT_S).tensors["w"].data == bytes([9]) * SIZE
+        if next_step is not None:
+            assert not next_step.done()
+            last = soon(lambda: link.swap(SECOND, ACK, NOTHING))
+            assert list(next_step.result(WAIT_S)) == ["north"]
+            found.hub.reply(SECOND, {"north": ACK})
+            assert last.result(WAIT_S).kind is Kind.ACK
+
+
+def test_a_party_that_reconnects_while_its_step_is_computed_gets_the_reply(found: GrpcExchange) -> None:
+    with Proxy(found.address) as proxy:
+        link = found.new_link("north", address=proxy.address)
+        asked = soon(lambda: link.swap(FIRST, big(1), BIG))
+        found.hub.collect(FIRST, BIG)  # the bundle is in; the step is being computed
+        before = proxy.sent
+        proxy.cut()
+        give_up_s = time.monotonic() + WAIT_S
+        while proxy.sent < before + SIZE and time.monotonic() < give_up_s:
+            time.sleep(0.01)  # until it has been sent again
+        found.hub.reply(FIRST, {"north": big(2)})
+        assert asked.result(WAIT_S).tensors["w"].data == bytes([2]) * SIZE
+
+
+def test_frames_of_an_older_stream_are_of_no_account() -> None:
+    """Whatever the order in which the threads of an old and a new stream come to deliver their frames."""
+    spec = BundleSpec(Kind.WEIGHTS, {"w": TensorSpec(DType.UINT8, (4,))})
+    bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (4,), memoryview(b"abcd"))})
+    first, last = (parse_frame(data, party="north") for data in frames(FIRST, bundle, frame_bytes=2))
+    for late in ([], [first], [first, last]):
+        hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=WAIT_S)  # type: ignore[arg-type]
+        old = hub.open("north")
+        hub.deliver(old, first)
+        new = hub.open("north")
+        for frame in late:
+            hub.deliver(old, frame)
+        for frame in (first, last):
+            hub.deliver(new, frame)
+        for frame in late:
+            hub.deliver(old, frame)
+        assert hub.collect(FIRST, spec)["north"].tensors["w"].data == b"abcd"
+        hub.reply(FIRST, {"north": ACK})
+        assert isinstance(new.outbox.get(timeout=WAIT_S), list)
+        waiting = soon(lambda hub=hub: hub.collect(SECOND, spec))  # and the next step does not trip over them
+        for data in frames(SECOND, bundle):
+            hub.deliver(new, parse_frame(data, party="north"))
+        assert list(waiting.result(WAIT_S)) == ["north"]
+
+
+def test_a_peer_that_cannot_be_reached_is_lost(found: GrpcExchange) -> None:
+    with Proxy("127.0.0.1:1") as proxy:
+        link = found.new_link("north", address=proxy.address, reconnect_s=0.5)
+        began_s = time.monotonic()
+        with pytest.raises(LostError, match=r"active could not be reached for 0\.5 s at phase train") as caught:
+            link.swap(FIRST, ACK, NOTHING)
+        assert caught.value.code is Code.PARTY_LOST
+        assert 0.4 < time.monotonic() - began_s < 5.0
+
+
+def test_a_peer_that_does_not_answer_in_time_is_named(found: GrpcExchange) -> None:
+    link = found.new_link("north", timeout_s=0.4)
+    with pytest.raises(LostError, match=r"active took longer than 0\.4 s for phase train") as caught:
+        soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
+    assert (caught.value.code, caught.value.party) == (Code.STEP_TIMEOUT, ACTIVE)
+
+
+def test_both_ends_count_the_same_after_an_orderly_end(found: GrpcExchange) -> None:
+    link = found.new_link("north")
+    for batch in range(3):
+        step = StepKey("train", 0, batch)
+        asked = soon(lambda step=step: link.swap(step, big(step.batch), BIG))
+        found.hub.reply(step, found.hub.collect(step, BIG))
+        asked.result(WAIT_S)
+    link.close()
+    ours = {(e.phase, e.kind, e.direction): e for e in found.ledgers["north"].entries()}
+    theirs = {(e.phase, e.kind, e.direction): e for e in found.ledger.entries()}
+    swapped = {"sent": "received", "received": "sent"}
+    assert {(phase, kind, swapped[direction]) for phase, kind, direction in ours} == theirs.keys()
+    for (phase, kind, direction), entry in ours.items():
+        other = theirs[phase, kind, swapped[direction]]
+        counts = (entry.payload_bytes, entry.message_bytes, entry.messages)
+        assert counts == (other.payload_bytes, other.message_bytes, other.messages)
+    assert ours["train", "weights", "sent"].payload_bytes == 3 * SIZE
+    assert ours["train", "weights", "sent"].messages == 9
+
+
+# -- who may come in ------------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_of_the_federation_is_not_enough(found: GrpcExchange) -> None:
+    with pytest.raises(PeerError, match="stranger is not a passive party of this recipe") as caught:
+        soon(lambda: found.new_link("stranger").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
+    assert caught.value.code is Code.ROLE_MISMATCH
+    assert found.hub._ended is None  # the run goes on without it
+    assert all(entry.peer != "stranger" for entry in found.ledger.entries())
+
+
+def test_a_certificate_of_another_authority_does_not_come_in(found: GrpcExchange, tmp_path: Path) -> None:
+    create_authority(tmp_path, "elsewhere")
+    forged = load_credentials(issue(tmp_path, "north"), name="north")
+    link = found.new_link("north", identity=forged, reconnect_s=0.5)
+    with pytest.raises(LostError) as caught:
+        soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
+    assert caught.value.code is Code.PARTY_LOST
+    assert found.ledger.entries() == []
+
+
+def test_a_caller_without_a_certificate_does_not_come_in(found: GrpcExchange) -> None:
+    tls = grpc.ssl_channel_credentials(credentials("north").ca_pem)
+    channel = grpc.secure_channel(found.address, tls, [("grpc.ssl_target_name_override", ACTIVE)])
+    with channel, pytest.raises(grpc.RpcError) as caught:
+        list(channel.stream_stream("/vfl.v1.Exchange/Swap")(iter([attached()]), timeout=2.0))
+    assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def test_an_earlier_generation_is_stale(found: GrpcExchange) -> None:
+    found.begin(2)
+    assert Stream(found, "north").refused().code == Code.STALE_GENERATION
+    assert Stream(found, "north", attached("another", 2)).refused().code == Code.STALE_GENERATION
+    with pytest.raises(LostError):
+        soon(lambda: found.new_link("north", reconnect_s=0.3).swap(FIRST, ACK, NOTHING)).result(WAIT_S)
+
+
+def test_a_party_that_is_ahead_waits_for_the_new_generation(found: GrpcExchange) -> None:
+    asked = soon(lambda: found.new_link("north", generation=2).swap(FIRST, ACK, NOTHING))
+    old, new = found.hub, found.begin(2)
+    assert list(soon(lambda: new.collect(FIRST, NOTHING)).result(WAIT_S)) == ["north"]
+    new.reply(FIRST, {"north": ACK})
+    assert asked.result(WAIT_S).kind is Kind.ACK
+    assert old._streams == {}
+
+
+def test_another_protocol_is_refused(found: GrpcExchange) -> None:
+    failure = Stream(found, "north", attached(protocol=PROTOCOL + 1)).refused()
+    assert failure.code == Code.PROTOCOL_DIFFERS
+    assert failure.party == "north"
+    assert str(PROTOCOL + 1) in failure.message
+
+
+# -- what may be said -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [b"", b"\xff\xff\xff", exchange_pb2.Frame(last=True).SerializeToString()])
+def test_a_stream_begins_with_attach(first: bytes, found: GrpcExchange) -> None:
+    assert Stream(found, "north", first).refused().code == Code.MALFORMED_MESSAGE
+    assert found.hub._ended is None
+
+
+_HEADER = exchange_pb2.Frame.FromString(frames(FIRST, big(0))[0])
+
+
+def _frame(**changes: Any) -> bytes:
+    """The first frame of ``big``, with other fields."""
+    frame = exchange_pb2.Frame()
+    frame.CopyFrom(_HEADER)
+    frame.MergeFrom(exchange_pb2.Frame(**changes))
+    return frame.SerializeToString()
+
+
+def _header(**tensor: Any) -> bytes:
+    frame = exchange_pb2.Frame(last=True)
+    frame.step.phase = "train"
+    frame.header.kind = tensor.pop("kind", Kind.WEIGHTS)
+    for _ in range(tensor.pop("times", 1)):
+        frame.header.tensors.add(**{"name": "w", "dtype": DType.UINT8, "shape": [SIZE]} | tensor)
+    return frame.SerializeToString()
+
+
+LIES = {
+    "no protobuf": ([b"\xff\xff\xff"], Code.MALFORMED_MESSAGE),
+    "a name that is not UTF-8": ([b"\x1a\x06\x12\x04\x0a\x02\xff\xfe"], Code.MALFORMED_MESSAGE),
+    "no header": ([exchange_pb2.Frame(data=b"abc", last=True).SerializeToString()], Code.MALFORMED_MESSAGE),
+    "nothing": ([b""], Code.MALFORMED_MESSAGE),
+    "fewer bytes than announced": ([_frame(last=True)], Code.MALFORMED_MESSAGE),
+    "more bytes than announced": (
+        [_frame(), *[exchange_pb2.Frame(data=bytes(1 << 20)).SerializeToString()] * 3],
+        Code.TENSOR_TOO_LARGE,
+    ),
+    "an unknown kind": ([_header(kind=99)], Code.MALFORMED_MESSAGE),
+    "an unknown dtype": ([_header(dtype=99)], Code.MALFORMED_MESSAGE),
+    "no dtype": ([_header(dtype=0)], Code.MALFORMED_MESSAGE),
+    "two tensors of one name": ([_header(times=2)], Code.MALFORMED_MESSAGE),
+    "too many tensors": ([_header(times=5000)], Code.MALFORMED_MESSAGE),
+    "too many dimensions": ([_header(shape=[1] * 100_000)], Code.MALFORMED_MESSAGE),
+    "an enormous shape": ([_header(shape=[2**63, 2**63, 2**63])], Code.TENSOR_TOO_LARGE),
+    "a shape whose product wraps around": ([_header(shape=[2**32, 2**32])], Code.TENSOR_TOO_LARGE),
+    "an enormous empty shape": ([_header(shape=[2**63, 0])], Code.TENSOR_MISMATCH),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_a_party_that_breaks_the_protocol_ends_the_run(case: str, found: GrpcExchange) -> None:
+    messages, code = LIES[case]
+    stream = Stream(found, "north")
+    stream.say(*messages)
+    with pytest.raises(PeerError) as caught:
+        found.hub.collect(FIRST, BIG)
+    assert (caught.value.code, caught.value.party) == (code, "north")
+    found.hub.end(caught.value)
+    stream.say(b"")  # a stream within a bundle is told at its next frame
+    failure = stream.refused()
+    assert (failure.code, failure.party) == (code, "north")
+    assert len(failure.message) < 500
+    assert isinstance(found.hub._ended, PeerError)
+
+
+def test_a_message_beyond_the_limit_is_refused_by_grpc(found: GrpcExchange) -> None:
+    stream = Stream(found, "north")
+    stream.say(exchange_pb2.Frame(data=bytes(5 << 20)).SerializeToString())
+    with pytest.raises(grpc.RpcError) as caught:
+        stream.hear()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_no_memory_is_taken_for_what_is_not_expected() -> None:
+    taken: list[int] = []
+
+    def allocate(nbytes: int) -> memoryview:
+        taken.append(nbytes)
+        return memoryview(bytearray(nbytes))
+
+    hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=1.0, allocate=allocate)  # type: ignore[arg-type]
+    hub.deliver(hub.open("north"), exchange_pb2.Frame.FromString(_header(shape=[2**40])))
+    with pytest.raises(PeerError):
+        hub.collect(FIRST, BIG)
+    assert taken == []
+
+
+def test_a_reply_to_another_step_is_refused(found: GrpcExchange) -> None:
+    asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+    found.hub.collect(FIRST, NOTHING)
+    stream = found.hub._owed["north"]
+    stream.outbox.put(encode(SECOND, ACK))
+    with pytest.raises(PeerError) as caught:
+        asked.result(WAIT_S)
+    assert (caught.value.code, caught.value.party) == (Code.STEP_OUT_OF_ORDER, ACTIVE)
+
+
+def test_an_internal_error_keeps_its_text_to_itself(found: GrpcExchange) -> None:
+    asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+    found.hub.collect(FIRST, NOTHING)
+    found.hub.end(InternalError("KeyError: /home/hospital/patients.csv, id 4711"))
+    with pytest.raises(PeerError) as caught:
+        asked.result(WAIT_S)
+    assert caught.value.code is Code.INTERNAL
+    assert str(caught.value) == f"active refused: {CATALOGUE[Code.INTERNAL].public}"
+
+
+def test_an_exception_in_the_service_keeps_its_text_to_itself(
+    found: GrpcExchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("/home/hospital/patients.csv")
+
+    monkeypatch.setattr(found.hub, "deliver", fail)
+    with pytest.raises(PeerError) as caught:
+        soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
+    assert caught.value.code is Code.INTERNAL
+    assert "hospital" not in str(caught.value)
+
+
+def test_what_another_party_did_is_an_abort_here() -> None:
+    exchange = GrpcExchange(PASSIVES, WAIT_S)
+    try:
+        north = soon(lambda: exchange.link("north").swap(FIRST, ACK, NOTHING))
+        waiting = soon(lambda: exchange.hub.collect(FIRST, NOTHING))
+        south = Stream(exchange, "south")
+        south.say(b"\xff")
+        with pytest.raises(PeerError):
+            waiting.result(WAIT_S)
+        with pytest.raises(AbortedError, match="south"):
+            north.result(WAIT_S)
+        assert south.refused().code == Code.MALFORMED_MESSAGE
+    finally:
+        exchange.close()
+
+
+def test_an_interruption_reaches_a_party_that_is_waiting(found: GrpcExchange) -> None:
+    asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+    found.hub.collect(FIRST, NOTHING)
+    found.hub.end(InterruptedRun("south was lost"))
+    with pytest.raises(InterruptedRun):
+        asked.result(WAIT_S)

@@ -1,0 +1,495 @@
+"""Membership and run state: the pure decisions, and the coordinator with outboxes that nobody reads."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness import cases
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import CATALOGUE, Code, InternalError, LostError, PeerError, VflError
+from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
+from vfl_common.rpc.channel import PROTOCOL
+from vfl_server.control import membership
+from vfl_server.control.coordinator import Coordinator, Member, ledger_of
+from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common, silent
+from vfl_server.control.run_state import MOVES, RunState, move
+
+ROSTER = ("p0", "p1", "p2")
+
+# -- membership -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "ready", "missing"),
+    [(0.0, {}, ROSTER), (4.0, {"p1": []}, ("p0", "p2")), (4.9, {"p0": [], "p2": ["x"]}, ("p1",))],
+)
+def test_the_run_waits_for_those_who_are_missing(
+    waited_s: float, ready: dict[str, list[str]], missing: tuple[str, ...]
+) -> None:
+    decision = membership.decide(waited_s, 5.0, ROSTER, ready)
+    assert isinstance(decision, Wait)
+    assert (decision.missing, decision.left_s) == (missing, pytest.approx(5.0 - waited_s))
+
+
+def test_the_run_gives_up_at_its_deadline() -> None:
+    decision = membership.decide(5.0, 5.0, ROSTER, {"p1": []})
+    assert decision == GiveUp(("p0", "p2"), "p0, p2 did not come within 5 s")
+
+
+def test_the_run_begins_when_all_are_there_however_late_it_is() -> None:
+    decision = membership.decide(99.0, 5.0, ROSTER, {name: ["000001.a.1", "000002.a.2"] for name in ROSTER})
+    assert isinstance(decision, Begin)
+    assert decision.checkpoint == "000002.a.2"
+    assert "3" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("held", "newest"),
+    [
+        ([], ""),
+        ([[]], ""),
+        ([["000001.a.1"], []], ""),
+        ([["000001.a.1"], ["000002.a.2"]], ""),
+        ([["000001.a.1", "000002.a.2"], ["000001.a.1"]], "000001.a.1"),
+        ([["000009.a.9", "000010.b.1"], ["000010.b.1", "000009.a.9"]], "000010.b.1"),
+        ([["000001.a.1", "000002.a.2"], ["000002.a.2", "000003.a.3"]], "000002.a.2"),
+    ],
+)
+def test_the_newest_checkpoint_that_all_hold(held: list[list[str]], newest: str) -> None:
+    assert newest_common(held) == newest
+
+
+@given(st.lists(st.lists(st.integers(0, 8).map(lambda n: f"{n:06d}.a.{n}"), max_size=5), max_size=4))
+def test_nobody_is_asked_for_a_checkpoint_that_it_lacks(held: list[list[str]]) -> None:
+    newest = newest_common(held)
+    if newest:
+        assert all(newest in labels for labels in held)
+    common = set.intersection(*map(set, held)) if held else set()
+    assert all(label <= newest for label in common)
+
+
+def test_silence_is_measured_from_the_last_word() -> None:
+    assert silent(20.0, {"p0": 19.0, "p1": 10.0, "p2": 5.0}, 10.0) == ("p2",)
+    assert silent(20.0, {}, 10.0) == ()
+
+
+# -- run state ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("now", "to"), [*itertools.product(RunState, RunState)])
+def test_only_declared_moves_are_made(now: RunState, to: RunState) -> None:
+    if (now, to) in MOVES:
+        assert move(now, to) is to
+    else:
+        with pytest.raises(InternalError, match=f"from {now.value} to {to.value}"):
+            move(now, to)
+
+
+def test_what_is_done_stays_done() -> None:
+    assert not any(now in (RunState.COMPLETED, RunState.FAILED) for now, _ in MOVES)
+    assert (RunState.WAITING, RunState.COMPLETED) not in MOVES
+
+
+# -- the coordinator ------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A coordinator, and parties that say what a test lets them say."""
+
+    def __init__(self, **run: Any) -> None:
+        self.recipe = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05} | run))
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.started: list[tuple[int, str]] = []
+        self.coordinator = Coordinator(
+            self.recipe,
+            "train",
+            "run",
+            0,
+            on_start=lambda generation, checkpoint: self.started.append((generation, checkpoint)),
+            emit=lambda event, **facts: self.events.append((event, facts)),
+        )
+
+    def join(self, name: str, *checkpoints: str, member: Member | None = None, **changes: Any) -> Member:
+        member = member or self.coordinator.open(name)
+        join = control_pb2.Join(
+            role="active" if name == "p0" else "passive",
+            protocol=PROTOCOL,
+            recipe_json=self.recipe.canonical_json(),
+            job="train",
+            run_id="run" if checkpoints else "",
+            checkpoints=checkpoints,
+            exchange_address="10.0.0.1:7001" if name == "p0" else "",
+            pid=100 + int(name[1:]),
+            device="cpu",
+        )
+        for key, value in changes.items():
+            setattr(join, key, value)
+        self.coordinator.handle(member, control_pb2.PartyMessage(join=join))
+        return member
+
+    def begin(self, *checkpoints: str) -> dict[str, Member]:
+        members = {name: self.join(name, *checkpoints) for name in ROSTER}
+        assert self.coordinator.state is RunState.RUNNING
+        for member in members.values():
+            told(member)
+        return members
+
+    def report(self, member: Member, steps: int = 5) -> None:
+        self.coordinator.handle(member, control_pb2.PartyMessage(report=control_pb2.Report(steps=steps, wall_s=1.5)))
+
+
+def told(member: Member) -> list[tuple[str, Any]]:
+    """What is in a party's outbox: (kind, message), and ("end", None) where its stream is to end."""
+    found: list[tuple[str, Any]] = []
+    while True:
+        try:
+            message = member.outbox.get_nowait()
+        except queue.Empty:
+            return found
+        if message is None:
+            found.append(("end", None))
+        else:
+            body = message.WhichOneof("body")
+            assert body is not None
+            found.append((body, getattr(message, body)))
+
+
+def kinds(member: Member) -> list[str]:
+    return [kind for kind, _ in told(member)]
+
+
+def until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    give_up_s = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
+
+
+def test_the_run_starts_when_all_have_joined() -> None:
+    run = Run()
+    first = run.join("p1")
+    ((kind, waiting),) = told(first)
+    assert (kind, list(waiting.missing)) == ("waiting", ["p0", "p2"])
+    assert 299.0 < waiting.deadline_s <= 300.0
+    second, third = run.join("p2"), run.join("p0")
+    assert run.coordinator.state is RunState.RUNNING
+    assert run.started == [(1, "")]
+    starts = {name: told(member)[-1] for name, member in (("p1", first), ("p2", second), ("p0", third))}
+    assert all(kind == "start" and start.run_id == "run" for kind, start in starts.values())
+    assert {name: start.exchange_address for name, (_, start) in starts.items()} == {
+        "p0": "",
+        "p1": "10.0.0.1:7001",
+        "p2": "10.0.0.1:7001",
+    }
+    assert [event for event, _ in run.events].count("joined") == 3
+
+
+def test_a_stranger_is_refused() -> None:
+    with pytest.raises(PeerError, match="eve is not a party of recipe") as caught:
+        Run().coordinator.open("eve")
+    assert caught.value.code is Code.NOT_IN_RECIPE
+
+
+def test_a_second_party_of_a_living_name_is_refused() -> None:
+    run = Run(heartbeat_s=1.0)
+    alive = run.join("p1")
+    result: list[object] = []
+
+    def intrude() -> None:
+        try:
+            result.append(run.coordinator.open("p1"))
+        except VflError as error:
+            result.append(error)
+
+    intruder = threading.Thread(target=intrude)
+    intruder.start()
+    heartbeat = control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat())
+    give_up_s = time.monotonic() + 5.0
+    while intruder.is_alive() and time.monotonic() < give_up_s:
+        run.coordinator.handle(alive, heartbeat)
+        intruder.join(timeout=0.01)
+    (error,) = result
+    assert isinstance(error, PeerError)
+    assert error.code is Code.NAME_TAKEN
+    assert "p1" in error.public
+    assert "end" not in kinds(alive)  # the living one goes on
+
+
+def test_a_silent_party_is_superseded_by_its_new_process() -> None:
+    run = Run()
+    members = run.begin()
+    again = run.coordinator.open("p1")
+    assert kinds(members["p1"]) == ["end"]
+    assert run.coordinator.state is RunState.WAITING
+    assert told(members["p0"])[-1][1].reason == "p1 has fallen silent and was started again"
+    run.coordinator.closed(members["p1"])  # its stream's end comes late, and means nothing now
+    for name, member in (("p0", members["p0"]), ("p1", again), ("p2", members["p2"])):
+        run.join(name, member=member)
+    assert run.started == [(1, ""), (2, "")]
+
+
+def test_a_party_that_leaves_in_time_makes_room_at_once() -> None:
+    run = Run(heartbeat_s=60.0)
+    older = run.join("p1")
+    threading.Timer(0.05, lambda: run.coordinator.closed(older)).start()
+    began_s = time.monotonic()
+    assert run.coordinator.open("p1") is not older
+    assert time.monotonic() - began_s < 5.0
+
+
+def test_a_lost_party_interrupts_and_all_go_back_to_what_all_hold() -> None:
+    run = Run(rejoin_deadline_s=30.0)
+    members = run.begin()
+    run.coordinator.closed(members["p2"])
+    assert run.coordinator.state is RunState.WAITING
+    for name in ("p0", "p1"):
+        ((kind, interrupt),) = told(members[name])
+        assert (kind, list(interrupt.lost), interrupt.generation) == ("interrupt", ["p2"], 1)
+    assert ("interrupted", {"reason": "p2 was lost", "deadline_s": 30.0}) in run.events
+    run.join("p0", "000002.a.2", "000003.a.3", member=members["p0"])
+    run.join("p1", "000002.a.2", "000003.a.3", member=members["p1"])
+    run.join("p2", "000001.a.1", "000002.a.2")
+    assert run.started == [(1, ""), (2, "000002.a.2")]
+    assert run.coordinator.interruptions == 1
+
+
+def test_checkpoints_of_another_run_do_not_count() -> None:
+    run = Run()
+    run.join("p0", "000002.a.2")
+    run.join("p1", "000002.a.2")
+    run.join("p2", "000002.a.2", run_id="yesterday")
+    assert run.started == [(1, "")]
+
+
+def test_a_party_that_joins_again_before_its_loss_is_noticed_interrupts() -> None:
+    run = Run()
+    members = run.begin()
+    run.join("p1", "000001.a.1", member=members["p1"])
+    assert run.coordinator.state is RunState.WAITING
+    assert kinds(members["p0"]) == ["interrupt"]
+    run.join("p0", "000001.a.1", member=members["p0"])
+    run.join("p2", "000001.a.1", member=members["p2"])
+    assert run.started == [(1, ""), (2, "000001.a.1")]
+
+
+def test_two_losses_at_once_are_one_interruption() -> None:
+    run = Run()
+    members = run.begin()
+    run.coordinator.closed(members["p1"])
+    run.coordinator.closed(members["p2"])
+    run.coordinator.closed(members["p2"])
+    assert run.coordinator.interruptions == 1
+
+
+def test_a_silent_party_is_lost() -> None:
+    run = Run(lost_after_s=0.1)
+    members = run.begin()
+    heartbeat = control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat())
+
+    def tick() -> bool:
+        for name in ("p0", "p2"):
+            run.coordinator.handle(members[name], heartbeat)
+        run.coordinator.tick()
+        return run.coordinator.state is RunState.WAITING
+
+    until(tick)
+    assert told(members["p0"])[-1][1].reason == "p1 has been silent for 0.1 s"
+    assert kinds(members["p1"]) == ["end"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_run_gives_up_on_who_stays_away_and_says_who(begun: bool) -> None:
+    run = Run(join_deadline_s=0.05, rejoin_deadline_s=0.05, lost_after_s=60.0)
+    if begun:
+        members = run.begin()
+        run.coordinator.closed(members["p2"])
+        told(members["p0"])
+        run.join("p0", member=members["p0"])
+        run.join("p1", member=members["p1"])
+    else:
+        members = {name: run.join(name) for name in ("p0", "p1")}
+
+    def tick() -> bool:
+        run.coordinator.tick()
+        return run.coordinator.finished.is_set()
+
+    until(tick)
+    assert run.coordinator.state is RunState.FAILED
+    failure = run.coordinator.failure
+    assert isinstance(failure, LostError)
+    assert (failure.code, failure.party, failure.exit_code) == (Code.PARTY_LOST, "p2", 3)
+    assert str(failure) == "p2 did not come within 0.05 s"
+    for name in ("p0", "p1"):
+        stop, end = told(members[name])[-2:]
+        assert (stop[0], stop[1].party, stop[1].message) == ("stop", "p2", str(failure))
+        assert end == ("end", None)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], Code]] = {
+    "protocol": ({"protocol": PROTOCOL + 1}, Code.PROTOCOL_DIFFERS),
+    "role": ({"role": "active"}, Code.ROLE_MISMATCH),
+    "no role": ({"role": ""}, Code.ROLE_MISMATCH),
+    "job": ({"job": "predict"}, Code.RECIPE_DIFFERS),
+    "no JSON": ({"recipe_json": "{"}, Code.RECIPE_DIFFERS),
+    "deep JSON": ({"recipe_json": "[" * 100_000}, Code.RECIPE_DIFFERS),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_party_that_does_not_fit_is_refused_and_the_others_go_on(case: str) -> None:
+    changes, code = REFUSED[case]
+    run = Run()
+    other = run.join("p0")
+    with pytest.raises(PeerError) as caught:
+        run.join("p1", **changes)
+    assert (caught.value.code, caught.value.party) == (code, "p1")
+    assert "p1" in caught.value.public
+    assert len(caught.value.public) < 300
+    assert run.coordinator.state is RunState.WAITING
+    assert "stop" not in kinds(other)
+
+
+def test_a_recipe_that_differs_is_refused_with_the_key() -> None:
+    run = Run()
+    theirs = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}, model={"embedding_size": 16}))
+    with pytest.raises(PeerError, match=r"at model.embedding_size: 16 here, 8 at the server"):
+        run.join("p1", recipe_json=theirs.canonical_json())
+
+
+def test_all_predict_with_one_trained_run() -> None:
+    run = Run()
+    run.coordinator.job = "predict"
+    run.join("p0", job="predict", run_id="monday")
+    with pytest.raises(PeerError, match="p1 predicts with run tuesday, the others with monday"):
+        run.join("p1", job="predict", run_id="tuesday")
+
+
+def test_the_run_is_complete_when_all_have_reported() -> None:
+    run = Run()
+    members = run.begin()
+    for name in ("p1", "p0"):
+        run.report(members[name])
+        assert not run.coordinator.finished.is_set()
+    run.report(members["p2"], steps=7)
+    assert run.coordinator.finished.is_set()
+    assert run.coordinator.state is RunState.COMPLETED
+    assert {name: report.steps for name, report in run.coordinator.reports().items()} == {"p0": 5, "p1": 5, "p2": 7}
+    assert [(p.name, p.role, p.pid, p.steps) for p in run.coordinator.parties()] == [
+        ("p0", "active", 100, 5),
+        ("p1", "passive", 101, 5),
+        ("p2", "passive", 102, 7),
+    ]
+    run.coordinator.complete("{}")
+    for name, text in (("p0", "{}"), ("p1", ""), ("p2", "")):
+        (complete, end) = told(members[name])
+        assert (complete[0], complete[1].summary_json) == ("complete", text)
+        assert end == ("end", None)
+
+
+def test_reports_outlive_their_parties() -> None:
+    """A party that ends, or is killed, right after the last report: the run is complete all the same."""
+    run = Run()
+    members = run.begin()
+    for member in members.values():
+        run.report(member)
+    for member in members.values():
+        run.coordinator.closed(member)
+    assert set(run.coordinator.reports()) == set(ROSTER)
+    assert [party.steps for party in run.coordinator.parties()] == [5, 5, 5]
+    assert run.coordinator.state is RunState.COMPLETED
+    assert run.coordinator.interruptions == 0
+    run.coordinator.complete("{}")
+    run.coordinator.wait_until_empty(0.0)
+
+
+def test_a_report_before_an_interruption_does_not_count_after_it() -> None:
+    run = Run()
+    members = run.begin()
+    run.report(members["p0"])
+    run.report(members["p1"])
+    run.coordinator.closed(members["p2"])
+    members |= {"p2": run.join("p2")}
+    for name in ("p0", "p1"):
+        run.join(name, member=members[name])
+    run.report(members["p2"])
+    assert run.coordinator.state is RunState.RUNNING
+    run.report(members["p0"])
+    run.report(members["p1"])
+    assert run.coordinator.state is RunState.COMPLETED
+
+
+def test_a_party_that_stops_stops_the_run_and_the_others_learn_whose_fault_it_was() -> None:
+    run = Run()
+    members = run.begin()
+    abort = failure_pb2.Failure(code=Code.TENSOR_MISMATCH, message="z has another shape", party="p2")  # type: ignore[arg-type]
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(abort=abort))
+    failure = run.coordinator.failure
+    assert isinstance(failure, PeerError)
+    assert (failure.code, failure.party) == (Code.TENSOR_MISMATCH, "p2")
+    for member in members.values():
+        stop, _ = told(member)
+        assert (stop[1].code, stop[1].party, stop[1].message) == (Code.TENSOR_MISMATCH, "p2", "z has another shape")
+    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=abort))  # a second one changes nothing
+    assert run.coordinator.failure is failure
+
+
+@pytest.mark.parametrize("code", [0, 12345])
+def test_an_abort_with_a_code_that_is_not_known(code: int) -> None:
+    run = Run()
+    members = run.begin()
+    abort = failure_pb2.Failure(code=code, message="x" * 10_000)  # type: ignore[arg-type]
+    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=abort))
+    failure = run.coordinator.failure
+    assert failure is not None
+    assert (failure.code, failure.party, len(failure.public)) == (Code.INTERNAL, "p1", 500)
+
+
+def test_messages_of_a_session_that_was_replaced_are_of_no_account() -> None:
+    run = Run()
+    older = run.join("p1")
+    run.coordinator.closed(older)
+    run.join("p0")
+    run.join("p2")
+    run.join("p1", member=older)
+    assert run.coordinator.state is RunState.WAITING
+    abort = failure_pb2.Failure(code=Code.INTERNAL)  # type: ignore[arg-type]
+    run.coordinator.handle(older, control_pb2.PartyMessage(abort=abort))
+    assert run.coordinator.failure is None
+
+
+def test_progress_is_the_active_partys() -> None:
+    run = Run()
+    members = run.begin()
+    for name in ("p1", "p0"):
+        progress = control_pb2.Progress(phase="splitnn", round=1, rounds=3, steps=5, metrics={"loss": 0.5})
+        run.coordinator.handle(members[name], control_pb2.PartyMessage(progress=progress))
+    (facts,) = [facts for event, facts in run.events if event == "progress"]
+    assert (facts["phase"], facts["round"], facts["metrics"]) == ("splitnn", 1, {"loss": 0.5})
+
+
+def test_a_failure_of_the_server_reaches_everyone_without_its_private_text() -> None:
+    run = Run()
+    members = run.begin()
+    run.coordinator.fail(InternalError("/srv/secret"))
+    for member in members.values():
+        stop, _ = told(member)
+        assert stop[1].message == CATALOGUE[Code.INTERNAL].public
+
+
+def test_a_partys_ledger_is_what_it_reported() -> None:
+    report = control_pb2.Report()
+    report.ledger.add(peer="p0", phase="a", kind="ack", direction="sent", message_bytes=5, messages=1)
+    report.ledger.add(peer="p0", phase="a", kind="ack", direction="received", payload_bytes=4, message_bytes=5)
+    report.tcp.add(peer="p0", sent_bytes=1, received_bytes=2)
+    entries, kernel = ledger_of(report)
+    assert [(entry.direction, entry.message_bytes) for entry in entries] == [("sent", 5), ("received", 5)]
+    assert [(count.peer, count.sent_bytes, count.received_bytes) for count in kernel] == [("p0", 1, 2)]

@@ -1,0 +1,202 @@
+"""The schema, the words for it in Python, and frames: what crosses, and what may not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vfl_common.bundle import ITEM_BYTES, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.errors import CATALOGUE, Code, PeerError
+from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2, tensor_pb2
+from vfl_common.wire.frames import FRAME_BYTES, Assembly, announced, encode, parse_frame, step_of
+
+STEP = StepKey("train", 2, 7)
+
+
+# -- one list of names and numbers in each place --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ours", "schema"),
+    [(Code, failure_pb2.FailureCode), (DType, tensor_pb2.DType), (Kind, tensor_pb2.BundleKind)],
+    ids=["codes", "dtypes", "kinds"],
+)
+def test_the_schema_and_python_have_the_same_names_and_numbers(ours: type[Code | DType | Kind], schema: object) -> None:
+    theirs = {name: number for name, number in schema.items() if number != 0}  # type: ignore[attr-defined]
+    assert {member.name: member.value for member in ours} == theirs
+
+
+def test_zero_is_nothing_in_every_enumeration() -> None:
+    for schema in (failure_pb2.FailureCode, tensor_pb2.DType, tensor_pb2.BundleKind):
+        assert schema.Name(0).endswith("_UNSPECIFIED")
+
+
+def test_every_code_is_in_the_catalogue() -> None:
+    assert set(CATALOGUE) == set(Code)
+    assert all(entry.public and entry.exit_code in (1, 2, 3, 4) for entry in CATALOGUE.values())
+    assert len({entry.public for entry in CATALOGUE.values()}) == len(Code)
+
+
+def test_every_dtype_has_a_size() -> None:
+    assert set(ITEM_BYTES) == set(DType)
+
+
+# -- frames ---------------------------------------------------------------------------------------------------------
+
+names = st.text(max_size=12).filter(lambda name: name.isprintable() or "\n" in name)
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+steps = st.builds(
+    StepKey, st.text("abc-_", min_size=1, max_size=8), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)
+)
+
+
+@st.composite
+def bundles(draw: st.DrawFn) -> Bundle:
+    tensors = {}
+    for name in draw(st.lists(names, unique=True, max_size=5)):
+        dtype, shape = draw(st.sampled_from(DType)), draw(shapes)
+        size = math.prod(shape) * ITEM_BYTES[dtype]
+        tensors[name] = Buffer(dtype, shape, memoryview(draw(st.binary(min_size=size, max_size=size))))
+    return Bundle(draw(st.sampled_from(Kind)), tensors)
+
+
+def spec_of(bundle: Bundle) -> BundleSpec:
+    return BundleSpec(bundle.kind, {name: TensorSpec(b.dtype, b.shape) for name, b in bundle.tensors.items()})
+
+
+def assemble(frames: list[bytes], expect: BundleSpec) -> Bundle | None:
+    first, *rest = (parse_frame(data, party="north") for data in frames)
+    assembly = Assembly(first, expect, party="north")
+    bundle = assembly.feed(first)
+    for frame in rest:
+        assert bundle is None
+        bundle = assembly.feed(frame)
+    return bundle
+
+
+@given(steps, bundles(), st.integers(1, 40))
+def test_what_is_encoded_is_assembled(step: StepKey, bundle: Bundle, frame_bytes: int) -> None:
+    encoded = encode(step, bundle, frame_bytes)
+    assert len(encoded) == max(1, math.ceil(bundle.payload_bytes / frame_bytes))
+    assert sum(frame.payload_bytes for frame in encoded) == bundle.payload_bytes == spec_of(bundle).payload_bytes
+    assert {(frame.phase, frame.kind) for frame in encoded} == {(step.phase, bundle.kind.label)}
+    first = parse_frame(encoded[0].data, party="north")
+    assert step_of(first) == step
+    got = assemble([frame.data for frame in encoded], spec_of(bundle))
+    assert got is not None
+    assert got.kind is bundle.kind
+    assert list(got.tensors) == list(bundle.tensors)
+    for name, buffer in bundle.tensors.items():
+        assert (got.tensors[name].dtype, got.tensors[name].shape) == (buffer.dtype, buffer.shape)
+        assert got.tensors[name].data == buffer.data
+        assert not got.tensors[name].data.readonly
+
+
+@given(steps, bundles(), st.integers(1, 40), st.data())
+def test_an_assembly_takes_a_bundle_only_whole(
+    step: StepKey, bundle: Bundle, frame_bytes: int, data: st.DataObject
+) -> None:
+    """Whatever frame is lost, the end is PeerError or no bundle, never a bundle with holes."""
+    frames = [frame.data for frame in encode(step, bundle, frame_bytes)]
+    lost = data.draw(st.integers(0, len(frames) - 1))
+    if lost == 0:
+        return  # without its first frame there is no assembly
+    rest = frames[:lost] + frames[lost + 1 :]
+    if lost == len(frames) - 1:
+        assert assemble(rest, spec_of(bundle)) is None
+    else:
+        with pytest.raises(PeerError) as caught:
+            assemble(rest, spec_of(bundle))
+        assert caught.value.code is Code.MALFORMED_MESSAGE
+
+
+EXPECTED = BundleSpec(Kind.EMBEDDING, {"z": TensorSpec(DType.FLOAT32, (2, 3))})
+GOOD = encode(STEP, Bundle(Kind.EMBEDDING, {"z": Buffer(DType.FLOAT32, (2, 3), memoryview(bytes(24)))}), 10)
+
+
+def refusal(messages: list[bytes]) -> PeerError | None:
+    """Takes one bundle in, as a hub does; what it is refused with, if it is."""
+    assembly: Assembly | None = None
+    try:
+        for data in messages:
+            frame = parse_frame(data, party="north")
+            if frame.HasField("header"):
+                assembly = Assembly(frame, EXPECTED, party="north")
+            if assembly is not None and assembly.feed(frame) is not None:
+                return None
+    except PeerError as error:
+        return error
+    return None
+
+
+REASONS = (Code.MALFORMED_MESSAGE, Code.TENSOR_MISMATCH, Code.TENSOR_TOO_LARGE)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.binary(max_size=60), max_size=3))
+def test_random_bytes_raise_nothing_but_peer_error(messages: list[bytes]) -> None:
+    for prefix in ([], [GOOD[0].data]):
+        error = refusal(prefix + messages)
+        assert error is None or (error.party == "north" and error.code in REASONS)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, len(GOOD) - 1), st.data())
+def test_changed_bytes_raise_nothing_but_peer_error(which: int, data: st.DataObject) -> None:
+    messages = [frame.data for frame in GOOD]
+    changed = bytearray(messages[which])
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    messages[which] = bytes(changed)
+    error = refusal(messages)
+    assert error is None or error.code in REASONS
+
+
+headers = st.builds(
+    tensor_pb2.TensorHeader,
+    name=st.text(max_size=100),
+    dtype=st.integers(-(2**31), 2**31 - 1),
+    shape=st.lists(st.integers(0, 2**64 - 1), max_size=12),
+)
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.lists(headers, max_size=4))
+def test_any_announcement_is_read_or_refused(kind: int, tensors: list[tensor_pb2.TensorHeader]) -> None:
+    header = tensor_pb2.BundleHeader(kind=kind, tensors=tensors)  # type: ignore[arg-type]
+    frame = exchange_pb2.Frame(header=header)
+    frame.step.phase, frame.step.round, frame.step.batch = STEP
+    error = refusal([frame.SerializeToString()])
+    if error is not None:
+        assert error.code in REASONS
+        assert len(error.public) < 500
+    if error is None or error.code is not Code.MALFORMED_MESSAGE:
+        _, specs = announced(header, "north")
+        assert list(specs) == [tensor.name for tensor in tensors]
+
+
+def test_a_frame_is_small_enough_for_grpc() -> None:
+    bundle = Bundle(
+        Kind.WEIGHTS,
+        {
+            f"layer4.1.bn{n}.num_batches_tracked": Buffer(DType.UINT8, (1 << 17,), memoryview(bytes(1 << 17)))
+            for n in range(60)
+        },
+    )
+    sizes = [len(frame.data) for frame in encode(STEP, bundle)]
+    assert len(sizes) == 8  # 7.5 MiB
+    assert max(sizes) < FRAME_BYTES + 4096
+
+
+def test_a_frame_with_nothing_in_it_is_a_message_too() -> None:
+    (frame,) = encode(STEP, Bundle(Kind.ACK))
+    assert parse_frame(frame.data, party="north").last
+    assert frame.payload_bytes == 0
+    assert assemble([frame.data], BundleSpec(Kind.ACK)) == Bundle(Kind.ACK)
+
+
+def test_a_failure_of_a_party_is_a_frame() -> None:
+    frame = exchange_pb2.Frame(failure=failure_pb2.Failure(code=Code.NON_FINITE, party="north"))  # type: ignore[arg-type]
+    assert parse_frame(frame.SerializeToString(), party="south").failure.party == "north"

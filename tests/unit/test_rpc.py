@@ -1,0 +1,244 @@
+"""The parts of the transport that need no transport: decisions, failures, the kernel's counts, addresses."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+
+from vfl_common.errors import (
+    CATALOGUE,
+    AbortedError,
+    Code,
+    InputError,
+    InternalError,
+    InterruptedRun,
+    LostError,
+    PeerError,
+    VflError,
+)
+from vfl_common.ledger import TcpCount
+from vfl_common.pb.vfl.v1 import failure_pb2
+from vfl_common.rpc import tcp
+from vfl_common.rpc.arrivals import GiveUp, Proceed, Wait, decide
+from vfl_common.rpc.channel import check_address
+from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.rpc.tcp import TcpMeter
+
+ROSTER = ("north", "south", "west")
+
+# -- arrivals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "arrived", "decision"),
+    [
+        (0.0, (), Wait(10.0)),
+        (9.5, ("south",), Wait(0.5)),
+        (10.0, ("south",), GiveUp(("north", "west"))),
+        (11.0, (), GiveUp(ROSTER)),
+        (0.0, ("west", "south", "north"), Proceed()),
+        (99.0, ROSTER, Proceed()),  # all are there: however late it is
+    ],
+)
+def test_whether_a_step_goes_on(waited_s: float, arrived: tuple[str, ...], decision: object) -> None:
+    assert decide(waited_s, arrived, ROSTER, 10.0) == decision
+
+
+def test_a_step_without_parties_goes_on() -> None:
+    assert decide(0.0, (), (), 10.0) == Proceed()
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+SECRET = "/home/hospital/patients.csv: id 4711 has column 'hiv'"
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_peer_reads_the_public_text_alone(code: Code) -> None:
+    failure = to_failure(VflError(code, SECRET, party="north"))
+    assert (failure.code, failure.message, failure.party) == (code, CATALOGUE[code].public, "north")
+    assert b"hospital" not in failure.SerializeToString()
+    assert to_failure(VflError(code, SECRET, public="shapes differ")).message == "shapes differ"
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError(SECRET), MemoryError(SECRET), KeyboardInterrupt(SECRET), OSError(2, SECRET)]
+)
+def test_any_other_exception_is_an_internal_error(error: BaseException) -> None:
+    failure = to_failure(error)
+    assert failure.code == Code.INTERNAL
+    assert b"hospital" not in failure.SerializeToString()
+
+
+def test_the_cause_of_an_error_stays_here_too() -> None:
+    error = InternalError("lookup")
+    error.__cause__ = KeyError(SECRET)
+    assert b"hospital" not in to_failure(error).SerializeToString()
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_failure_keeps_its_code_for_whom_it_is_about(code: Code) -> None:
+    error = from_failure(to_failure(VflError(code, SECRET, party="north")), sender="active", me="north")
+    assert error.code is code
+    kind = {Code.INTERRUPTED: InterruptedRun, Code.PARTY_LOST: LostError, Code.STEP_TIMEOUT: LostError}
+    assert type(error) is kind.get(code, PeerError)
+    assert error.exit_code == CATALOGUE[code].exit_code
+
+
+@pytest.mark.parametrize("code", Code)
+def test_what_another_party_did_stops_this_one(code: Code) -> None:
+    error = from_failure(to_failure(VflError(code, SECRET, party="south")), sender="active", me="north")
+    if code is Code.INTERRUPTED:
+        assert isinstance(error, InterruptedRun)
+    elif code in (Code.PARTY_LOST, Code.STEP_TIMEOUT):
+        assert isinstance(error, LostError)
+        assert (error.party, error.exit_code) == ("south", 3)
+    else:
+        assert isinstance(error, AbortedError)
+        assert (error.party, error.exit_code) == ("south", 4)
+        assert "south" in str(error)
+
+
+@pytest.mark.parametrize("code", [0, 999, -5])
+def test_a_code_that_is_not_known_is_an_internal_error(code: int) -> None:
+    error = from_failure(failure_pb2.Failure(code=code), sender="active", me="north")  # type: ignore[arg-type]
+    assert error.code is Code.INTERNAL
+    assert CATALOGUE[Code.INTERNAL].public in str(error)
+
+
+def test_a_failure_without_end_is_cut() -> None:
+    failure = failure_pb2.Failure(code=Code.TENSOR_MISMATCH, message="x" * 100_000)  # type: ignore[arg-type]
+    assert len(str(from_failure(failure, sender="active", me="north"))) < 600
+
+
+# -- the kernel's counts --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def connection(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.socket]]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2]) as ours,
+        listener.accept()[0] as theirs,
+    ):
+        yield ours, theirs
+
+
+def read(sock: socket.socket, nbytes: int) -> None:
+    while nbytes:
+        nbytes -= len(sock.recv(nbytes))
+
+
+def counted(meter: TcpMeter, peer: str, sent: int, received: int) -> TcpCount:
+    """The meter's only count, once it is as given (an acknowledgement may be on its way).
+
+    Linux counts the connection's SYN among the acknowledged bytes of the side that opened it: one byte.
+    """
+    give_up_s = time.monotonic() + 5.0
+    while True:
+        meter.sample()
+        (count,) = meter.counts()
+        if (count.peer, count.received_bytes) == (peer, received) and 0 <= count.sent_bytes - sent <= 1:
+            return count
+        assert time.monotonic() < give_up_s, count
+        time.sleep(0.005)
+
+
+def test_the_kernel_counts_both_ways() -> None:
+    """Both ends are in this process: a meter sees both sockets, and counts the one whose far end it has a name for."""
+    with connection() as (ours, theirs):
+        here, there = TcpMeter(), TcpMeter()
+        here.name_address(f"127.0.0.1:{theirs.getsockname()[1]}", "active")
+        there.name_caller(f"ipv4:127.0.0.1:{ours.getsockname()[1]}", "north")
+        ours.sendall(bytes(100_000))
+        read(theirs, 100_000)
+        theirs.sendall(bytes(3_000))
+        read(ours, 3_000)
+        counted(here, "active", 100_000, 3_000)
+        last = counted(there, "north", 3_000, 100_000)
+    there.sample()
+    assert there.counts() == [last]  # a closed socket's counts stay
+
+
+def test_several_connections_to_a_peer_are_one_count() -> None:
+    meter = TcpMeter()
+    with connection() as (first, first_peer), connection() as (second, second_peer):
+        for ours, theirs, nbytes in ((first, first_peer, 1_000), (second, second_peer, 500)):
+            meter.name_address(f"localhost:{theirs.getsockname()[1]}", "active")
+            theirs.sendall(bytes(nbytes))
+            read(ours, nbytes)
+        meter.sample()
+    (count,) = meter.counts()
+    assert (count.peer, count.received_bytes) == ("active", 1_500)
+
+
+def test_connections_to_nobody_known_are_left_out() -> None:
+    meter = TcpMeter()
+    with connection():
+        meter.sample()
+    assert meter.counts() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "host"),
+    [("ipv4:10.0.0.7:4711", "10.0.0.7"), ("ipv6:%5B::1%5D:4711", "::1")],
+)
+def test_callers_as_grpc_writes_them(words: str, host: str) -> None:
+    meter = TcpMeter()
+    meter.name_caller(words, "north")
+    assert meter._names == {(host, 4711): "north"}
+
+
+@pytest.mark.parametrize("words", ["", "unix:", "unix:/tmp/socket", "ipv4:10.0.0.7", "nonsense"])
+def test_callers_that_are_no_tcp_have_no_name(words: str) -> None:
+    meter = TcpMeter()
+    meter.name_caller(words, "north")
+    assert meter._names == {}
+
+
+def test_a_host_that_is_not_known_has_no_name() -> None:
+    meter = TcpMeter()
+    with mock.patch("socket.getaddrinfo", side_effect=socket.gaierror):
+        meter.name_address("nowhere.invalid:80", "active")
+    assert meter._names == {}
+
+
+def test_an_ipv4_address_looks_the_same_on_an_ipv6_socket() -> None:
+    assert tcp._plain(("::ffff:10.0.0.7", 80, 0, 0)) == tcp._plain(("10.0.0.7", 80))
+
+
+def test_the_fields_lie_where_linux_puts_them() -> None:
+    """tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info: 8 bytes, then 24 of 4, then two of 8 of pacing."""
+    assert struct.calcsize("=8B24I2Q") == tcp._COUNTS_OFFSET
+
+
+def test_without_proc_nothing_is_counted() -> None:
+    meter = TcpMeter()
+    with mock.patch("pathlib.Path.exists", return_value=False), connection() as (_, theirs):
+        meter.name_address(f"127.0.0.1:{theirs.getsockname()[1]}", "active")
+        meter.sample()
+    assert meter.counts() == []
+
+
+# -- addresses ------------------------------------------------------------------------------------------------------
+
+
+def test_an_address_in_use_is_said_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(InputError, match=rf"127\.0\.0\.1:{port}: another program is using it") as caught:
+            check_address(f"127.0.0.1:{port}")
+        assert caught.value.code is Code.ADDRESS_IN_USE
+    check_address("127.0.0.1:0")
+
+
+def test_an_address_of_another_machine_is_said_so() -> None:
+    with pytest.raises(InputError, match=r"192\.0\.2\.1"):
+        check_address("192.0.2.1:0")
