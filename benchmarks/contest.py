@@ -131,9 +131,21 @@ def _ratio(value: float | None, base: float | None) -> str:
     return f"{value / base:.2f}" if value and base else "–"
 
 
-def to_json(scores: Sequence[Score]) -> dict[str, Any]:
+def print_bytes(scores: Sequence[Score], console: Console) -> None:
+    """For every contestant that accounts for its bytes: its ledger against the payload and against the kernel."""
+    for score in scores:
+        extra = score.turns[-1].extra
+        if "message_over_payload" in extra:
+            console.print(
+                f"{score.task.name}, {score.contestant}: messages / payload {extra['message_over_payload']:.4f}, "
+                f"kernel's TCP bytes / messages {extra['tcp_over_message']:.4f}"
+            )
+
+
+def to_json(scores: Sequence[Score], costs: Mapping[str, Any]) -> dict[str, Any]:
     """Return every turn of every score and what is needed to judge them, ready for `json.dumps`."""
     return {
+        "footprint": dict(costs),
         "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
         "scores": [
             {
@@ -148,6 +160,6 @@ def to_json(scores: Sequence[Score]) -> dict[str, Any]:
     }
 
 
-def write_json(scores: Sequence[Score], path: Path) -> None:
+def write_json(scores: Sequence[Score], costs: Mapping[str, Any], path: Path) -> None:
     """Write `to_json` to ``path``."""
-    path.write_text(json.dumps(to_json(scores), indent=2) + "\n")
+    path.write_text(json.dumps(to_json(scores, costs), indent=2) + "\n")

@@ -25,8 +25,7 @@ VFL = Path(sys.executable).with_name("vfl")
 
 def run(task: Task, workdir: Path) -> Measurement:
     """Train ``task`` in a federation of K + 2 fresh processes."""
-    recipe = workdir / "recipe.json.toml"
-    recipe.write_text(_toml(make_recipe(task, workdir)))
+    recipe = write_recipe(task, workdir)
     done = subprocess.run(
         [str(VFL), "simulate", str(recipe), "--out", str(workdir / "runs"), "--json"],
         capture_output=True,
@@ -51,6 +50,13 @@ def run(task: Task, workdir: Path) -> Measurement:
         "wall_s": summary["wall_s"],
     }
     return Measurement(rate, None, extra)
+
+
+def write_recipe(task: Task, workdir: Path) -> Path:
+    """The recipe's file and the parties' data, in ``workdir``."""
+    recipe = workdir / "recipe.toml"
+    recipe.write_text(_toml(make_recipe(task, workdir)))
+    return recipe
 
 
 def tcp_over_message(summary: dict[str, Any]) -> float:

@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from benchmarks import bare, joint, ours
-from benchmarks.contest import Contestant, compete, print_table, write_json
+from benchmarks import bare, footprint, joint, ours
+from benchmarks.contest import Contestant, compete, print_bytes, print_table, write_json
 from benchmarks.task import Task
 
 REFERENCE = "bare"
@@ -63,6 +63,7 @@ def _parse_parties(_: click.Context, __: click.Parameter, value: str) -> list[in
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each contestant.")
 @click.option("--contestant", "chosen", type=click.Choice(sorted(CONTESTANTS)), multiple=True, help="All by default.")
 @click.option("--quick", is_flag=True, help="Two parties, 100 steps, one turn: does it still run?")
+@click.option("--footprint/--no-footprint", "with_footprint", default=True, help="Also import cost and memory.")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write every turn here."
 )
@@ -73,6 +74,7 @@ def main(
     repeats: int,
     chosen: tuple[str, ...],
     quick: bool,
+    with_footprint: bool,
     json_path: Path | None,
 ) -> None:
     """Run the race and print one table."""
@@ -82,9 +84,18 @@ def main(
     progress, console = Console(stderr=True), Console(width=None if Console().is_terminal else 120)
     with tempfile.TemporaryDirectory(prefix="vfl-split-") as workdir:
         scores = compete(contestants, make_tasks(names, parties, steps), repeats, Path(workdir), progress.print)
+        costs = footprint.measure(_made(Path(workdir) / "footprint"), repeats) if with_footprint else {}
     print_table(scores, REFERENCE, console)
+    print_bytes(scores, console)
+    for name, value in costs.items():
+        console.print(f"{name:>20}  {value:.2f}" if isinstance(value, float) else f"{name:>20}  {value}")
     if json_path:
-        write_json(scores, json_path)
+        write_json(scores, costs, json_path)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 if __name__ == "__main__":

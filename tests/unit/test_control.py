@@ -238,7 +238,7 @@ def test_a_silent_party_is_superseded_by_its_new_process() -> None:
 
 
 def test_a_party_that_leaves_in_time_makes_room_at_once() -> None:
-    run = Run(heartbeat_s=60.0)
+    run = Run(heartbeat_s=60.0, lost_after_s=120.0)
     older = run.join("p1")
     threading.Timer(0.05, lambda: run.coordinator.closed(older)).start()
     began_s = time.monotonic()
