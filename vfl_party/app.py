@@ -39,6 +39,8 @@ from vfl_party.methods import build_phases
 from vfl_party.prediction import ActivePredict, PassivePredict, TrainedRun, prepare_prediction
 from vfl_party.progress import Progress
 
+_CLOSE_S = 5.0  # for the passive parties to end their streams
+
 JobName = Literal["train", "predict"]
 
 
@@ -106,6 +108,8 @@ class _Grpc:
             self.grpc_link.end(error)
 
     def close(self, error: BaseException | None) -> None:
+        if self.service is not None and error is None:
+            self.service.wait_until_idle(_CLOSE_S)
         self.meter.sample()  # the kernel's counts go with the sockets
         if self.service is not None and error is not None:
             self.service.use(None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from vfl_common.rpc.channel import listening
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.summary import PartySummary, Summary, gather_bytes
-from vfl_server.control.coordinator import Coordinator, Job, ledger_of
+from vfl_server.control.coordinator import Coordinator, Job, ledger_of, metrics_of
 from vfl_server.control.service import ControlService
 
 _TICK_S = 0.2
@@ -123,7 +122,7 @@ class ServerApp:
             preset=recipe.preset,
             seed=recipe.seed,
             recipe_digest=recipe.digest(),
-            metrics=json.loads(active.metrics_json or "{}"),
+            metrics=metrics_of(active) or {},
             bytes=gather_bytes(
                 {**ledgers, recipe.server: ledger.entries()},
                 kernel,
@@ -136,7 +135,7 @@ class ServerApp:
             ],
             steps=active.steps,
             wall_s=round(coordinator.wall_s, 3),
-            interruptions=coordinator.interruptions,
+            interruptions=coordinator.generation - 1,
         )
 
 

@@ -25,7 +25,7 @@ def layers(
     """For each hidden width: linear, batch norm, activation, dropout; then one linear layer without activation."""
     modules: list[nn.Module] = []
     for width in hidden:
-        modules.append(nn.Linear(in_features, width))
+        modules.append(nn.Linear(in_features, width, bias=not batch_norm))  # the norm has a bias of its own
         if batch_norm:
             modules.append(nn.BatchNorm1d(width))
         modules.append(ACTIVATIONS[activation]())

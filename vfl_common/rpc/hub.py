@@ -210,6 +210,7 @@ class ExchangeService:
         self._attach_timeout_s = attach_timeout_s
         self._changed = threading.Condition()
         self._hub: ExchangeHub | None = None
+        self._open = 0  # streams
 
     def handler(self) -> Handler:
         return stream_handler(SERVICE, "Swap", self._swap)
@@ -219,6 +220,11 @@ class ExchangeService:
         with self._changed:
             self._hub = hub
             self._changed.notify_all()
+
+    def wait_until_idle(self, timeout_s: float) -> None:
+        """Waits, at most so long, until no stream is open: the parties end theirs once they have the last reply."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open == 0, timeout=timeout_s)
 
     def _swap(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
@@ -231,6 +237,8 @@ class ExchangeService:
             stream = hub.open(party)
             if not context.add_callback(stream.close):
                 return  # the stream has ended already
+            with self._changed:
+                self._open += 1
             try:
                 yield from self._serve(hub, stream, requests)
             except PeerError as error:  # a party of this run that breaks the protocol ends it
@@ -238,6 +246,9 @@ class ExchangeService:
                 raise
             finally:
                 self._meter.sample()  # the party closes its connection once the stream has ended
+                with self._changed:
+                    self._open -= 1
+                    self._changed.notify_all()
         except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns the public text and no more
             yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from vfl_common.errors import Code, InputError, InterruptedRun, LostError, VflError
+from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
@@ -21,6 +23,7 @@ from vfl_common.rpc.tcp import TcpMeter
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 _CLOSE_S = 5.0
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,14 @@ class Session:
                     give_up_s = time.monotonic() + self.wait_s
                     self.on_waiting(list(answer.waiting.missing), answer.waiting.deadline_s)
                 elif answer.HasField("start"):
-                    start = answer.start
-                    return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address)
+                    return self._checked(answer.start)
+
+    def _checked(self, start: control_pb2.Start) -> Start:
+        """The server is not trusted with our file names: a run id becomes a folder's name here."""
+        if not _PLAIN.fullmatch(start.run_id) or not (start.checkpoint == "" or _PLAIN.fullmatch(start.checkpoint)):
+            text = f"{self.server} named a run or a checkpoint with characters that names may not have"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=self.server)
+        return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address)
 
     def watch(self, watcher: Callable[[VflError], None] | None) -> None:
         """``watcher`` is called, from another thread, when the current generation ends; at once if it has."""
@@ -255,6 +264,8 @@ class Session:
                     with self._lock:
                         self._ended = None
                 self._inbox.put(message)
+        except DecodeError:
+            ending = PeerError(Code.MALFORMED_MESSAGE, f"{self.server} sent bytes that are not a control message")
         except grpc.RpcError as error:
             if not self._closed.is_set() and isinstance(error, grpc.Call) and _refused(error):
                 ending = LostError(Code.PARTY_LOST, f"{self.server} refused the session: {error.details()}")

@@ -18,6 +18,7 @@ from vfl_common.pb.vfl.v1 import exchange_pb2, tensor_pb2
 FRAME_BYTES = 1 << 20  # of tensor data; the envelope of a frame is below 1 KiB for up to some tens of tensors
 MAX_TENSORS = 4096
 MAX_RANK = 8
+MAX_PHASE = 100  # characters of a phase's name
 
 Allocate = Callable[[int], memoryview]
 
@@ -66,9 +67,12 @@ def _chunks(bundle: Bundle, size: int) -> Iterator[bytes]:
 def parse_frame(data: bytes, *, party: str) -> exchange_pb2.Frame:
     """Raises PeerError (MALFORMED_MESSAGE) where ``data`` is not a Frame."""
     try:
-        return exchange_pb2.Frame.FromString(data)
+        frame = exchange_pb2.Frame.FromString(data)
     except DecodeError:
         raise malformed(f"{party} sent bytes that are not a frame", party) from None
+    if len(frame.step.phase) > MAX_PHASE:
+        raise malformed(f"{party} sent a frame whose phase has a name of {len(frame.step.phase)} characters", party)
+    return frame
 
 
 def step_of(frame: exchange_pb2.Frame) -> StepKey:

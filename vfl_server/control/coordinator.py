@@ -73,7 +73,6 @@ class Coordinator:
         self._reports: dict[str, control_pb2.Report] = {}  # of the completed run: a party may leave after its own
         self.state = RunState.WAITING
         self.failure: VflError | None = None
-        self.interruptions = 0
         self._waiting_since_s = time.monotonic()
         self._deadline_s = recipe.run.join_deadline_s
         self._trained_run = ""
@@ -129,8 +128,7 @@ class Coordinator:
             elif body == "progress":
                 self._progress(member, message.progress)
             elif body == "report":
-                member.report = message.report
-                self._maybe_complete()
+                self._report(member, message.report)
             elif body == "abort":
                 self._aborted(member, message)
 
@@ -282,7 +280,6 @@ class Coordinator:
 
     def _interrupt(self, reason: str, lost: list[str]) -> None:
         self.state = move(self.state, RunState.WAITING)
-        self.interruptions += 1
         self._waiting_since_s = time.monotonic()
         self._deadline_s = self.recipe.run.rejoin_deadline_s
         interrupt = control_pb2.Interrupt(generation=self.generation, lost=lost, reason=reason)
@@ -290,6 +287,15 @@ class Coordinator:
             member.joined, member.report = False, None
             member.outbox.put(control_pb2.ServerMessage(interrupt=interrupt))
         self._emit("interrupted", reason=reason, deadline_s=self._deadline_s)
+
+    def _report(self, member: Member, report: control_pb2.Report) -> None:
+        if self.state is not RunState.RUNNING:
+            return  # the party has not heard yet that its generation has ended
+        if metrics_of(report) is None:
+            text = f"{member.name} reported metrics that are not {{split: {{name: number}}}}"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=member.name)
+        member.report = report
+        self._maybe_complete()
 
     def _maybe_complete(self) -> None:
         reports = {name: member.report for name, member in self._members.items() if member.report is not None}
@@ -334,6 +340,15 @@ def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
         for entry in report.ledger
     ]
     return entries, [TcpCount(count.peer, count.sent_bytes, count.received_bytes) for count in report.tcp]
+
+
+def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None:
+    """{split: {name: value}} as reported; None where it is anything else."""
+    try:
+        found = json.loads(report.metrics_json or "{}")
+        return {str(split): {str(name): float(value) for name, value in of.items()} for split, of in found.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _difference(ours: str, theirs: str) -> str:
