@@ -404,7 +404,7 @@ def test_reports_outlive_their_parties() -> None:
     assert set(run.coordinator.reports()) == set(ROSTER)
     assert [party.steps for party in run.coordinator.parties()] == [5, 5, 5]
     assert run.coordinator.state is RunState.COMPLETED
-    assert run.coordinator.interruptions == 0
+    assert run.coordinator.generation == 1
     run.coordinator.complete("{}")
     run.coordinator.wait_until_empty(0.0)
 
