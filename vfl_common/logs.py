@@ -81,6 +81,7 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "progress":
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in facts.get("metrics", {}).items())
         within = f"  batch {facts['batch']}/{facts['batches']}" if facts.get("batches") else ""
-        return f"{facts['phase']}  round {facts['round']}/{facts['rounds']}{within}  {metrics}"
+        done = f"{facts['phase']}  round {facts['round']}/{facts['rounds']}{within}"
+        return f"{done}  {metrics}  {facts.get('note', '')}".rstrip()
     rest = "  ".join(f"{key} {value}" for key, value in facts.items() if value not in ("", None))
     return f"{event}  {rest}"

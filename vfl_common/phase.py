@@ -14,12 +14,15 @@ class RoundReport:
     """What one round came to.
 
     ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends with this round (the
-    same on all sides).
+    same on all sides); ``kept``: the metrics of the weights that the phase ends with, where those are an earlier
+    round's; ``note``: a sentence for people.
     """
 
     steps: int
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     done: bool = False
+    kept: dict[str, dict[str, float]] | None = None
+    note: str = ""
 
 
 class Phase(ABC):

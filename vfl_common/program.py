@@ -26,9 +26,13 @@ Exit codes:
 log = logging.getLogger(__name__)
 
 
+class Stopped(BaseException):
+    """SIGTERM: unwinds like Ctrl-C, past everything that handles errors."""
+
+
 def run_program(command: click.Command, name: str) -> None:
     """Runs a click command as a program and exits: errors become one sentence on standard error and an exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _stop)
     logging.getLogger().addHandler(logging.NullHandler())  # until a run has a folder for its log
     sys.exit(_status(lambda: command.main(prog_name=name, standalone_mode=False)))
 
@@ -40,7 +44,7 @@ def _status(call: Callable[[], object]) -> int:
         log.error("%s", error, extra={"event": "failed", "code": error.code.name})
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (click.exceptions.Abort, KeyboardInterrupt, Stopped):
         click.echo("stopped", err=True)
         return 130
     except click.ClickException as error:
@@ -54,5 +58,5 @@ def _status(call: Callable[[], object]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise Stopped

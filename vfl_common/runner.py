@@ -170,7 +170,7 @@ class Runner:
             report = phase.run_round(round_)
             self.session.check()
             outcome.steps += report.steps
-            outcome.metrics |= report.metrics
+            outcome.metrics |= report.kept or report.metrics
             done = report.done or round_ + 1 == phase.rounds
             self.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
             if done:

@@ -67,7 +67,7 @@ class Place:
     def data(self) -> DataSettings:
         if self.file.data is None:
             raise InputError(Code.CONFIG_INVALID, f"party {self.name}: its file needs a [data] table")
-        if self.is_active and self.file.data.label is None:
+        if self.is_active and self.file.data.label is None and not self.file.data.is_named:
             raise InputError(
                 Code.CONFIG_INVALID, f"party {self.name}: data.label is missing; the active party holds the labels"
             )

@@ -30,7 +30,17 @@ def cli() -> None:
 def run(party: Path, device: str | None, wait_s: float, fresh: bool) -> None:
     """Takes part in a training run, as the party that the file PARTY describes.
 
-    Started again with the same command after a crash, it rejoins the run.
+    Started again with the same command after a crash, it rejoins the run. Progress is told in sentences at a terminal,
+    and as JSON lines where standard output goes elsewhere.
+
+    \b
+    A party file (docs/how-to.md has every key):
+      name = "hospital"
+      recipe = "recipe.toml"                # the same at every party
+      server = "fed.example.org:7000"
+      tls = { ca = "ca.pem", certificate = "hospital.pem", key = "hospital.key" }
+      data = { source = "patients.csv", id = "patient", missing = "mean" }
+    and at the active party: data.label, listen = "0.0.0.0:7001", advertise = "bank.example.org:7001"
     """
     from vfl_party.app import PartyApp, read_place
 
@@ -43,7 +53,8 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool) -> None:
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
 @_DEVICE
-def check(party: Path, device: str | None) -> None:
+@click.option("--offline", is_flag=True, help="Do not try to reach the server and the active party.")
+def check(party: Path, device: str | None, offline: bool) -> None:
     """Looks at everything that the file PARTY names, without training: one line each, with what to do.
 
     The party file and recipe, the certificate, the device, the data (columns, types, missing values, label), the
@@ -53,7 +64,7 @@ def check(party: Path, device: str | None) -> None:
     from vfl_party.preflight import require
 
     findings = []
-    for finding in look(party, device):
+    for finding in look(party, device, offline=offline):
         findings.append(finding)
         click.echo(f"{'ok  ' if finding.fine else 'FAIL'}  {finding.about:<12}  {finding.text}")
     require(findings)

@@ -29,8 +29,8 @@ class Finding:
     text: str
 
 
-def check(path: Path, device: str | None) -> Iterator[Finding]:
-    """All findings about a party file, in the order in which they would stop a run."""
+def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]:
+    """All findings about a party file, in the order in which they would stop a run; ``offline``: no peer is tried."""
     try:
         file = load_party(path)
         yield Finding("party file", True, f"{path}: {file.name}")
@@ -60,7 +60,7 @@ def check(path: Path, device: str | None) -> Iterator[Finding]:
         return
     yield Finding("role", True, place.place.role)
     yield from _data(place)
-    yield from _network(place)
+    yield from _network(place, offline)
 
 
 def _data(place: Place) -> Iterator[Finding]:
@@ -80,13 +80,15 @@ def _data(place: Place) -> Iterator[Finding]:
         yield Finding("data", False, str(error))
 
 
-def _network(place: Place) -> Iterator[Finding]:
+def _network(place: Place, offline: bool) -> Iterator[Finding]:
     if place.is_active:
         try:
             check_address(place.file.listen)
             yield Finding("listen", True, f"{place.file.listen} is free; passive parties must be able to reach it")
         except VflError as error:
             yield Finding("listen", False, str(error))
+    if offline:
+        return
     yield _reach(place, "server", place.file.server, place.recipe.server)
     if not place.is_active:
         if place.file.active is None:

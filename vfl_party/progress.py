@@ -67,6 +67,7 @@ class Progress:
             "steps": steps,
             "seconds": round(time.monotonic() - self._began_s, 4),
             "metrics": report.metrics,
+            **({"note": report.note} if report.note else {}),
             "sent_bytes": sent,
             "received_bytes": received,
         }
@@ -74,7 +75,9 @@ class Progress:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         log.info("round %d of %d done", round_, rounds, extra={"event": "round", "phase": phase, "steps": steps})
-        self._tell(rpc.Progress(phase, round_, rounds, steps=steps, metrics=self._metrics))
+        self._tell(rpc.Progress(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note))
+        if report.note:
+            log.info(report.note, extra={"event": "note", "phase": phase})
 
     def _tell(self, progress: rpc.Progress) -> None:
         self._session.progress(progress if self._is_active else replace(progress, metrics={}))

@@ -14,6 +14,7 @@ from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.ledger import Entry, Ledger, TcpCount, load_entries
 from vfl_common.logs import Console, log_to
+from vfl_common.program import Stopped
 from vfl_common.rpc.channel import listening
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
@@ -69,7 +70,7 @@ class ServerApp:
             self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
             try:
                 self._serve(coordinator, ledger, meter, folder)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Stopped):
                 coordinator.fail(LostError(Code.PARTY_LOST, "the server was stopped", party=recipe.server))
                 raise
             finally:

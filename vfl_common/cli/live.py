@@ -86,6 +86,8 @@ def sentence(event: Event) -> str | None:
         return f"{event['party']} {event['how']}"
     if kind == "restarted":
         return f"{event['party']} {event['how']}; starting it again"
+    if kind == "note":
+        return str(event["note"])
     return None
 
 
@@ -165,7 +167,7 @@ class Live(View):
         text = sentence(event)
         if text is None:
             return
-        if event["event"] in ("interrupted", "lost", "restarted"):
+        if event["event"] in ("interrupted", "lost", "restarted", "note"):
             self.say(text)
         self.track.phase = ""
         self._bar.update(self._task, description=_DOING.get(event["event"], event["event"]), total=None, text=text)

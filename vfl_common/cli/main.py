@@ -104,8 +104,11 @@ def report(run: Path) -> None:
 
     found = find(run)
     show(found.summary, found.phases)
-    for path in draw(found):
+    paths = draw(found)
+    for path in paths:
         click.echo(path)
+    if not any(path.name == "learning-curves.png" for path in paths):
+        click.echo("no learning curves: metrics.jsonl of the active party is not in this folder")
 
 
 def _simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:

@@ -53,4 +53,9 @@ def parse(model: type[S], value: Any, where: str) -> S:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         what = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "union_tag_invalid":
+            known = [tag.strip(" '") for tag in str(first["ctx"]["expected_tags"]).split(",")]
+            near = difflib.get_close_matches(str(first["ctx"]["tag"]), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(known)}"
+            what = f"there is no kind {first['ctx']['tag']!r}; {hint}"
         raise InputError(Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{what}") from None

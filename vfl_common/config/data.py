@@ -57,9 +57,14 @@ class DataSettings(Section):
         """Whether the source is a CSV or Parquet file."""
         return self.source.endswith((".csv", ".csv.gz", ".parquet"))
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always ``target``."""
+        return self.source.startswith(("sklearn:", "torchvision:"))
+
 
 def ids_only(settings: DataSettings) -> DataSettings:
     """The same data without features: for an active party that holds labels only."""
-    if settings.source.startswith(("sklearn:", "torchvision:")):
+    if settings.is_named:
         return settings
     return settings.model_copy(update={"columns": (), "drop": (), "numeric": (), "categorical": ()})

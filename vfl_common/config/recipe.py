@@ -88,7 +88,7 @@ class Recipe(Section):
     name: Name
     method: str
     preset: Literal["paper", "released"] = "paper"
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
     server: Name = "server"  # the name in the server's certificate
     task: TaskSettings
     parties: tuple[PartySettings, ...]

@@ -61,6 +61,7 @@ class Progress:
     batches: int = 0
     steps: int = 0  # since the start of the run
     metrics: dict[str, float] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass
@@ -162,6 +163,7 @@ class Session:
             batches=progress.batches,
             steps=progress.steps,
             metrics=progress.metrics,
+            note=progress.note,
         )
         self._send(control_pb2.PartyMessage(progress=message))
 

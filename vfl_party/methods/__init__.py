@@ -33,7 +33,7 @@ def load_method(kind: str) -> Method:
     if kind not in kinds():
         near = difflib.get_close_matches(kind, kinds(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(kinds())}"
-        raise InputError(Code.CONFIG_INVALID, f"phases: there is no phase of kind {kind!r}; {hint}")
+        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: there is no phase of kind {kind!r}; {hint}")
     method = importlib.import_module(f"{__name__}.{kind}").METHOD
     assert isinstance(method, Method)  # noqa: S101 - our own folders
     return method
@@ -41,7 +41,7 @@ def load_method(kind: str) -> Method:
 
 def parse_settings(phase: PhaseSettings) -> Section:
     """The phase's settings as its method's model. Raises InputError."""
-    return parse(load_method(phase.kind).settings, phase.settings, f"phases: {phase.name}")
+    return parse(load_method(phase.kind).settings, phase.settings, f"recipe: phases: {phase.name}")
 
 
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:

@@ -228,6 +228,8 @@ class Coordinator:
                 steps=progress.steps,
                 metrics=dict(progress.metrics),
             )
+            if progress.note:
+                self._emit("note", party=member.name, note=progress.note[:500])
 
     def _decide(self, *, announce: bool = False) -> None:
         ready = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -31,8 +33,7 @@ class ActiveSplitNN(Phase):
         self._party, self._settings = party, settings
         self._training = OwnTraining(party, settings.optimizer, settings.epochs)
         self._loss = loss_fn(party.recipe.task)
-        self._best_value: float | None = None
-        self._rounds_since_best = 0
+        self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
         if settings.early_stopping is not None and len(party.rows("validation")) == 0:
             raise InputError(
                 Code.CONFIG_INVALID, f"phases: {name}: early_stopping needs validation rows; set rows.validation"
@@ -62,7 +63,12 @@ class ActiveSplitNN(Phase):
         training.end_epoch()
         metrics = {"train": {"loss": total.item() / max(1, len(epoch))}}
         after = self._validate(round_, len(epoch), metrics)
-        return RoundReport(len(epoch), metrics, done=self._verdict(round_, after, metrics))
+        stop = self._verdict(round_, after, metrics)
+        if self._best is None or not (stop or round_ + 1 == self.rounds) or self._best["round"] == round_:
+            return RoundReport(len(epoch), metrics, done=stop)
+        kept = f"keeps the weights of round {self._best['round'] + 1}"
+        note = f"{self.name} {'stops early after' if stop else 'ends with'} round {round_ + 1} and {kept}"
+        return RoundReport(len(epoch), metrics, done=stop, kept=self._best["metrics"], note=note)
 
     def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> int:
         party = self._party
@@ -83,14 +89,12 @@ class ActiveSplitNN(Phase):
             names = ", ".join(metrics["validation"])
             text = f"phases: {self.name}: early_stopping.metric: this task has no {rule.metric} (it has {names})"
             raise InputError(Code.CONFIG_INVALID, text)
-        best = self._best_value
-        if best is None or (value < best if rule.lower_is_better else value > best):
-            self._best_value, self._rounds_since_best = value, 0
+        best = self._best
+        if best is None or (value < best["value"] if rule.lower_is_better else value > best["value"]):
+            best = self._best = {"value": value, "round": round_, "metrics": metrics}
             self._training.keep_as_best()
-        else:
-            self._rounds_since_best += 1
-        stop = self._rounds_since_best >= rule.patience
-        verdict = (BEST if self._rounds_since_best == 0 else 0) | (STOP if stop else 0)
+        stop = bool(round_ - best["round"] >= rule.patience)
+        verdict = (BEST if best["round"] == round_ else 0) | (STOP if stop else 0)
         step, hub = StepKey(self.name, round_, batch), self._party.need_hub()
         parties = hub.collect(step, NOTHING)
         tensor = torch.tensor([verdict], dtype=torch.uint8)
@@ -98,11 +102,11 @@ class ActiveSplitNN(Phase):
         return stop
 
     def state(self) -> Tree:
-        return self._training.state() | {"best_value": self._best_value, "since": self._rounds_since_best}
+        return self._training.state() | {"best_epoch": self._best}
 
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
-        self._best_value, self._rounds_since_best = tree["best_value"], tree["since"]
+        self._best = tree["best_epoch"]
 
     def finish(self) -> None:
         self._training.restore_best()

@@ -62,7 +62,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("phase", "round", "rounds", "steps", "metrics", "batch", "batches")
+    __slots__ = ("phase", "round", "rounds", "steps", "metrics", "batch", "batches", "note")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class Progress(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     phase: str
     round: int
     rounds: int
@@ -84,7 +85,8 @@ class Progress(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     batch: int
     batches: int
-    def __init__(self, phase: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., batch: _Optional[int] = ..., batches: _Optional[int] = ...) -> None: ...
+    note: str
+    def __init__(self, phase: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., batch: _Optional[int] = ..., batches: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
     __slots__ = ("peer", "phase", "kind", "direction", "payload_bytes", "message_bytes", "messages")
