@@ -1,7 +1,7 @@
 """Checkpoints without pickle: one file each, tensors in safetensors, everything else as JSON in its header.
 
     000007-000003.splitnn.12.safetensors      the store's own count, then the label
-    .tmp-000008-000003.splitnn.13.safetensors being written; swept away at the next start
+    .tmp-000008-000003.splitnn.13.safetensors being written; swept away by the next save
 
 The header's metadata has ``vfl`` (label and tree, JSON) and ``sha256`` (of the file as it would be without it). A file
 gets its name by one rename after all its bytes are on the disk: a crash at any point leaves whole checkpoints only. One
@@ -86,7 +86,7 @@ class CheckpointStore:
     """The newest ``keep`` checkpoints of one process, in one folder of its own.
 
     Args:
-        folder: made where it is missing; what an interrupted save left there is swept away.
+        folder: made where it is missing.
         keep: at least 1.
 
     Labels hold letters, digits and ``_.-``. The order is that of saving, counted in the files' names; times and labels
@@ -98,8 +98,6 @@ class CheckpointStore:
             raise InternalError(f"a checkpoint store that keeps {keep} checkpoints")
         self._folder, self._keep = folder, keep
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob(".tmp-*"):
-            path.unlink()
 
     def save(self, label: str, tree: Any) -> None:
         """Writes ``tree`` as ``label``, to the disk, then removes all but the newest ``keep`` complete checkpoints.
@@ -115,7 +113,9 @@ class CheckpointStore:
         data = safetensors.torch.save(tensors, about | {"sha256": _sha256(tensors, about)})
         temporary = self._folder / f".tmp-{name}"
         try:
-            with temporary.open("wb") as file:
+            for left in self._folder.glob(".tmp-*"):
+                left.unlink()
+            with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -7,18 +7,17 @@ for the disk costs milliseconds.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
+
+from vfl_common.errors import Code, InputError
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replaces ``path`` with ``text``; the folder must exist."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) where that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(Code.FILE_INVALID, f"{path}: cannot be written ({error.strerror})") from None

@@ -36,11 +36,18 @@ class RunFolder:
 
 
 def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
-    """Makes the folder, or opens it; writes the recipe beside. Raises InputError where it cannot be written."""
+    """Makes the folder, or opens that of an unfinished run of the same recipe; writes the recipe beside.
+
+    Raises InputError where it cannot be written, or holds a finished run or another recipe's: nothing is overwritten.
+    """
     path = out / run_id / name
+    folder = RunFolder(path, run_id)
     try:
+        facts = folder.facts()
+        if facts and (facts.get("trained") or facts.get("finished") or facts.get("recipe_digest") != recipe.digest()):
+            what = "has been finished" if facts.get("finished") or facts.get("trained") else "has another recipe"
+            raise InputError(Code.FILE_INVALID, f"{path}: this run {what}; give the new run another name")
         path.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder(path, run_id)
         write_atomic(path / "recipe.json", recipe.canonical_json() + "\n")
         folder.note(run_id=run_id, recipe_digest=recipe.digest())
     except OSError as error:

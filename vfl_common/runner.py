@@ -116,8 +116,8 @@ class Runner:
             raise
 
     def _offer(self, folder: RunFolder | None) -> Joining:
-        if folder is None:
-            return self.joining
+        if folder is None or self.joining.job != "train":
+            return self.joining  # a prediction names the trained run, and begins again
         labels = tuple(folder.checkpoints.labels()) if folder.checkpoints is not None else ()
         return replace(self.joining, run_id=folder.run_id, checkpoints=labels)
 

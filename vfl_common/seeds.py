@@ -38,4 +38,4 @@ def batches(root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size
     """The batches of one epoch over ``rows``, shuffled; a last batch of one row is left out (no BatchNorm on it)."""
     order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
     cut = [order[start : start + size] for start in range(0, len(order), size)]
-    return cut[:-1] if len(cut) > 1 and len(cut[-1]) == 1 else cut
+    return cut[:-1] if size > 1 and len(cut) > 1 and len(cut[-1]) == 1 else cut

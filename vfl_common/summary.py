@@ -57,7 +57,8 @@ class TcpBytes(_Model):
 
 class Bytes(_Model):
     """All that was counted. ``agrees``: both ends of every link counted the same (always so unless a process was
-    killed: what it had counted since its last checkpoint died with it, and ``disagreements`` names the links)."""
+    lost: what a killed one had counted since its last checkpoint died with it, what was on its way to a silent one was
+    not received; ``disagreements`` names the links)."""
 
     total: ByteCount
     by_phase: dict[str, ByteCount]

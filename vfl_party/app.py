@@ -18,7 +18,7 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
 from vfl_common.devices import resolve_device, set_threads
-from vfl_common.errors import Code, InputError, InternalError, VflError
+from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.ledger import Ledger
@@ -26,7 +26,7 @@ from vfl_common.link import Hub, Link
 from vfl_common.logs import Console, log_to
 from vfl_common.phase import Phase, Tree
 from vfl_common.rpc.channel import dial, listening
-from vfl_common.rpc.hub import ExchangeHub, ExchangeService
+from vfl_common.rpc.hub import MAX_STREAMS, ExchangeHub, ExchangeService
 from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
@@ -272,10 +272,13 @@ class PartyApp:
         recipe = self.place.recipe
         roster = [party.name for party in recipe.passives]
         service = ExchangeService(roster, ledger, meter, attach_timeout_s=recipe.run.rejoin_deadline_s)
-        threads = 3 * len(roster) + 4  # a stream each, an older one that is ending, and callers to be refused
+        threads = MAX_STREAMS * len(roster) + 4  # and callers that are to be refused
         with listening(self.place.file.listen, self.place.credentials, [service], threads) as (_, address):
             self.console.emit("ready", name=self.place.name, address=address)
-            yield service, address
+            try:
+                yield service, address
+            finally:
+                service.close()
 
     def _transport(self, start: Start, service: ExchangeService | None, ledger: Ledger, meter: TcpMeter) -> _Grpc:
         place, recipe = self.place, self.place.recipe
@@ -293,6 +296,9 @@ class PartyApp:
             service.use(hub)
             return _Grpc(service, meter, hub=hub, grpc_hub=hub)
         address, peer = place.file.active or start.exchange_address, recipe.active.name
+        if not address:
+            text = f"the server names no address of {peer}; set 'active' in the party file"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=recipe.server)
         meter.name_address(address, peer)
         link = ExchangeLink(
             lambda: dial(address, place.credentials, peer),

@@ -156,7 +156,8 @@ class PartyJob(Job):
             if count != len(ids) or not torch.equal(rows["digest"].cpu(), digest):
                 what = f"{count} and {len(ids)} rows" if count != len(ids) else f"{count} rows each, with other ids"
                 text = f"different row sets: {name} and {self.party.name} hold {what}; every party needs the same ids"
-                raise PeerError(Code.ROWS_DIFFER, text, public=text, party=name)
+                public = f"different row sets: {name} and {self.party.name} do not hold the same ids"
+                raise PeerError(Code.ROWS_DIFFER, text, public=public, party=name)
         hub.acknowledge(step, received)
 
     def state(self) -> Tree:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, LostError
+from vfl_common.errors import Code, LostError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.ledger import Entry, Ledger, TcpCount, load_entries
@@ -24,6 +24,7 @@ from vfl_server.control.service import ControlService
 
 _TICK_S = 0.2
 _CLOSE_S = 5.0
+MAX_SUMMARY = 2_000_000  # characters; a larger one does not travel to the active party
 
 
 @dataclass
@@ -70,18 +71,21 @@ class ServerApp:
             self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
             try:
                 self._serve(coordinator, ledger, meter, folder)
+            except VflError as error:
+                coordinator.fail(error)
             except (KeyboardInterrupt, Stopped):
                 coordinator.fail(LostError(Code.PARTY_LOST, "the server was stopped", party=recipe.server))
                 raise
             finally:
-                ledger.save(folder.path / "ledger.json", meter.counts())
+                if coordinator.failure is None:
+                    ledger.save(folder.path / "ledger.json", meter.counts())
             if coordinator.failure is not None:
                 raise coordinator.failure
             summary = self._summary(coordinator, folder.run_id, ledger, meter)
             text = summary.model_dump_json(indent=1) + "\n"
             write_atomic(folder.path.parent / "summary.json", text)
             folder.note(finished=True)
-            coordinator.complete(text)
+            coordinator.complete(text if len(text) < MAX_SUMMARY else "")
             coordinator.wait_until_empty(_CLOSE_S)
             ledger.save(folder.path / "ledger.json", meter.counts())
         self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -10,6 +11,8 @@ from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import load_recipe
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, run_program
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @click.group(epilog=EXIT_CODES)
@@ -50,6 +53,8 @@ def serve(
     from vfl_server.app import ServerApp
 
     loaded = load_recipe(recipe)
+    if run_id and not RUN_ID.fullmatch(run_id):
+        raise click.BadParameter("letters, digits, '.', '_' and '-', at most 200", param_hint="--run-id")
     tls = TlsSettings(
         ca=str(ca),
         certificate=str(certificate or ca.parent / f"{loaded.server}.pem"),

@@ -215,8 +215,8 @@ def test_name_taken_twice(federation: Federation) -> None:
 def test_different_row_sets(federation: Federation) -> None:
     write_csv(federation.folder / "p1.csv", [*ROWS[:-1], "other,30,A,0"])
     federation.start_all()
-    refused(federation.programs["p1"], "different row sets", "p1", "40 rows each")
-    refused(federation.programs["p0"], "different row sets", "p1")
+    refused(federation.programs["p0"], "different row sets", "p1", "40 rows each")
+    assert "40" not in refused(federation.programs["p1"], "different row sets", "p1")  # counts are the active party's
     assert federation.programs["server"].wait(30) == 2
     assert "u003" not in federation.programs["p1"].stderr
 

@@ -41,7 +41,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(Code.FILE_INVALID, f"{path}: no such file") from None
     except OSError as error:
         raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a TOMLDecodeError is a ValueError
         raise InputError(Code.CONFIG_INVALID, f"{path}: is not valid TOML: {error}") from None
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 
 from vfl_common.config.base import Section
 
+PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]  # of widths and sizes: more is a slip
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 

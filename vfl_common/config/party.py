@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from vfl_common.config.base import Section, parse, read_toml
 from vfl_common.config.data import DataSettings
@@ -35,7 +35,7 @@ class PartyFile(Section):
     listen: Address = "127.0.0.1:0"  # active: where it waits for passive parties; port 0 takes a free one
     advertise: Address | None = None  # active: the address that the server relays; default: `listen` with its real port
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(gt=0, le=1024)] = 1
     out: str = "runs"  # a folder for this party's runs
     tls: TlsSettings
     data: DataSettings | None = None

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from vfl_common.config.base import Section, parse, read_toml
 from vfl_common.config.data import DataSettings
@@ -16,6 +16,7 @@ from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSetting
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")
 ]  # also a host name and a folder
+Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -59,11 +60,11 @@ class PhaseSettings(Section):
 class RunSettings(Section):
     """Deadlines and intervals of a run."""
 
-    rejoin_deadline_s: PositiveFloat = 60.0  # how long the others wait for a party that was lost
-    join_deadline_s: PositiveFloat = 300.0  # how long the server waits for all parties at the start
-    step_timeout_s: PositiveFloat = 600.0  # how long a living party may take for one step
-    heartbeat_s: PositiveFloat = 2.0
-    lost_after_s: PositiveFloat = 15.0  # a party that is silent for so long counts as lost
+    rejoin_deadline_s: Seconds = 60.0  # how long the others wait for a party that was lost
+    join_deadline_s: Seconds = 300.0  # how long the server waits for all parties at the start
+    step_timeout_s: Seconds = 600.0  # how long a living party may take for one step
+    heartbeat_s: Seconds = 2.0
+    lost_after_s: Seconds = 15.0  # a party that is silent for so long counts as lost
     checkpoint_every: PositiveInt = 1  # rounds
     kept_checkpoints: Annotated[int, Field(ge=2)] = 2
 
@@ -79,7 +80,7 @@ class SimulateSettings(Section):
     scheme: Literal["columns", "quadrants", "halves"] = "columns"
     parties: dict[str, DataSettings] = Field(default_factory=dict)  # or each party's own
     devices: dict[str, str] = Field(default_factory=dict)  # default cpu
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(gt=0, le=1024)] = 1
 
 
 class Recipe(Section):

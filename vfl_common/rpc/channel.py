@@ -109,13 +109,22 @@ def listening(
         server.stop(grace=0.5).wait(timeout=5.0)
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` (``[::1]:7000`` too). Raises InputError (ADDRESS_IN_USE) where it is not that."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
+        raise InputError(
+            Code.ADDRESS_IN_USE, f"{address[:100]!r} is not an address; write host:port, port at most 65535"
+        )
+    return host.strip("[]"), int(port)
+
+
 def check_address(address: str) -> None:
     """Raises InputError (ADDRESS_IN_USE) where this machine cannot listen on host:port.
 
     gRPC says only "failed to bind"; a plain socket knows why.
     """
-    host, _, port_text = address.rpartition(":")
-    host, port = host.strip("[]"), int(port_text)
+    host, port = split_address(address)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -13,6 +13,11 @@ def to_failure(error: BaseException) -> failure_pb2.Failure:
     return failure_pb2.Failure(code=int(error.code), message=error.public, party=error.party)  # type: ignore[arg-type]
 
 
+def clean(text: str, most: int = 500) -> str:
+    """A peer's words as one line of printable characters, so that it cannot write lines of its own into our output."""
+    return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
+
+
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:
     """The error that a received failure is for this process, ``me``.
 
@@ -22,11 +27,13 @@ def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflEr
         code = Code(failure.code)
     except ValueError:
         code = Code.INTERNAL
-    text = failure.message[:500] or CATALOGUE[code].public
+    text = clean(failure.message) or CATALOGUE[code].public
     if code is Code.INTERRUPTED:
         return InterruptedRun(text)
     if code in (Code.PARTY_LOST, Code.STEP_TIMEOUT):
         return LostError(code, f"{sender} stopped the run: {text}", public=text, party=failure.party)
     if failure.party and failure.party != me:
-        return AbortedError(f"{sender} stopped the run because of {failure.party}: {text}", party=failure.party)
+        return AbortedError(
+            f"{sender} stopped the run because of {clean(failure.party, 64)}: {text}", party=failure.party
+        )
     return PeerError(code, f"{sender} refused: {text}", public=text, party=failure.party)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
@@ -24,6 +26,7 @@ from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import Allocate, Assembly, Encoded, encode, label, malformed, parse_frame, step_of
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
+MAX_STREAMS = 3  # of one party: the one in use, and others that are ending or beginning
 _UNREAD_FRAMES = 16  # of one stream, before its thread stops reading and gRPC's flow control holds the sender
 
 
@@ -210,7 +213,9 @@ class ExchangeService:
         self._attach_timeout_s = attach_timeout_s
         self._changed = threading.Condition()
         self._hub: ExchangeHub | None = None
-        self._open = 0  # streams
+        self._open = 0  # streams that have attached
+        self._held: Counter[str] = Counter()  # streams of each party, attached or not
+        self._closed = False
 
     def handler(self) -> Handler:
         return stream_handler(SERVICE, "Swap", self._swap)
@@ -221,6 +226,12 @@ class ExchangeService:
             self._hub = hub
             self._changed.notify_all()
 
+    def close(self) -> None:
+        """Streams that wait for a hub are refused from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
     def wait_until_idle(self, timeout_s: float) -> None:
         """Waits, at most so long, until no stream is open: the parties end theirs once they have the last reply."""
         with self._changed:
@@ -228,29 +239,48 @@ class ExchangeService:
 
     def _swap(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
-            party = caller(context)
-            if party not in self._roster:
-                text = f"{party} is not a passive party of this recipe"
-                raise PeerError(Code.ROLE_MISMATCH, text, public=text, party=party)
-            self._meter.name_caller(context.peer(), party)
-            hub = self._attach(requests, party)
-            stream = hub.open(party)
-            if not context.add_callback(stream.close):
-                return  # the stream has ended already
-            with self._changed:
-                self._open += 1
-            try:
-                yield from self._serve(hub, stream, requests)
-            except PeerError as error:  # a party of this run that breaks the protocol ends it
-                hub.end(error)
-                raise
-            finally:
-                self._meter.sample()  # the party closes its connection once the stream has ended
-                with self._changed:
-                    self._open -= 1
-                    self._changed.notify_all()
+            with self._admitted(context) as party:
+                self._meter.name_caller(context.peer(), party)
+                hub = self._attach(requests, party)
+                stream = hub.open(party)
+                if context.add_callback(stream.close):  # otherwise the stream has ended already
+                    yield from self._until_it_ends(hub, stream, requests)
         except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns the public text and no more
             yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
+
+    @contextmanager
+    def _admitted(self, context: Context) -> Iterator[str]:
+        """The caller's name, while its stream lasts.
+
+        Raises PeerError where it is no passive party, or holds too many streams already: each takes a thread.
+        """
+        party = caller(context)
+        if party not in self._roster:
+            text = f"{party} is not a passive party of this recipe"
+            raise PeerError(Code.ROLE_MISMATCH, text, public=text, party=party)
+        with self._changed:
+            if self._held[party] >= MAX_STREAMS:
+                raise PeerError(Code.NAME_TAKEN, f"{party} holds {MAX_STREAMS} streams already", party=party)
+            self._held[party] += 1
+        try:
+            yield party
+        finally:
+            with self._changed:
+                self._held[party] -= 1
+
+    def _until_it_ends(self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes]) -> Iterator[bytes]:
+        with self._changed:
+            self._open += 1
+        try:
+            yield from self._serve(hub, stream, requests)
+        except PeerError as error:  # a party of this run that breaks the protocol ends it
+            hub.end(error)
+            raise
+        finally:
+            self._meter.sample()  # the party closes its connection once the stream has ended
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()
 
     def _attach(self, requests: Iterator[bytes], party: str) -> ExchangeHub:
         data = next(requests, b"")
@@ -264,7 +294,7 @@ class ExchangeService:
             raise PeerError(Code.PROTOCOL_DIFFERS, text, public=text, party=party)
 
         def settled() -> bool:
-            return self._hub is not None and self._hub.generation >= attach.generation
+            return self._closed or (self._hub is not None and self._hub.generation >= attach.generation)
 
         with self._changed:  # a party may learn of a new generation a little earlier than we do
             self._changed.wait_for(settled, timeout=self._attach_timeout_s)

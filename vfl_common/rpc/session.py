@@ -13,16 +13,17 @@ from dataclasses import asdict, dataclass, field
 import grpc
 from google.protobuf.message import DecodeError
 
-from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerError, VflError
+from vfl_common.errors import AbortedError, Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.channel import PROTOCOL, connect
+from vfl_common.rpc.channel import PROTOCOL, connect, split_address
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.tcp import TcpMeter
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 _CLOSE_S = 5.0
+_LONGEST_S = 1e6
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -105,10 +106,9 @@ class Session:
             InputError, PeerError: the server cannot be reached, or refuses this party.
             LostError: the others did not come in time.
         """
-        give_up_s = time.monotonic() + self.wait_s
         while True:
             if self._channel is None:
-                self._connect(give_up_s)
+                self._connect(time.monotonic() + self.wait_s)
             message = control_pb2.Join(
                 role=joining.role,
                 protocol=PROTOCOL,
@@ -121,16 +121,22 @@ class Session:
                 device=joining.device,
             )
             self._send(control_pb2.PartyMessage(join=message))
+            patience_s = self.wait_s
             while True:
-                answer = self._inbox.get()
+                try:
+                    answer = self._inbox.get(timeout=patience_s)
+                except queue.Empty:
+                    text = f"{self.server} has accepted the connection but said nothing for {patience_s:g} s"
+                    raise LostError(Code.PARTY_LOST, text, party=self.server) from None
                 if isinstance(answer, VflError):
                     if not isinstance(answer, InterruptedRun):
                         raise answer
                     if self._channel is None:
                         break  # the server went away meanwhile: connect and join again
                 elif answer.HasField("waiting"):
-                    give_up_s = time.monotonic() + self.wait_s
-                    self.on_waiting(list(answer.waiting.missing), answer.waiting.deadline_s)
+                    left_s = max(0.0, min(answer.waiting.deadline_s, _LONGEST_S))
+                    patience_s = left_s + self.wait_s
+                    self.on_waiting(list(answer.waiting.missing), left_s)
                 elif answer.HasField("start"):
                     return self._checked(answer.start)
 
@@ -139,6 +145,8 @@ class Session:
         if not _PLAIN.fullmatch(start.run_id) or not (start.checkpoint == "" or _PLAIN.fullmatch(start.checkpoint)):
             text = f"{self.server} named a run or a checkpoint with characters that names may not have"
             raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=self.server)
+        if start.exchange_address:
+            split_address(start.exchange_address)
         return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address)
 
     def watch(self, watcher: Callable[[VflError], None] | None) -> None:
@@ -257,6 +265,8 @@ class Session:
                 message = control_pb2.ServerMessage.FromString(data)
                 if message.HasField("stop"):
                     ending = from_failure(message.stop, sender=self.server, me=self.credentials.name)
+                    if isinstance(ending, InterruptedRun):  # a stop is a stop, whatever it says
+                        ending = AbortedError(str(ending))
                     break
                 if message.HasField("interrupt"):
                     lost = ", ".join(message.interrupt.lost)

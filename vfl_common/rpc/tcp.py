@@ -33,8 +33,8 @@ class TcpMeter:
         host, _, port = address.rpartition(":")
         try:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        except socket.gaierror:
-            return
+        except (OSError, ValueError, OverflowError):
+            return  # whoever dials it will say so
         with self._lock:
             self._names.update({_plain(entry[4]): peer for entry in found})
 

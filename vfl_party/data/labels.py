@@ -43,6 +43,10 @@ class Labels:
                 raise checks.unusable(source, "no training rows are left; give more rows or smaller other splits")
             constant = values.min() == values.max()
             mean, std = (values[0], 1.0) if constant else (values.mean(), values.std())
+            if not (np.isfinite(mean) and np.isfinite(std)) or std == 0.0:
+                raise checks.unusable(
+                    source, "its labels are too large or too small to be scaled; give them in another unit"
+                )
             return cls(task.kind, source, mean=float(mean), std=float(std))
         classes = tuple(_plain(value) for value in np.unique(raw).tolist())
         if task.kind == "binary" and len(classes) != 2:

@@ -19,7 +19,7 @@ from vfl_common.errors import Code, LostError, PeerError, VflError
 from vfl_common.ledger import Entry, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import PROTOCOL
-from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.failures import clean, to_failure
 from vfl_common.summary import PartySummary
 from vfl_server.control import membership
 from vfl_server.control.run_state import RunState, move
@@ -27,6 +27,10 @@ from vfl_server.control.run_state import RunState, move
 Job = Literal["train", "predict"]
 Outbox = queue.SimpleQueue["control_pb2.ServerMessage | None"]
 Emit = Callable[..., None]
+
+MAX_TEXT = 200  # characters of what a party says of itself
+MAX_RECIPE = 16_384  # characters by which a party's recipe may be longer than ours, to look for the difference
+MAX_ENTRIES = 4_096  # ledger lines in a report
 
 
 @dataclass
@@ -75,7 +79,6 @@ class Coordinator:
         self.failure: VflError | None = None
         self._waiting_since_s = time.monotonic()
         self._deadline_s = recipe.run.join_deadline_s
-        self._trained_run = ""
         self._started_s: float | None = None
         self.finished = threading.Event()
 
@@ -204,6 +207,9 @@ class Coordinator:
         if expected is None or join.role != expected.role:
             text = f"{name} joins as {join.role[:20]!r}; in the recipe it is {expected.role if expected else 'nobody'}"
             raise PeerError(Code.ROLE_MISMATCH, text, public=text, party=name)
+        if max(len(join.device), len(join.run_id), len(join.exchange_address)) > MAX_TEXT:
+            text = f"{name} joins with a device, a run or an address of more than {MAX_TEXT} characters"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=name)
         if join.recipe_json != self._canonical:
             text = f"the recipe of {name} differs from the server's{_difference(self._canonical, join.recipe_json)}"
             raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
@@ -211,10 +217,10 @@ class Coordinator:
             text = f"{name} wants to {join.job[:20]}, this server runs a {self.job} job"
             raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
         if self.job == "predict":
-            if self._trained_run and join.run_id != self._trained_run:
-                text = f"{name} predicts with run {join.run_id[:80]}, the others with {self._trained_run}"
+            others = {m.join.run_id for m in self._members.values() if m.joined and m.name != name}
+            if others and join.run_id not in others:
+                text = f"{name} predicts with run {clean(join.run_id, 80)}, the others with {', '.join(others)}"
                 raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
-            self._trained_run = join.run_id
 
     def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
         if member.name == self.recipe.active.name:
@@ -252,7 +258,11 @@ class Coordinator:
 
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
-        self._on_start(self.generation, decision.checkpoint)
+        try:
+            self._on_start(self.generation, decision.checkpoint)
+        except VflError as error:
+            self._fail(error)
+            return
         self.state = move(self.state, RunState.RUNNING)
         if self._started_s is None:
             self._started_s = time.monotonic()
@@ -293,9 +303,17 @@ class Coordinator:
     def _report(self, member: Member, report: control_pb2.Report) -> None:
         if self.state is not RunState.RUNNING:
             return  # the party has not heard yet that its generation has ended
-        if metrics_of(report) is None:
-            text = f"{member.name} reported metrics that are not {{split: {{name: number}}}}"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=member.name)
+        texts = [text for entry in report.ledger for text in (entry.peer, entry.phase, entry.kind, entry.direction)]
+        texts += [count.peer for count in report.tcp]
+        if (
+            metrics_of(report) is None
+            or len(texts) > 4 * MAX_ENTRIES
+            or any(len(text) > MAX_TEXT for text in texts)
+            or len(report.metrics_json) > MAX_RECIPE
+        ):
+            text = f"{member.name} sent a report that cannot be read"
+            self._fail(PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=member.name))
+            return
         member.report = report
         self._maybe_complete()
 
@@ -312,8 +330,11 @@ class Coordinator:
             code = Code(failure.code)
         except ValueError:
             code = Code.INTERNAL
-        culprit = failure.party or member.name
-        text = failure.message[:500]
+        if code is Code.INTERRUPTED:
+            code = Code.ABORTED
+        # The active party sees what the others send, and may blame them; a passive party speaks for itself.
+        may_blame = member.name == self.recipe.active.name and failure.party in self._roster
+        culprit, text = failure.party if may_blame else member.name, clean(failure.message)
         self._fail(PeerError(code, f"{member.name} stopped the run: {text}", public=text, party=culprit))
 
     def _fail(self, error: VflError) -> None:
@@ -354,6 +375,8 @@ def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None
 
 
 def _difference(ours: str, theirs: str) -> str:
+    if len(theirs) > len(ours) + MAX_RECIPE:
+        return " in size"
     try:
         found = first_difference(ours, theirs)
     except (json.JSONDecodeError, RecursionError):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, InputError
-from vfl_common.metrics import evaluate, loss_fn
+from vfl_common.metrics import evaluate, loss_fn, metric_names
 from vfl_common.models import combine
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_common.seeds import batches
@@ -31,10 +31,15 @@ class ActiveSplitNN(Phase):
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
         self.name, self.rounds = name, settings.epochs
         self._party, self._settings = party, settings
-        self._training = OwnTraining(party, settings.optimizer, settings.epochs)
+        self._training = OwnTraining(party, settings.optimizer, settings.epochs, settings.batch_size)
         self._loss = loss_fn(party.recipe.task)
         self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
-        if settings.early_stopping is not None and len(party.rows("validation")) == 0:
+        rule, task = settings.early_stopping, party.recipe.task.kind
+        if rule is not None and rule.metric not in metric_names(task):
+            known = ", ".join(metric_names(task))
+            text = f"recipe: phases: {name}: early_stopping.metric: a {task} task has no {rule.metric} (it has {known})"
+            raise InputError(Code.CONFIG_INVALID, text)
+        if rule is not None and len(party.rows("validation")) == 0:
             raise InputError(
                 Code.CONFIG_INVALID, f"phases: {name}: early_stopping needs validation rows; set rows.validation"
             )

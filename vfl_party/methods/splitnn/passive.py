@@ -20,7 +20,7 @@ class PassiveSplitNN(Phase):
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
         self.name, self.rounds = name, settings.epochs
         self._party, self._settings = party, settings
-        self._training = OwnTraining(party, settings.optimizer, settings.epochs)
+        self._training = OwnTraining(party, settings.optimizer, settings.epochs, settings.batch_size)
 
     def run_round(self, round_: int) -> RoundReport:
         party, training = self._party, self._training

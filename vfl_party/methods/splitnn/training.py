@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.config.models import OptimizerSettings
+from vfl_common.errors import Code, InputError
 from vfl_common.optim import build_optimizer, build_schedule, clip
 from vfl_party.context import Party
 
@@ -16,8 +18,12 @@ BEST, STOP = 1, 2  # bits of the active party's verdict on an epoch
 class OwnTraining:
     """The party's optimizer and schedule over all its models, and a copy of their best weights."""
 
-    def __init__(self, party: Party, settings: OptimizerSettings, epochs: int) -> None:
+    def __init__(self, party: Party, settings: OptimizerSettings, epochs: int, batch_size: int) -> None:
         self._models = nn.ModuleDict(party.models)
+        norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
+        if norms and min(batch_size, len(party.rows("train"))) < 2:
+            text = f"party {party.name}: batch normalisation needs batches of at least two rows"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
         self._params = list(self._models.parameters())
         self._settings = settings
         self._optimizer = build_optimizer(settings, self._params)
