@@ -97,9 +97,12 @@ class TensorSpec:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BundleSpec:
-    """What a bundle must be: checked on the announcement, before memory is taken for the bytes."""
+    """What a bundle must be: checked on the announcement, before memory is taken for the bytes.
+
+    Equal only to itself, so that what is derived from it can be kept by identity.
+    """
 
     kind: Kind
     tensors: Mapping[str, TensorSpec] = field(default_factory=dict)

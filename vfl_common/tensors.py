@@ -79,24 +79,29 @@ def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) ->
 
 
 def _buffer(tensor: Tensor) -> Buffer:
-    spec = spec_of(tensor.dtype, *tensor.shape)
-    raw = tensor.view(-1).view(torch.uint8).numpy()
-    return Buffer(spec.dtype, spec.shape, raw.data)
+    dtype = WIRE.get(tensor.dtype)
+    if dtype is None:
+        raise InternalError(f"a tensor of {tensor.dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}")
+    if dtype is DType.BFLOAT16:  # numpy has no such dtype
+        raw = tensor.view(torch.int16).numpy().data
+    else:
+        raw = tensor.numpy().data
+    return Buffer(dtype, tuple(tensor.shape), raw.cast("B") if raw.nbytes else memoryview(b""))
 
 
 def _view(buffer: Buffer) -> Tensor:
     dtype, data = TORCH[buffer.dtype], buffer.data
     if not data.nbytes:
         return torch.empty(buffer.shape, dtype=dtype)
-    raw = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)
+    if data.readonly:
+        data = memoryview(bytearray(data))
     if dtype is torch.bool:  # a byte other than 0 and 1 would be undefined behaviour
-        return (raw != 0).view(buffer.shape)
-    if raw.data_ptr() % dtype.itemsize:
-        raw = raw.clone()
-    return raw.view(dtype).view(buffer.shape)
+        return (torch.frombuffer(data, dtype=torch.uint8) != 0).view(buffer.shape)
+    flat = torch.frombuffer(data, dtype=dtype)
+    return (flat.clone() if flat.data_ptr() % dtype.itemsize else flat).view(buffer.shape)
 
 
 def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    if device.type != "cuda":
-        return tensor.to(device)
+    if device.type == "cpu":
+        return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from vfl_common.tensors import check_finite, spec_of, to_bundle, to_tensors
 Tensors = Mapping[str, Tensor]
 
 
+@lru_cache(maxsize=256)  # a phase expects few shapes, thousands of times
 def expect(kind: Kind, **tensors: tuple[torch.dtype, tuple[int, ...]]) -> BundleSpec:
     """The spec of a bundle: ``expect(Kind.EMBEDDING, z=(torch.float32, (B, E)))``."""
     return BundleSpec(kind, {name: spec_of(dtype, *shape) for name, (dtype, shape) in tensors.items()})

@@ -170,11 +170,12 @@ class ExchangeHub:
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         if step != self._step or set(replies) != set(self._arrived):
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
-        encoded = {party: encode(step, bundle) for party, bundle in replies.items()}
-        with self._lock:
-            for party, frames in encoded.items():
+        for party, bundle in replies.items():  # the first reply is on its way while the second is encoded
+            frames = encode(step, bundle)
+            with self._lock:
                 self._replies[party] = (step, frames)
                 self._owed[party].outbox.put(frames)
+        with self._lock:
             self._arrived, self._owed = {}, {}
 
     def _take(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
