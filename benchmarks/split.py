@@ -19,7 +19,12 @@ from benchmarks.contest import Contestant, compete, print_bytes, print_table, wr
 from benchmarks.task import Task
 
 REFERENCE = "bare"
-CONTESTANTS: dict[str, Contestant] = {"joint": joint.run, REFERENCE: bare.run, "ours": ours.run}
+CONTESTANTS: dict[str, Contestant] = {
+    "joint": joint.run,
+    REFERENCE: bare.run,
+    "bare-tuned": bare.run_tuned,
+    "ours": ours.run,
+}
 TASK_NAMES = ("small", "large", "resnet")
 
 
