@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from vfl_common.rpc.session import Session, Start
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0  # between two reports within a round
+_TELL_S = 0.25  # between two of many short rounds; the last one is always told
 
 
 class Progress:
@@ -30,6 +31,7 @@ class Progress:
         self._generation = 0
         self._began_s = time.monotonic()
         self._next_tick_s = self._began_s + _TICK_S
+        self._next_tell_s = self._began_s
         self._metrics: dict[str, float] = {}
 
     def begin(self, path: Path, start: Start) -> None:
@@ -49,7 +51,7 @@ class Progress:
             self._tell(rpc.Progress(phase, round_, rounds, batch=batch, batches=batches, metrics=self._metrics))
 
     def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
-        """After each round."""
+        """After each round: its line, and word of it where there was none lately."""
         self._next_tick_s = time.monotonic() + _TICK_S
         flat = {f"{split} {name}": value for split, named in report.metrics.items() for name, value in named.items()}
         self._metrics = {name: flat[name] for name in flat if name.partition(" ")[2] in _SHOWN}
@@ -75,12 +77,15 @@ class Progress:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         log.info("round %d of %d done", round_, rounds, extra={"event": "round", "phase": phase, "steps": steps})
-        self._tell(rpc.Progress(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note))
         if report.note:
             log.info(report.note, extra={"event": "note", "phase": phase})
+        if report.done or report.note or round_ == rounds or time.monotonic() >= self._next_tell_s:
+            self._tell(rpc.Progress(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note))
 
     def _tell(self, progress: rpc.Progress) -> None:
-        self._session.progress(progress if self._is_active else replace(progress, metrics={}))
+        self._next_tell_s = time.monotonic() + _TELL_S
+        if self._is_active:  # the others go in step with it
+            self._session.progress(progress)
         self._console.emit("progress", **asdict(progress))
 
 
