@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
@@ -34,8 +34,12 @@ class Link(Protocol):
 class Hub(Protocol):
     """The computing side. Steps are strictly one after the other: collect, reply, collect, reply, …"""
 
-    def collect(self, step: StepKey, expect: BundleSpec) -> dict[str, Bundle]:
+    def collect(
+        self, step: StepKey, expect: BundleSpec, arrived: Callable[[str, Bundle], None] | None = None
+    ) -> dict[str, Bundle]:
         """Waits until every passive party has sent its bundle of ``step``: {party: bundle}, in roster order.
+
+        ``arrived`` is called with each bundle as it comes, in this thread, while others are still on their way.
 
         Raises PeerError where a bundle is not what ``expect`` says, InterruptedRun where this generation has ended,
         LostError where a party takes longer than the recipe's ``run.step_timeout_s``.

@@ -58,11 +58,13 @@ class TensorHub:
 
     def collect(self, step: StepKey, expect: BundleSpec) -> dict[str, dict[str, Tensor]]:
         """{party: its tensors, without gradient}, in roster order. Raises as ``Hub.collect``."""
-        received = {}
-        for party, bundle in self.hub.collect(step, expect).items():
+        received: dict[str, dict[str, Tensor]] = {}
+
+        def arrived(party: str, bundle: Bundle) -> None:
             received[party] = to_tensors(bundle, self.device)
             check_finite(received[party], party=party, step=step)
-        return received
+
+        return {party: received[party] for party in self.hub.collect(step, expect, arrived)}
 
     def reply(self, step: StepKey, kind: Kind, tensors: Mapping[str, Tensors]) -> None:
         """Answers each party with its tensors."""

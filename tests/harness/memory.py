@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
@@ -23,7 +23,9 @@ class MemoryHub:
         self._step: StepKey | None = None
         self._due: set[str] = set()
 
-    def collect(self, step: StepKey, expect: BundleSpec) -> dict[str, Bundle]:
+    def collect(
+        self, step: StepKey, expect: BundleSpec, each: Callable[[str, Bundle], None] | None = None
+    ) -> dict[str, Bundle]:
         if self._due:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         self._step = step
@@ -44,6 +46,8 @@ class MemoryHub:
                 late = [party for party in self.roster if party not in arrived]
                 if not late:
                     self._due = set(arrived)
+                    for party, bundle in arrived.items() if each is not None else ():
+                        each(party, bundle)
                     return {party: arrived[party] for party in self.roster}
                 if not self.changed.wait(give_up_s - time.monotonic()) and time.monotonic() >= give_up_s:
                     text = f"{', '.join(late)} took longer than {self._timeout_s:g} s for {step}"

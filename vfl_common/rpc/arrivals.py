@@ -25,12 +25,15 @@ class GiveUp:
     late: tuple[str, ...]
 
 
+_PROCEED = Proceed()
+
+
 def decide(
     waited_s: float, arrived: Collection[str], roster: Sequence[str], timeout_s: float
 ) -> Proceed | Wait | GiveUp:
     """Proceed when all of ``roster`` have arrived, otherwise wait until ``timeout_s``, then give up on the late."""
     if len(arrived) == len(roster):
-        return Proceed()
+        return _PROCEED
     if waited_s < timeout_s:
         return Wait(timeout_s - waited_s)
     return GiveUp(tuple(party for party in roster if party not in arrived))

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
@@ -36,7 +36,8 @@ class _Stream:
     def __init__(self, party: str) -> None:
         self.party = party
         self.outbox: queue.SimpleQueue[list[Encoded] | VflError | None] = queue.SimpleQueue()
-        self.room = threading.Semaphore(_UNREAD_FRAMES)
+        self.delivered = 0  # frames; counted by the stream's thread alone
+        self.taken = 0  # counted by the main thread alone
         self.closed = False
         self.repeating: StepKey | None = None  # the stream's thread only: what is coming in was sent before
         self.assembly: Assembly | None = None  # the main thread only
@@ -106,9 +107,11 @@ class ExchangeHub:
             if frame.last:
                 self._repeat(stream, stream.repeating)
             return
-        while not stream.room.acquire(timeout=1.0):
+        while stream.delivered - stream.taken >= _UNREAD_FRAMES:
             if stream.closed or self._ended is not None:
                 return
+            time.sleep(0.001)
+        stream.delivered += 1
         self._events.put((stream, frame))
 
     def end(self, error: VflError) -> None:
@@ -141,7 +144,9 @@ class ExchangeHub:
 
     # -- the main thread ----------------------------------------------------------------------------------------
 
-    def collect(self, step: StepKey, expect: BundleSpec) -> dict[str, Bundle]:
+    def collect(
+        self, step: StepKey, expect: BundleSpec, arrived: Callable[[str, Bundle], None] | None = None
+    ) -> dict[str, Bundle]:
         if self._arrived:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         with self._lock:
@@ -164,7 +169,9 @@ class ExchangeHub:
             else:
                 if isinstance(event, VflError):
                     raise event
-                self._take(*event)
+                party = self._take(*event)
+                if arrived is not None and party is not None:
+                    arrived(party, self._arrived[party])
             now_s = time.monotonic()
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
@@ -178,23 +185,25 @@ class ExchangeHub:
         with self._lock:
             self._arrived, self._owed = {}, {}
 
-    def _take(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
-        """One frame, in the order of its stream."""
-        stream.room.release()
+    def _take(self, stream: _Stream, frame: exchange_pb2.Frame) -> str | None:
+        """One frame, in the order of its stream; the party whose bundle is complete with it."""
+        stream.taken += 1
         if stream.closed:  # its party sends the whole bundle again, over another stream
-            return
+            return None
         if frame.HasField("header"):
             self._begin(stream, frame)
         if stream.assembly is None:
             raise malformed(f"{stream.party} sent a frame that belongs to no bundle", stream.party)
         bundle = stream.assembly.feed(frame)
         if bundle is None:
-            return
+            return None
         stream.assembly = None
         with self._lock:
-            if not stream.closed:
-                self._arrived[stream.party] = bundle
-                self._owed[stream.party] = stream
+            if stream.closed:
+                return None
+            self._arrived[stream.party] = bundle
+            self._owed[stream.party] = stream
+            return stream.party
 
     def _begin(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
         """The first frame of a bundle."""
