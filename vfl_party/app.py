@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -236,7 +235,6 @@ class PartyApp:
                 observe=progress.observe,
                 resume=resume,
             )
-            gc.freeze()  # what is there by now stays: the collector need not walk through all of torch in every step
             try:
                 return runner.run()
             finally:
