@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.contest import Measurement
 from benchmarks.task import LEARNING_RATE, Task, features_of, labels_of
+from vfl_common.cli.federation import to_toml
 
 TIMEOUT_S = 900.0
 VFL = Path(sys.executable).with_name("vfl")
@@ -55,7 +56,7 @@ def run(task: Task, workdir: Path) -> Measurement:
 def write_recipe(task: Task, workdir: Path) -> Path:
     """The recipe's file and the parties' data, in ``workdir``."""
     recipe = workdir / "recipe.toml"
-    recipe.write_text(_toml(make_recipe(task, workdir)))
+    recipe.write_text(to_toml(make_recipe(task, workdir)))
     return recipe
 
 
@@ -105,15 +106,3 @@ def make_recipe(task: Task, workdir: Path) -> dict[str, Any]:
         ],
         "simulate": {"parties": data, "threads": task.passive_threads},
     }
-
-
-def _toml(value: dict[str, Any]) -> str:
-    return "".join(f"{key} = {_inline(item)}\n" for key, item in value.items())
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return json.dumps(value)

@@ -7,9 +7,12 @@ for the disk costs milliseconds.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from vfl_common.errors import Code, InputError
+
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # of a run or a checkpoint: one folder or file, no path
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
 
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import load_recipe
+from vfl_common.files import PLAIN_NAME
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, run_program
-
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @click.group(epilog=EXIT_CODES)
@@ -53,7 +51,7 @@ def serve(
     from vfl_server.app import ServerApp
 
     loaded = load_recipe(recipe)
-    if run_id and not RUN_ID.fullmatch(run_id):
+    if run_id and not PLAIN_NAME.fullmatch(run_id):
         raise click.BadParameter("letters, digits, '.', '_' and '-', at most 200", param_hint="--run-id")
     tls = TlsSettings(
         ca=str(ca),

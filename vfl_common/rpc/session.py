@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from vfl_common.errors import AbortedError, Code, InputError, InterruptedRun, LostError, PeerError, VflError
+from vfl_common.files import PLAIN_NAME
 from vfl_common.identity.credentials import Credentials
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
@@ -24,7 +24,6 @@ from vfl_common.rpc.tcp import TcpMeter
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 _CLOSE_S = 5.0
 _LONGEST_S = 1e6
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class Session:
 
     def _checked(self, start: control_pb2.Start) -> Start:
         """The server is not trusted with our file names: a run id becomes a folder's name here."""
-        if not _PLAIN.fullmatch(start.run_id) or not (start.checkpoint == "" or _PLAIN.fullmatch(start.checkpoint)):
+        if not all(PLAIN_NAME.fullmatch(name) for name in (start.run_id, start.checkpoint or "none")):
             text = f"{self.server} named a run or a checkpoint with characters that names may not have"
             raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=self.server)
         if start.exchange_address:
