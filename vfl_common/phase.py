@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from vfl_common.bundle import BundleSpec
+
 Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vfl_common.checkpoint packs
 
 
@@ -35,6 +37,7 @@ class Phase(ABC):
 
     name: str  # of the phase in the recipe: part of every step key, of checkpoints' labels and of the ledger
     rounds: int  # planned
+    aggregates: BundleSpec | None = None  # the weights that every party swaps with the server, once a round
 
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:

@@ -98,6 +98,7 @@ class _Grpc:
     meter: TcpMeter
     hub: Hub | None = None
     link: Link | None = None
+    server: Link | None = None
     grpc_hub: ExchangeHub | None = None
     grpc_link: ExchangeLink | None = None
 

@@ -44,6 +44,7 @@ class Party:
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     link: TensorLink | None = None
     hub: TensorHub | None = None
+    server: TensorLink | None = None
 
     @property
     def embedding_size(self) -> int:
@@ -60,6 +61,12 @@ class Party:
         if self.hub is None:
             raise InputError(Code.ROLE_MISMATCH, f"{self.name} is not the active party")
         return self.hub
+
+    def need_server(self) -> TensorLink:
+        """The way to the aggregation server, where a phase of the recipe aggregates. Raises InputError elsewhere."""
+        if self.server is None:
+            raise InputError(Code.CONFIG_INVALID, f"{self.name}: no phase of this run aggregates at the server")
+        return self.server
 
     def need_features(self) -> Features:
         if self.features is None:

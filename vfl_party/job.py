@@ -32,8 +32,9 @@ OPENING = "open"  # the phase in which the rows are compared
 class Transport(Protocol):
     """One generation's exchange; ``app`` makes it, over gRPC."""
 
-    link: Link | None
-    hub: Hub | None
+    link: Link | None  # to the active party
+    hub: Hub | None  # the active party's own
+    server: Link | None  # to the aggregation server, where a phase aggregates
 
     def end(self, error: VflError) -> None: ...
     def close(self, error: BaseException | None) -> None: ...
@@ -137,6 +138,7 @@ class PartyJob(Job):
             tick=tick,
             link=TensorLink(transport.link, recipe.active.name, device) if transport.link is not None else None,
             hub=TensorHub(transport.hub, device) if transport.hub is not None else None,
+            server=TensorLink(transport.server, recipe.server, device) if transport.server is not None else None,
         )
         self.phases = make_phases(self.party)
 
