@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -57,7 +58,8 @@ def _running(workdir: Path) -> dict[str, Any]:
     torchvision = False
     with (workdir / "stdout").open("w+") as out, (workdir / "stderr").open("w") as errors:
         began_s = time.perf_counter()
-        launcher = psutil.Popen(command, stdout=out, stderr=errors)
+        own = os.environ | {"VFL_NO_FORK": "1"}  # each process imports for itself, as on machines of their own
+        launcher = psutil.Popen(command, stdout=out, stderr=errors, env=own)
         while launcher.poll() is None and time.perf_counter() - began_s < RUN_S:
             for child in launcher.children():
                 try:

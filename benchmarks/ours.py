@@ -25,7 +25,7 @@ VFL = Path(sys.executable).with_name("vfl")
 
 
 def run(task: Task, workdir: Path) -> Measurement:
-    """Train ``task`` in a federation of K + 2 fresh processes."""
+    """Train ``task`` in a federation of K + 2 processes, forked by one launcher where the machine allows it."""
     recipe = write_recipe(task, workdir)
     done = subprocess.run(
         [str(VFL), "simulate", str(recipe), "--out", str(workdir / "runs"), "--json"],

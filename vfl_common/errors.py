@@ -50,6 +50,7 @@ class Code(IntEnum):
     INTERRUPTED = 25
     CHECKPOINT_INVALID = 26
     MALFORMED_MESSAGE = 27
+    MODELS_DIFFER = 28
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ CATALOGUE: dict[Code, Entry] = {
     Code.INTERRUPTED: Entry("the run was interrupted and goes on from a checkpoint", 4, retryable=True),
     Code.CHECKPOINT_INVALID: Entry("a checkpoint cannot be used", 2),
     Code.MALFORMED_MESSAGE: Entry("a message cannot be read", 2),
+    Code.MODELS_DIFFER: Entry("the parties would aggregate different weights", 2),
 }
 
 

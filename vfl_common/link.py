@@ -37,7 +37,7 @@ class Hub(Protocol):
     def collect(
         self, step: StepKey, expect: BundleSpec, arrived: Callable[[str, Bundle], None] | None = None
     ) -> dict[str, Bundle]:
-        """Waits until every passive party has sent its bundle of ``step``: {party: bundle}, in roster order.
+        """Waits until every party of the roster has sent its bundle of ``step``: {party: bundle}, in roster order.
 
         ``arrived`` is called with each bundle as it comes, in this thread, while others are still on their way.
 

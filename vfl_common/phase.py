@@ -12,6 +12,15 @@ Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vf
 
 
 @dataclass(frozen=True)
+class Aggregation:
+    """What every party swaps with the aggregation server: weights as ``spec`` says, once a round, at batch 0."""
+
+    phase: str
+    rounds: int
+    spec: BundleSpec
+
+
+@dataclass(frozen=True)
 class RoundReport:
     """What one round came to.
 
@@ -37,7 +46,9 @@ class Phase(ABC):
 
     name: str  # of the phase in the recipe: part of every step key, of checkpoints' labels and of the ledger
     rounds: int  # planned
-    aggregates: BundleSpec | None = None  # the weights that every party swaps with the server, once a round
+    # The weights that every party swaps with the server, once a round: float32, the same at all, known when the phase
+    # is made. A phase that aggregates runs all its rounds: the server waits for each.
+    aggregates: BundleSpec | None = None
 
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:

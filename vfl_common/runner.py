@@ -204,6 +204,15 @@ def label_of(position: int, phase: str, rounds_done: int) -> str:
     return f"{position:06d}.{phase}.{rounds_done}"
 
 
+def rounds_done(label: str) -> tuple[str, int]:
+    """(phase, rounds of it that are done) of a label. Raises InputError where ``label`` is no label."""
+    position, _, rest = label.partition(".")
+    phase, _, done = rest.rpartition(".")
+    if not (position.isdigit() and phase and done.isascii() and done.isdigit() and len(done) < 10):
+        raise InputError(Code.CHECKPOINT_INVALID, f"{label[:80]!r} is not the label of a checkpoint")
+    return phase, int(done)
+
+
 def position_of(label: str) -> int:
     """The inverse of ``label_of``. Raises InputError where ``label`` is no label."""
     head = label.partition(".")[0]

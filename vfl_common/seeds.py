@@ -20,17 +20,26 @@ def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
-def split_rows(root: int, n: int, *, validation: float, test: float) -> dict[str, npt.NDArray[np.int64]]:
-    """Row numbers of the splits ``train``, ``validation`` and ``test``, each ascending.
+def split_rows(
+    root: int, n: int, *, validation: float, test: float, aligned: float = 1.0, labelled: int | None = None
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Row numbers of the splits, each ascending; the shares are rounded to whole rows.
 
-    The shares are rounded to whole rows; rows are positions in the canonical order of the aligned ids.
+    ``test`` and ``validation``; of the others, which are for training: ``local`` all of them, ``aligned`` the share
+    that counts as known to all parties, ``train`` those of the aligned ones whose labels count as known (all where
+    ``labelled`` is None, as many as there are where it is more). Of one seed, fewer rows are a part of more rows. Rows
+    are positions in the canonical order of the ids.
     """
     order = permutation(derive_seed(root, "split"), n)
     n_test, n_validation = round(n * test), round(n * validation)
+    local = order[n_test + n_validation :]
+    common = local[: round(len(local) * aligned)]
     return {
         "test": np.sort(order[:n_test]),
         "validation": np.sort(order[n_test : n_test + n_validation]),
-        "train": np.sort(order[n_test + n_validation :]),
+        "train": np.sort(common[:labelled]),
+        "aligned": np.sort(common),
+        "local": np.sort(local),
     }
 
 
@@ -39,3 +48,10 @@ def batches(root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size
     order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
     cut = [order[start : start + size] for start in range(0, len(order), size)]
     return cut[:-1] if size > 1 and len(cut) > 1 and len(cut[-1]) == 1 else cut
+
+
+def full_batches(
+    root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size: int
+) -> list[npt.NDArray[np.int64]]:
+    """As ``batches``, without a last one that is smaller than ``size``: statistics of few rows mislead SSL losses."""
+    return [batch for batch in batches(root, phase, epoch, rows, size) if len(batch) == size]

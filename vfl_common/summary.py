@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from vfl_common.ledger import Entry, TcpCount
+from vfl_common.ledger import CONTROL, Entry, TcpCount
 
 
 class _Model(BaseModel):
@@ -95,8 +95,9 @@ def gather_bytes(
 ) -> Bytes:
     """Joins the ledgers of all processes ({process: its entries}) into one account, its phases in the order given.
 
-    Both ends of a link are compared, except on the server's sessions: those go on while the reports are made, so the
-    server's own count, the later one, stands for them (the ledger files of both ends agree once all have ended).
+    Both ends of a link are compared, except on the server's sessions (phase ``control``): those go on while the reports
+    are made, so the server's own count, the later one, stands for them (the ledger files of both ends agree once all
+    have ended).
     """
     sent: dict[tuple[str, str, str, str], Entry] = {}
     received: dict[tuple[str, str, str, str], Entry] = {}
@@ -113,7 +114,8 @@ def gather_bytes(
     for key in sorted(sent.keys() | received.keys(), key=lambda key: (place.get(key[2], len(place)), key)):
         ours, theirs = sent.get(key), received.get(key)
         sender, receiver, phase, kind = key
-        if server not in (sender, receiver) and _counts(ours) != _counts(theirs):
+        session = phase == CONTROL and server in (sender, receiver)
+        if not session and _counts(ours) != _counts(theirs):
             disagreements.append(f"{sender} -> {receiver}, {phase}, {kind}")
         payload_bytes, message_bytes, messages = _counts(ours or theirs)
         links.append(

@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from vfl_common.checkpoint import CheckpointStore
-from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.data import DataSettings, ids_only, unaligned_of
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
@@ -24,7 +25,7 @@ from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.logs import Console, log_to
-from vfl_common.phase import Phase, Tree
+from vfl_common.phase import Aggregation, Phase
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.hub import MAX_STREAMS, ExchangeHub, ExchangeService
 from vfl_common.rpc.link import ExchangeLink
@@ -34,9 +35,9 @@ from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.runner import Outcome, Runner
 from vfl_party.context import Party
 from vfl_party.data import load_table
-from vfl_party.job import PartyJob, Prepared, encoder_settings, prepare
+from vfl_party.job import BeginWith, PartyJob, Prepared, encoder_settings, load_encoder, load_models, prepare
 from vfl_party.methods import build_phases
-from vfl_party.prediction import ActivePredict, PassivePredict, TrainedRun, prepare_prediction
+from vfl_party.prediction import ActivePredict, PassivePredict, TrainedRun, load_start, prepare_prediction
 from vfl_party.progress import Progress
 
 _CLOSE_S = 5.0  # for the passive parties to end their streams
@@ -100,13 +101,13 @@ class _Grpc:
     link: Link | None = None
     server: Link | None = None
     grpc_hub: ExchangeHub | None = None
-    grpc_link: ExchangeLink | None = None
+    grpc_links: Sequence[ExchangeLink] = ()
 
     def end(self, error: VflError) -> None:
         if self.grpc_hub is not None:
             self.grpc_hub.end(error)
-        if self.grpc_link is not None:
-            self.grpc_link.end(error)
+        for link in self.grpc_links:
+            link.end(error)
 
     def close(self, error: BaseException | None) -> None:
         if self.service is not None and error is None:
@@ -116,8 +117,8 @@ class _Grpc:
             self.service.use(None)
         if error is not None:
             self.end(error if isinstance(error, VflError) else InternalError(str(error)))
-        if self.grpc_link is not None:
-            self.grpc_link.close()
+        for link in self.grpc_links:
+            link.close()
 
 
 @dataclass
@@ -138,8 +139,12 @@ class PartyApp:
         """Takes part in a training run to its end; ``fresh`` does not offer to go on with an unfinished one."""
         place = self.place
         table = load_table(place.data, with_label=place.is_active)
-        prepared = prepare(place.recipe, place.name, table, place.data, place.encoder)
+        more = unaligned_of(place.data)
+        unaligned = load_table(more, with_label=False) if more is not None else None
+        prepared = prepare(place.recipe, place.name, table, place.data, place.encoder, unaligned)
         out = Path(place.file.out)
+        start = load_start(place.recipe, place.name, out)
+        begin_with = partial(load_encoder, tree=start.state, run_id=start.run_id) if start is not None else None
         resume = None if fresh else find_unfinished(out, place.name, place.recipe)
         if resume is not None:
             resume.checkpoints = self._store(resume)
@@ -153,7 +158,7 @@ class PartyApp:
         def phases(party: Party) -> Sequence[Phase]:
             return build_phases(place.recipe, party)
 
-        outcome, folder = self._run("train", prepared, phases, open_folder, resume)
+        outcome, folder = self._run("train", prepared, phases, open_folder, resume, begin_with)
         self._finish(folder, outcome)
         return outcome, folder
 
@@ -170,7 +175,8 @@ class PartyApp:
         def phases(party: Party) -> Sequence[Phase]:
             return [ActivePredict(party, prepared.table.ids, output) if place.is_active else PassivePredict(party)]
 
-        outcome, folder = self._run("predict", prepared, phases, open_folder, None, trained=trained)
+        begin_with = partial(load_models, tree=trained.state)
+        outcome, folder = self._run("predict", prepared, phases, open_folder, None, begin_with, trained.run_id)
         self._finish(folder, outcome)
         return outcome, folder
 
@@ -189,14 +195,19 @@ class PartyApp:
         make_phases: Callable[[Party], Sequence[Phase]],
         open_folder: Callable[[str], RunFolder],
         resume: RunFolder | None,
-        *,
-        trained: TrainedRun | None = None,
+        begin_with: BeginWith | None,
+        trained_run: str = "",
     ) -> tuple[Outcome, RunFolder]:
         place, recipe = self.place, self.place.recipe
         set_threads(place.file.threads)
-        state = trained.state if trained is not None else None
         # Everything that can be refused without the others is refused before joining.
-        self._job(prepared, make_phases, state, "", _Grpc(None, TcpMeter()), lambda *_: None)
+        trial = self._job(prepared, make_phases, begin_with, "", _Grpc(None, TcpMeter()), lambda *_: None)
+        aggregations = tuple(
+            Aggregation(phase.name, phase.rounds, phase.aggregates)
+            for phase in trial.phases
+            if phase.aggregates is not None and job == "train"
+        )
+        del trial
         ledger = Ledger()
         meter = TcpMeter()
         session = Session(
@@ -215,8 +226,8 @@ class PartyApp:
             def make_job(start: Start, folder: RunFolder) -> PartyJob:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=place.name)
                 progress.begin(folder.path / "metrics.jsonl", start)
-                transport = self._transport(start, service, ledger, meter)
-                return self._job(prepared, make_phases, state, start.run_id, transport, progress.tick)
+                transport = self._transport(start, service, ledger, meter, aggregates=bool(aggregations))
+                return self._job(prepared, make_phases, begin_with, start.run_id, transport, progress.tick)
 
             runner = Runner(
                 session,
@@ -226,8 +237,9 @@ class PartyApp:
                     job=job,
                     pid=os.getpid(),
                     device=str(place.device),
-                    run_id=trained.run_id if trained is not None else "",
+                    run_id=trained_run,
                     exchange_address=place.file.advertise or address,
+                    aggregations=aggregations,
                 ),
                 make_job,
                 open_folder,
@@ -245,7 +257,7 @@ class PartyApp:
         self,
         prepared: Prepared,
         make_phases: Callable[[Party], Sequence[Phase]],
-        trained: Tree,
+        begin_with: BeginWith | None,
         run_id: str,
         transport: _Grpc,
         tick: Callable[[str, int, int, int, int], None],
@@ -261,7 +273,7 @@ class PartyApp:
             transport,
             tick=tick,
             make_phases=make_phases,
-            trained=trained,
+            begin_with=begin_with,
         )
 
     @contextlib.contextmanager
@@ -281,9 +293,20 @@ class PartyApp:
             finally:
                 service.close()
 
-    def _transport(self, start: Start, service: ExchangeService | None, ledger: Ledger, meter: TcpMeter) -> _Grpc:
+    def _transport(
+        self,
+        start: Start,
+        service: ExchangeService | None,
+        ledger: Ledger,
+        meter: TcpMeter,
+        *,
+        aggregates: bool,
+    ) -> _Grpc:
         place, recipe = self.place, self.place.recipe
-        allocate = pinned if place.device.type == "cuda" else None
+        # The server gives a party that is late the whole of its time and then names it: we wait for that.
+        patience_s = 2 * recipe.run.step_timeout_s
+        servers = [self._link(place.file.server, recipe.server, start, ledger, patience_s)] if aggregates else []
+        server = servers[0] if servers else None
         if service is not None:
             roster = [party.name for party in recipe.passives]
             hub = ExchangeHub(
@@ -292,27 +315,36 @@ class PartyApp:
                 roster,
                 ledger,
                 timeout_s=recipe.run.step_timeout_s,
-                allocate=allocate,
+                allocate=self._allocate,
             )
             service.use(hub)
-            return _Grpc(service, meter, hub=hub, grpc_hub=hub)
+            return _Grpc(service, meter, hub=hub, server=server, grpc_hub=hub, grpc_links=servers)
         address, peer = place.file.active or start.exchange_address, recipe.active.name
         if not address:
             text = f"the server names no address of {peer}; set 'active' in the party file"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=recipe.server)
         meter.name_address(address, peer)
-        link = ExchangeLink(
+        link = self._link(address, peer, start, ledger, recipe.run.step_timeout_s)
+        return _Grpc(None, meter, link=link, server=server, grpc_links=[link, *servers])
+
+    @property
+    def _allocate(self) -> Callable[[int], memoryview] | None:
+        return pinned if self.place.device.type == "cuda" else None
+
+    def _link(self, address: str, peer: str, start: Start, ledger: Ledger, timeout_s: float) -> ExchangeLink:
+        """This generation's way to ``peer``; nothing is dialled before the first bundle."""
+        place = self.place
+        return ExchangeLink(
             lambda: dial(address, place.credentials, peer),
             me=place.name,
             peer=peer,
             run_id=start.run_id,
             generation=start.generation,
             ledger=ledger,
-            reconnect_s=recipe.run.rejoin_deadline_s,
-            timeout_s=recipe.run.step_timeout_s,
-            allocate=allocate,
+            reconnect_s=place.recipe.run.rejoin_deadline_s,
+            timeout_s=timeout_s,
+            allocate=self._allocate,
         )
-        return _Grpc(None, meter, link=link, grpc_link=link)
 
 
 def pinned(nbytes: int) -> memoryview:

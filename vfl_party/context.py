@@ -12,12 +12,38 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
+from vfl_common.models import InputSpec, checked_encoder, seeded
+from vfl_common.seeds import derive_seed
 from vfl_party.data import Features, Labels
 from vfl_party.exchange import TensorHub, TensorLink
 
 Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MakeEncoder:
+    """Makes encoders of a party's kind and input, on the CPU. ``width``: of the embedding that the recipe asks for."""
+
+    recipe: Recipe
+    party: str
+    settings: EncoderSettings
+    spec: InputSpec
+
+    @property
+    def width(self) -> int:
+        return self.recipe.model.embedding_size
+
+    def __call__(self, label: str, *, shared: bool = False, width: int | None = None) -> nn.Module:
+        """An encoder with initial weights of its own for each label; ``shared``: drawn alike at every party.
+
+        ``width``: of its output. Raises InputError where it does not fit the party's rows.
+        """
+        names = (label,) if shared else (self.party, label)
+        with seeded(derive_seed(self.recipe.seed, "init", *names)):
+            return checked_encoder(self.settings, self.spec, width or self.width, party=self.party)
 
 
 def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
@@ -30,6 +56,8 @@ class Party:
 
     ``models``: ``encoder`` (where the party has features), and ``top`` at the active party; on ``device``.
     ``targets``: the encoded labels of all rows at the active party.
+    ``splits``: see ``vfl_common.seeds.split_rows``; ``local`` may end with rows that this party alone has.
+    ``make_encoder``: for methods that train more encoders than the one that they hand on.
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
     """
 
@@ -41,6 +69,7 @@ class Party:
     labels: Labels | None
     targets: Tensor | None
     splits: dict[str, Rows]
+    make_encoder: MakeEncoder | None = None
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     link: TensorLink | None = None
     hub: TensorHub | None = None
@@ -80,9 +109,7 @@ class Party:
         return self.labels, self.targets
 
     def rows(self, split: str) -> Rows:
-        """The rows of ``train``, ``validation``, ``test`` or ``all``, ascending."""
-        if split == "all":
-            return np.sort(np.concatenate(list(self.splits.values())))
+        """The rows of a split, ascending: ``train``, ``aligned``, ``local``, ``validation``, ``test``, or ``all``."""
         return self.splits[split]
 
     def take(self, values: Tensor, rows: Rows) -> Tensor:

@@ -18,15 +18,17 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.link import Hub, Link
-from vfl_common.models import build_top, checked_encoder, combined_size, seeded
+from vfl_common.models import build_top, combined_size, seeded
 from vfl_common.phase import Phase, Tree
 from vfl_common.runner import Job
 from vfl_common.seeds import derive_seed, split_rows
-from vfl_party.context import Party, rows_digest
+from vfl_party.context import MakeEncoder, Party, rows_digest
 from vfl_party.data import Features, Labels, Preprocessor, Table
 from vfl_party.exchange import NOTHING, TensorHub, TensorLink, expect
+from vfl_party.methods import handed_on
 
 OPENING = "open"  # the phase in which the rows are compared
+BeginWith = Callable[[dict[str, nn.Module]], None]
 
 
 class Transport(Protocol):
@@ -68,35 +70,59 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
     return own or (place.encoder if place is not None else None) or recipe.model.encoder
 
 
-def prepare(recipe: Recipe, name: str, table: Table, settings: DataSettings, encoder: EncoderSettings) -> Prepared:
-    """Splits the rows and learns statistics, vocabularies and classes from the training rows. Raises InputError."""
-    place = recipe.party(name)
-    splits = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
+def prepare(
+    recipe: Recipe,
+    name: str,
+    table: Table,
+    settings: DataSettings,
+    encoder: EncoderSettings,
+    unaligned: Table | None = None,
+) -> Prepared:
+    """Splits the rows and learns statistics, vocabularies and classes from the training rows. Raises InputError.
+
+    ``unaligned``: rows that this party alone has; they come after those of ``table``, in the split ``local``.
+    """
+    place, rows = recipe.party(name), recipe.rows
+    splits = split_rows(
+        recipe.seed,
+        len(table.ids),
+        validation=rows.validation,
+        test=rows.test,
+        aligned=rows.aligned,
+        labelled=rows.labelled,
+    )
+    if rows.labelled is not None and len(splits["train"]) < rows.labelled:
+        text = f"recipe: rows: labelled = {rows.labelled}, but only {len(splits['aligned'])} rows are aligned and for"
+        raise InputError(Code.CONFIG_INVALID, f"{text} training; ask for fewer, or give more rows")
     preprocessor = features = labels = targets = None
     if place is None or place.features:
         preprocessor = Preprocessor.fit(
             table,
-            splits["train"],
+            splits["local"],
             one_hot=encoder.kind != "tabular",
             flatten=encoder.kind in ("mlp", "tabular"),
             settings=settings,
         )
         features = preprocessor.transform(table)
+        if unaligned is not None:
+            features = features.followed_by(preprocessor.transform(unaligned))
+            own = np.arange(len(table), len(table) + len(unaligned), dtype=np.int64)
+            splits["local"] = np.concatenate([splits["local"], own])
     if place is not None and place.role == "active":
         labels = Labels.fit(table.labels, recipe.task, splits["train"], source=table.source)
         targets = labels.encode(table.labels) if table.labels is not None else None
     return Prepared(table, preprocessor, features, labels, targets, splits)
 
 
-def build_models(
-    recipe: Recipe, name: str, encoder: EncoderSettings, features: Features | None
-) -> dict[str, nn.Module]:
-    """This party's models with their initial weights, on the CPU: drawn from the recipe's seed and the party's name."""
+def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) -> dict[str, nn.Module]:
+    """This party's models with their initial weights, on the CPU: drawn from the recipe's seed and the party's name.
+
+    ``make_encoder``: None for an active party with labels only. The encoder is what the phases train and hand on.
+    """
     models: dict[str, nn.Module] = {}
     size = recipe.model.embedding_size
-    if features is not None:
-        with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
-            models["encoder"] = checked_encoder(encoder, features.spec, size, party=name)
+    if make_encoder is not None:
+        models["encoder"] = handed_on(recipe, make_encoder)
     if name == recipe.active.name:
         width = combined_size(recipe.model.combine, len(recipe.passives) + recipe.active.features, size)
         with seeded(derive_seed(recipe.seed, "init", name, "top")):
@@ -105,7 +131,7 @@ def build_models(
 
 
 class PartyJob(Job):
-    """See ``vfl_common.runner.Job``. ``trained``: the state of an earlier job, whose weights the models begin with."""
+    """See ``vfl_common.runner.Job``. ``begin_with``: puts weights of an earlier run into the models, made afresh."""
 
     def __init__(
         self,
@@ -119,13 +145,15 @@ class PartyJob(Job):
         *,
         tick: Callable[[str, int, int, int, int], None],
         make_phases: Callable[[Party], Sequence[Phase]],
-        trained: Tree = None,
+        begin_with: BeginWith | None = None,
     ) -> None:
         torch.manual_seed(derive_seed(recipe.seed, "torch", name))
         self._prepared, self._run_id, self._transport = prepared, run_id, transport
-        models = build_models(recipe, name, encoder, prepared.features)
-        if trained is not None:
-            load_models(models, trained)
+        features = prepared.features
+        make = MakeEncoder(recipe, name, encoder, features.spec) if features is not None else None
+        models = build_models(recipe, name, make)
+        if begin_with is not None:
+            begin_with(models)
         self.party = Party(
             name=name,
             recipe=recipe,
@@ -135,6 +163,7 @@ class PartyJob(Job):
             labels=prepared.labels,
             targets=prepared.targets.to(device) if prepared.targets is not None else None,
             splits=prepared.splits,
+            make_encoder=make,
             tick=tick,
             link=TensorLink(transport.link, recipe.active.name, device) if transport.link is not None else None,
             hub=TensorHub(transport.hub, device) if transport.hub is not None else None,
@@ -202,4 +231,20 @@ def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
         raise InputError(
             Code.CHECKPOINT_INVALID,
             "the checkpoint holds other models than the recipe and the data give; use those of the trained run",
+        ) from None
+
+
+def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str) -> None:
+    """The encoder of another run's job, and nothing else of it: this run has preprocessing and a top model of its own.
+
+    Raises InputError where it does not fit.
+    """
+    try:
+        if "encoder" in models:
+            models["encoder"].load_state_dict(tree["models"]["encoder"])
+    except (KeyError, RuntimeError):
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            f"recipe: start.run: the encoder of {run_id} is another one than this recipe and the data give; give both "
+            "recipes the same model and columns, and start.phases that run's phases",
         ) from None

@@ -58,6 +58,19 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     return TrainedRun(folder.run_id, recipe, store.load(labels[-1])["job"])
 
 
+def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
+    """The run that the recipe starts from, as ``name`` holds it in its folder of runs; None where it starts from none.
+
+    Raises InputError where it is not there, or not finished.
+    """
+    if recipe.start is None:
+        return None
+    try:
+        return load_trained(out / recipe.start.run, name)
+    except InputError as error:
+        raise InputError(error.code, f"recipe: start.run: {error}") from None
+
+
 def prediction_data(settings: DataSettings | None, source: Path | None, state: Tree) -> DataSettings:
     """The party file's [data] with another source, and of a CSV or Parquet table the columns of training alone: new
     rows need no label, and may have more columns. Raises InputError where there is no [data].

@@ -13,9 +13,11 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.rpc.channel import check_address, connect
 from vfl_party.app import Place, read_place
+from vfl_party.context import MakeEncoder
 from vfl_party.data import describe, load_table
-from vfl_party.job import build_models, prepare
+from vfl_party.job import build_models, load_encoder, prepare
 from vfl_party.methods import parse_settings
+from vfl_party.prediction import load_start
 
 _CONNECT_S = 3.0
 
@@ -72,7 +74,13 @@ def _data(place: Place) -> Iterator[Finding]:
         prepared = prepare(place.recipe, place.name, table, settings, place.encoder)
         sizes = ", ".join(f"{len(rows)} {split}" for split, rows in prepared.splits.items())
         yield Finding("rows", True, sizes)
-        models = build_models(place.recipe, place.name, place.encoder, prepared.features)
+        features = prepared.features
+        make = MakeEncoder(place.recipe, place.name, place.encoder, features.spec) if features is not None else None
+        models = build_models(place.recipe, place.name, make)
+        start = load_start(place.recipe, place.name, Path(place.file.out))
+        if start is not None:
+            load_encoder(models, start.state, start.run_id)
+            yield Finding("start", True, f"the encoder of {start.run_id}")
         for name, model in models.items():
             count = sum(parameter.numel() for parameter in model.parameters())
             yield Finding("model", True, f"{name}: {count:,} parameters")

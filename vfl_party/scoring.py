@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.models import combine
+from vfl_common.models import combine, combined_size
 from vfl_party.context import Party, Rows
 from vfl_party.exchange import NOTHING, expect
 
@@ -29,19 +29,29 @@ def send_embeddings(party: Party, phase: str, round_: int, first_batch: int, row
 
 
 @torch.no_grad()
-def joint_outputs(party: Party, phase: str, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
-    """Active side: the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number."""
-    hub = party.need_hub()
-    for model in party.models.values():
-        model.eval()
-    outputs = []
+def joint_embeddings(party: Party, phase: str, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
+    """Active side: all parties' embeddings of ``rows``, combined, [N, D], and the next batch number."""
+    hub, rule = party.need_hub(), party.recipe.model.combine
+    if party.features is not None:
+        party.models["encoder"].eval()
+    combined = []
     for batch, chunk in enumerate(chunks(rows), first_batch):
         step = StepKey(phase, round_, batch)
         own = [party.models["encoder"](*party.features.inputs(chunk))] if party.features is not None else []
         spec = expect(Kind.EMBEDDING, z=(torch.float32, (len(chunk), party.embedding_size)))
         received = hub.collect(step, spec)
         hub.acknowledge(step, received)
-        z_BD = combine(party.recipe.model.combine, [*own, *(tensors["z"] for tensors in received.values())])
-        outputs.append(party.models["top"](z_BD))
-    width = party.recipe.task.outputs
-    return torch.cat(outputs) if outputs else torch.empty(0, width, device=party.device), first_batch + len(outputs)
+        combined.append(combine(rule, [*own, *(tensors["z"] for tensors in received.values())]))
+    if not combined:
+        width = combined_size(rule, len(party.recipe.passives) + (party.features is not None), party.embedding_size)
+        return torch.empty(0, width, device=party.device), first_batch
+    return torch.cat(combined), first_batch + len(combined)
+
+
+@torch.no_grad()
+def joint_outputs(party: Party, phase: str, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
+    """Active side: the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number."""
+    z_ND, after = joint_embeddings(party, phase, round_, first_batch, rows)
+    top = party.models["top"].eval()
+    outputs = [top(z_BD) for z_BD in torch.split(z_ND, CHUNK_ROWS)] if len(z_ND) else []
+    return torch.cat(outputs) if outputs else torch.empty(0, party.recipe.task.outputs, device=party.device), after

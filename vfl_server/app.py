@@ -12,13 +12,16 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, LostError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import load_credentials
-from vfl_common.ledger import Entry, Ledger, TcpCount, load_entries
+from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount, load_entries
 from vfl_common.logs import Console, log_to
+from vfl_common.phase import Aggregation
 from vfl_common.program import Stopped
-from vfl_common.rpc.channel import listening
+from vfl_common.rpc.channel import Service, listening
+from vfl_common.rpc.hub import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.summary import PartySummary, Summary, gather_bytes
+from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job, ledger_of, metrics_of
 from vfl_server.control.service import ControlService
 
@@ -55,8 +58,21 @@ class ServerApp:
         ledger, meter = Ledger(), TcpMeter()
         ledger.carry(load_entries(folder.path / "ledger.json"))
 
-        def started(generation: int, _checkpoint: str) -> None:
+        roster = [party.name for party in recipe.parties]
+        exchange = ExchangeService(roster, ledger, meter, attach_timeout_s=recipe.run.rejoin_deadline_s)
+        aggregator = Aggregator(
+            exchange,
+            folder.run_id,
+            roster,
+            [phase.name for phase in recipe.phases],
+            ledger,
+            timeout_s=recipe.run.step_timeout_s,
+            fail=lambda error: coordinator.fail(error),
+        )
+
+        def started(generation: int, checkpoint: str, aggregations: tuple[Aggregation, ...]) -> None:
             folder.note(generation=generation)
+            aggregator.begin(generation, checkpoint, aggregations)
 
         coordinator = Coordinator(
             recipe,
@@ -64,10 +80,13 @@ class ServerApp:
             folder.run_id,
             folder.facts().get("generation", 0),
             on_start=started,
+            on_end=aggregator.end,
             emit=self.console.emit,
         )
-        threads = 3 * len(recipe.parties) + 4  # a session each, one that is ending, one that is refused, and spare
-        with listening(self.listen, credentials, [ControlService(coordinator, ledger, meter)], threads) as (_, address):
+        # Of each party a session, one that is ending and one that is refused, and its streams of weights; and spare.
+        threads = (3 + MAX_STREAMS) * len(roster) + 4
+        services: list[Service] = [ControlService(coordinator, ledger, meter), exchange]
+        with listening(self.listen, credentials, services, threads) as (_, address):
             self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
             try:
                 self._serve(coordinator, ledger, meter, folder)
@@ -77,6 +96,7 @@ class ServerApp:
                 coordinator.fail(LostError(Code.PARTY_LOST, "the server was stopped", party=recipe.server))
                 raise
             finally:
+                aggregator.close()
                 if coordinator.failure is None:
                     ledger.save(folder.path / "ledger.json", meter.counts())
             if coordinator.failure is not None:
@@ -117,7 +137,7 @@ class ServerApp:
             ledgers[name], kernel[name] = ledger_of(report)
         # The server's own count of its sessions is the later one: a report cannot count itself.
         for name in ledgers:
-            ledgers[name] = [entry for entry in ledgers[name] if entry.peer != recipe.server]
+            ledgers[name] = [entry for entry in ledgers[name] if (entry.peer, entry.phase) != (recipe.server, CONTROL)]
         active = reports[recipe.active.name]
         return Summary(
             run_id=run_id,

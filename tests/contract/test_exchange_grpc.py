@@ -190,7 +190,7 @@ def test_both_ends_count_the_same_after_an_orderly_end(found: GrpcExchange) -> N
 
 
 def test_a_certificate_of_the_federation_is_not_enough(found: GrpcExchange) -> None:
-    with pytest.raises(PeerError, match="stranger is not a passive party of this recipe") as caught:
+    with pytest.raises(PeerError, match="stranger has no part in this exchange") as caught:
         soon(lambda: found.new_link("stranger").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert caught.value.code is Code.ROLE_MISMATCH
     assert found.hub._ended is None  # the run goes on without it

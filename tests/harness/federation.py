@@ -9,7 +9,9 @@ Every wait is bounded; only processes started here are ended, by their own handl
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -24,8 +26,9 @@ from typing import Any, TextIO
 
 from torch import Tensor
 
-from tests.harness.zygote import PROGRAMS, Forked, Zygote
 from vfl_common.checkpoint import CheckpointStore
+from vfl_common.cli.child import PROGRAMS
+from vfl_common.cli.launcher import Forked, Launcher
 from vfl_common.identity.authority import create_authority, issue
 from vfl_common.ledger import Entry, load_entries
 
@@ -39,6 +42,14 @@ def program_environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
 
 
+@functools.cache
+def launcher() -> Launcher:
+    """One for all tests of a session."""
+    shared = Launcher(1, program_environment())
+    atexit.register(shared.close)
+    return shared
+
+
 class Program:
     """One process; its events (JSON lines on standard output) as they come, its standard error as a whole."""
 
@@ -47,18 +58,20 @@ class Program:
         self.events: list[dict[str, Any]] = []
         self._new: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._stderr = (cwd / f"{name}.stderr").open("w+")
-        self.process: subprocess.Popen[str] | Forked
+        self.process: subprocess.Popen[bytes] | Forked
+        self._alive: int | None = None
+        ours, stdout = os.pipe()
         if fresh or Path(args[0]).name not in PROGRAMS:
             self.process = subprocess.Popen(
-                args, cwd=cwd, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=program_environment()
+                args, cwd=cwd, stdout=stdout, stderr=self._stderr, env=program_environment()
             )
-            assert self.process.stdout is not None
-            self._stdout: TextIO = self.process.stdout
         else:
-            ours, theirs = os.pipe()
-            self.process = Zygote.shared(program_environment()).start(args, cwd, theirs, self._stderr.fileno())
-            os.close(theirs)
-            self._stdout = os.fdopen(ours, encoding="utf-8")
+            stdin, self._alive = os.pipe()
+            files = {"stdin": stdin, "stdout": stdout, "stderr": self._stderr.fileno()}
+            self.process = launcher().start(args, cwd=cwd, **files)
+            os.close(stdin)
+        os.close(stdout)
+        self._stdout: TextIO = os.fdopen(ours, encoding="utf-8")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -108,6 +121,9 @@ class Program:
         self._reader.join(timeout=5)
         self._stdout.close()
         self._stderr.close()
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
 
     def signal(self, number: int) -> None:
         """SIGSTOP and SIGCONT, say."""
@@ -145,7 +161,7 @@ class Federation:
     """A server and the parties of ``recipe`` (a dict, as in TOML), in ``folder``.
 
     ``data``: {party: its [data] table}; ``extra``: {party: more keys of its party file}. The programs are forked from
-    one process that has imported them (see ``zygote``) unless ``fresh``.
+    one process that has imported them (see ``vfl_common.cli.launcher``) unless ``fresh``.
     """
 
     folder: Path
@@ -155,7 +171,7 @@ class Federation:
     programs: dict[str, Program] = field(default_factory=dict)
     address: str = ""
     server_options: tuple[str, ...] = ()
-    fresh: bool = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the zygote
+    fresh: bool = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the launcher
 
     @property
     def names(self) -> list[str]:
@@ -230,8 +246,12 @@ class Federation:
 
     def parameters(self, name: str) -> dict[str, Tensor]:
         """{``encoder.0.weight``: tensor}: all weights and buffers of a party's newest checkpoint."""
-        models = self._store(name).load(self.checkpoint_labels(name)[-1])["job"]["models"]
+        models = self.checkpoint(name)["job"]["models"]
         return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
+
+    def checkpoint(self, name: str, which: int = -1) -> Any:
+        """One of a party's checkpoints, the newest unless ``which`` says otherwise, as the runner wrote it."""
+        return self._store(name).load(self.checkpoint_labels(name)[which])
 
     def checkpoint_labels(self, name: str) -> list[str]:
         return self._store(name).labels()

@@ -1,4 +1,4 @@
-"""A passive party that joins properly and then sends whatever a test wants."""
+"""Parties that join properly, or not quite, and then send whatever a test wants."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import numpy.typing as npt
 import torch
 
 from tests.harness.federation import Federation
-from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
+from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import VflError
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.ledger import Ledger
+from vfl_common.phase import Aggregation
 from vfl_common.rpc.channel import dial
 from vfl_common.rpc.link import ExchangeLink
-from vfl_common.rpc.session import Joining, Session
+from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
-from vfl_common.tensors import to_bundle
+from vfl_common.tensors import to_bundle, to_tensors
 from vfl_party.context import rows_digest
 from vfl_party.data import load_table
 
@@ -91,3 +92,60 @@ class HostilePassive:
         except VflError as error:
             return error
         raise AssertionError("the active party took it")
+
+
+class AggregatingMember(HostilePassive):
+    """Any party of a run that aggregates: it tells the server what a test says, and talks to nobody else."""
+
+    def join(self, *aggregations: Aggregation, checkpoints: tuple[str, ...] = (), run_id: str = "") -> Start:
+        """Joins, waits for the others, and has a way to the server's exchange then: ``link``."""
+        place = self._recipe.party(self.name)
+        assert place is not None
+        start = self.session.join(
+            Joining(
+                place.role,
+                self._recipe.canonical_json(),
+                "train",
+                os.getpid(),
+                "cpu",
+                run_id=run_id,
+                checkpoints=checkpoints,
+                exchange_address="127.0.0.1:1" if place.role == "active" else "",
+                aggregations=aggregations,
+            )
+        )
+        if self.link is not None:
+            self.link.close()
+        self.link = self.link_to(self.session.address, "server", start)
+        self.session.watch(self.link.end)
+        return start
+
+    def vanish(self) -> None:
+        """As if its process had died."""
+        self.session._closed.set()
+        self.session._disconnect()
+
+    def link_to(self, address: str, peer: str, start: Start, *, reconnect_s: float = 10.0) -> ExchangeLink:
+        return ExchangeLink(
+            lambda: dial(address, self._credentials, peer),
+            me=self.name,
+            peer=peer,
+            run_id=start.run_id,
+            generation=start.generation,
+            ledger=self.ledger,
+            reconnect_s=reconnect_s,
+            timeout_s=30.0,
+        )
+
+    def swap(self, aggregation: Aggregation, round_: int, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The mean of ``values``, whatever they are, with the others'."""
+        assert self.link is not None
+        step = StepKey(aggregation.phase, round_, 0)
+        bundle = self.link.swap(step, to_bundle(Kind.WEIGHTS, values), aggregation.spec)
+        return to_tensors(bundle, torch.device("cpu"))
+
+
+def aggregation(phase: str, rounds: int, **shapes: tuple[int, ...]) -> Aggregation:
+    """Float32 tensors of these shapes."""
+    tensors = {name: TensorSpec(DType.FLOAT32, shape) for name, shape in shapes.items()}
+    return Aggregation(phase, rounds, BundleSpec(Kind.WEIGHTS, tensors))

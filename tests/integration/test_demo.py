@@ -39,12 +39,12 @@ def run_folder(out: Path) -> Path:
 
 
 def processes_of(run: Path) -> list[int]:
-    """Processes that still run for this run."""
+    """Processes that still run for this run: their standard error goes into its folder."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/fd/2"):
         try:
-            if str(run) in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
-                found.append(int(path.parent.name))
+            if path.readlink().is_relative_to(run):
+                found.append(int(path.parts[2]))
         except OSError:
             continue
     return found

@@ -114,7 +114,7 @@ class Run:
             "train",
             "run",
             0,
-            on_start=lambda generation, checkpoint: self.started.append((generation, checkpoint)),
+            on_start=lambda generation, checkpoint, _: self.started.append((generation, checkpoint)),
             emit=lambda event, **facts: self.events.append((event, facts)),
         )
 

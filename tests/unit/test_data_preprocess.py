@@ -98,9 +98,9 @@ def test_categories_as_codes() -> None:
     features = fit(rows, one_hot=False).transform(rows)
     assert features.categories is not None
     assert features.categories.dtype == torch.int64
-    assert features.categories.tolist() == [[3, 1], [2, 2], [1, 2], [0, 2], [2, 1]]
-    assert features.cardinalities == (4, 3)
-    assert features.spec == InputSpec((1,), (4, 3))
+    assert features.categories.tolist() == [[4, 1], [3, 3], [1, 3], [0, 3], [3, 1]]
+    assert features.cardinalities == (5, 4)
+    assert features.spec == InputSpec((1,), (5, 4))
 
 
 def test_categories_as_columns() -> None:
@@ -115,7 +115,7 @@ def test_categories_alone() -> None:
     rows = table(words=[["b"], ["a"], ["a"]])
     assert fit(rows).transform(rows).spec == InputSpec((3,))
     features = fit(rows, one_hot=False).transform(rows)
-    assert features.spec == InputSpec((0,), (4,))
+    assert features.spec == InputSpec((0,), (5,))
     assert [tensor.shape for tensor in features.inputs(TRAIN[:2])] == [(2, 0), (2, 1)]
     silent = table(words=[[None], [None], [None]])
     assert fit(silent).transform(silent).x.tolist() == [[1], [1], [1]]
@@ -124,7 +124,7 @@ def test_categories_alone() -> None:
 def test_too_many_categories_for_columns() -> None:
     rows = table(words=[[str(row)] for row in range(5000)])
     refused("column 'k0' has 5000 categories", fit, rows, train=np.arange(5000))
-    assert fit(rows, one_hot=False, train=np.arange(5000)).transform(rows).cardinalities == (5002,)
+    assert fit(rows, one_hot=False, train=np.arange(5000)).transform(rows).cardinalities == (5003,)
 
 
 def test_images_by_channel() -> None:

@@ -19,8 +19,10 @@ from vfl_common.cli.federation import Federation, divide, to_toml
 from vfl_common.cli.live import Lines, Track, sentence
 from vfl_common.cli.main import DEMO
 from vfl_common.cli.processes import Process, culprit, end_all, wait_all
+from vfl_common.config.base import read_toml
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.config.study import load_study
 from vfl_common.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -52,6 +54,8 @@ def test_every_example_can_be_read(path: Path) -> None:
         assert place is not None
         assert party.data is not None
         assert Path(party.data.source).exists()
+    elif path.parent.name == "study":
+        assert load_study(path)[1]
     else:
         data = divide(load_recipe(path), path.parent)
         assert all(each.source.startswith("sklearn:") or Path(each.source).exists() for each in data.values())
@@ -124,7 +128,7 @@ def test_written_files_are_what_the_programs_read(tmp_path: Path) -> None:
     loaded = load_recipe(DEMO, seed=7)
     folder = tmp_path / "run" / "federation"
     federation = Federation(loaded, tmp_path, folder, divide(loaded, EXAMPLES), EXAMPLES)
-    federation.write(DEMO)
+    federation.write(read_toml(DEMO) | {"seed": 7})
     federation.write_party("bank", "127.0.0.1:4000")
     party = load_party(federation.party_path("bank"))
     assert (party.server, party.out, party.data) == ("127.0.0.1:4000", str(tmp_path), federation.data["bank"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.base import parse, read_toml
+from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, ViewSettings
 from vfl_common.config.recipe import PartySettings, Recipe, SimulateSettings
 from vfl_common.errors import Code, InputError
@@ -39,10 +39,9 @@ class Federation:
     def party_path(self, name: str) -> Path:
         return self.folder / f"{name}.toml"
 
-    def write(self, source: Path) -> None:
-        """Everything but the party files, which need the server's address. ``source``: the recipe as it was given."""
-        tables = read_toml(source) | {"seed": self.recipe.seed}
-        tables.pop("simulate", None)
+    def write(self, source: Mapping[str, Any]) -> None:
+        """Everything but the party files, which need the server's address. ``source``: the recipe's tables."""
+        tables = {key: value for key, value in source.items() if key != "simulate"}
         certs = self.folder / "certs"
         try:
             certs.mkdir(parents=True)
@@ -125,7 +124,10 @@ def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings, shar
 
 def _absolute(data: DataSettings, base: Path) -> DataSettings:
     source = data.source if data.source.startswith(_NAMED) else str((base / data.source).resolve())
-    return data.model_copy(update={"source": source, "download_dir": str((base / data.download_dir).resolve())})
+    paths = {"source": source, "download_dir": str((base / data.download_dir).resolve())}
+    if data.unaligned is not None:
+        paths["unaligned"] = str((base / data.unaligned).resolve())
+    return data.model_copy(update=paths)
 
 
 def _invalid(recipe: Recipe, what: str) -> InputError:

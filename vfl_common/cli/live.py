@@ -33,6 +33,7 @@ class Track:
     _began: tuple[float, float] = (0.0, 0.0)  # when the phase was first seen, and how far it was then
     _within: str = ""
     _metrics: dict[str, float] = field(default_factory=dict)
+    _parties: dict[str, dict[str, float]] = field(default_factory=dict)  # where each has losses of its own
 
     def update(self, event: Event, now_s: float) -> None:
         """One progress event. Within a round ``round`` counts from 0 and has batches; after a round, from 1."""
@@ -43,6 +44,7 @@ class Track:
         if phase != self.phase or done < self.done:  # the next phase, or a rollback
             self.phase, self._began = phase, (now_s, done)
         self.done, self._metrics = done, dict(event.get("metrics", {}))
+        self._parties = dict(event.get("parties", {}))
         self._within = f"batch {event['batch']}/{batches}" if batches else ""
 
     @property
@@ -57,12 +59,24 @@ class Track:
             return None
         return (now_s - began_s) / (self.done - begin) * max(0.0, self.total - self.done)
 
+    def _self_supervised(self) -> list[str]:
+        """``local loss a -0.71 b -0.69  kept 93%``: each party's loss, and the least share of variance kept."""
+        parts, kept = [], []
+        for step in ("cross", "local"):
+            found = {name: each for name, each in self._parties.items() if f"{step} loss" in each}
+            if found:
+                losses = " ".join(f"{name} {each[f'{step} loss']:.3g}" for name, each in found.items())
+                parts.append(f"{step} loss {losses}")
+                kept += [each.get(f"{step} spread", 1.0) for each in found.values()]
+        return [*parts, f"variance kept {min(kept):.0%}"] if kept else parts
+
     def text(self, now_s: float) -> str:
         """``round 3/20  batch 5/22  train loss 0.31  validation accuracy 0.94  2 s left``."""
         under_way = int(self.done) + bool(self._within)
         parts = [f"round {under_way}/{self.total}" if self.total else f"round {under_way}", self._within]
         shown = ["train loss", *(name for name in (f"validation {m}" for m in _METRICS) if name in self._metrics)][:2]
         parts += [f"{name} {self._metrics[name]:.3g}" for name in shown if name in self._metrics]
+        parts += self._self_supervised()
         left_s = self.left_s(now_s)
         if left_s is not None and self.done < (self.total or 0):
             parts.append(f"{left_s:.0f} s left")

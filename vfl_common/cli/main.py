@@ -35,6 +35,7 @@ def cli() -> None:
     Examples:
       vfl demo                              five processes learn digits, in half a minute
       vfl simulate examples/diabetes.toml   the same with a recipe
+      vfl study examples/study/digits.toml  several methods, seeds and numbers of labels, as a table
       vfl report runs/20260101-120000-digits-1f2e
       vfl certs ca
     """
@@ -86,6 +87,31 @@ def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_goin
       vfl simulate recipe.toml --seed 7 --json | tail -n 1 > result.json
     """
     _simulate(recipe, out, as_json, seed, keep_going)
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("study", type=click.Path(path_type=Path))
+@_out
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Federations at a time.")
+@click.option("--json", "as_json", is_flag=True, help="Instead of progress and table, JSON lines.")
+def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
+    """Run methods x seeds x numbers of labelled rows, and compare them.
+
+    STUDY is a TOML file that names a recipe, seeds, numbers of labels, and methods with their phases
+    (docs/how-to.md). Each run is a federation like those of `vfl simulate`, one after the other; a pretraining is run
+    once and shared by all numbers of labels. Stopped or killed, the study goes on with the same command: finished runs
+    are not repeated. A run that fails does not stop the others.
+
+    \b
+    In OUT/<study>/: a folder for each run, results.csv, results.png
+
+    \b
+    Example:
+      vfl study examples/study/digits.toml
+    """
+    from vfl_common.cli.study_show import show_study
+
+    show_study(study, out, jobs=jobs, as_json=as_json)
 
 
 @cli.command(epilog=EXIT_CODES)

@@ -16,6 +16,8 @@ from typing import Any
 
 import click
 
+from vfl_common.cli.launcher import Forked, Launcher
+
 _ORDERLY_S = 5.0  # between SIGTERM and SIGKILL
 LOST = 3  # the exit code for a process that was killed: see EXIT_CODES
 
@@ -43,6 +45,7 @@ class Process:
         folder: for its output; is made.
         threads: for torch and its libraries.
         modules: a folder in which modules of the user's own may lie (encoders of kind ``custom``).
+        launcher: forks the process, with its own number of threads; without one it is started afresh.
     """
 
     def __init__(
@@ -54,57 +57,56 @@ class Process:
         threads: int,
         modules: Path | None = None,
         events: queue.SimpleQueue[dict[str, Any]] | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.name, self.args = name, tuple(args)
         self._stderr = folder / "stderr"
         folder.mkdir(parents=True, exist_ok=True)
-        stdout = subprocess.PIPE if events is not None else (folder / "stdout").open("ab")
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        if modules is not None:
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH", "")]))
-        with self._stderr.open("ab") as stderr:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "vfl_common.cli.child", *args],
-                stdin=subprocess.PIPE,
-                stdout=stdout,
-                stderr=stderr,
-                env=environment,
-                start_new_session=True,  # Ctrl-C at the terminal reaches the launcher alone, which ends the others
-            )
-        if not isinstance(stdout, int):
-            stdout.close()
-        self._reader: threading.Thread | None = None
+        stdin, self._alive = os.pipe()  # nothing is written: the process ends when this end is closed
+        said: int | None = None
         if events is not None:
-            self._reader = threading.Thread(target=self._read, args=[events], daemon=True)
+            said, stdout = os.pipe()
+        else:
+            stdout = os.open(folder / "stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        with self._stderr.open("ab") as stderr:
+            self._process: subprocess.Popen[bytes] | Forked
+            if launcher is not None:
+                self._process = launcher.start(
+                    args, stdin=stdin, stdout=stdout, stderr=stderr.fileno(), cwd=Path.cwd(), modules=modules
+                )
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "vfl_common.cli.child", *args],
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=_environment(threads, modules),
+                    start_new_session=True,  # Ctrl-C at the terminal reaches `vfl` alone, which ends the others
+                )
+        os.close(stdin)
+        os.close(stdout)
+        self._reader: threading.Thread | None = None
+        if events is not None and said is not None:
+            self._reader = threading.Thread(target=_read, args=[said, events], daemon=True)
             self._reader.start()
-
-    def _read(self, events: queue.SimpleQueue[dict[str, Any]]) -> None:
-        assert self._popen.stdout is not None  # noqa: S101 - a pipe
-        with self._popen.stdout as lines:
-            for line in lines:
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue  # not ours: a library's own words
-                if isinstance(event, dict) and "event" in event:
-                    events.put(event)
 
     @property
     def status(self) -> int | None:
         """None while it runs, else its exit code; negative: the signal that killed it."""
-        return self._popen.poll()
+        return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal; nothing where the process has ended."""
-        self._popen.send_signal(number)
+        self._process.send_signal(number)
 
     def wait(self) -> None:
         """Until it has ended and its last event has been read."""
-        self._popen.wait()
+        self._process.wait()
         if self._reader is not None:
             self._reader.join()
-        if self._popen.stdin is not None:
-            self._popen.stdin.close()
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
 
     def sentence(self) -> str:
         """Why it ended: its own error, or the signal that killed it."""
@@ -122,6 +124,25 @@ class Process:
         """What the launcher tells of it, once it has failed."""
         status = self.status or 0
         return ProcessFailed(self.name, self.sentence(), LOST if status < 0 else status)
+
+
+def _environment(threads: int, modules: Path | None) -> dict[str, str]:
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    if modules is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH", "")]))
+    return environment
+
+
+def _read(fd: int, events: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Puts the events of one process's standard output into ``events``, until it ends."""
+    with os.fdopen(fd, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # not ours: a library's own words
+            if isinstance(event, dict) and "event" in event:
+                events.put(event)
 
 
 def culprit(ended: Sequence[Process]) -> Process:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vfl_common.cli.federation import Federation, divide, settings_of
+from vfl_common.cli.launcher import Launcher, launching
 from vfl_common.cli.live import View, view
 from vfl_common.cli.processes import Process, ProcessFailed, culprit, end_all
-from vfl_common.config.recipe import load_recipe
+from vfl_common.config.base import parse, read_toml
+from vfl_common.config.recipe import Recipe
 
 _TICK_S = 0.1
 _GRACE_S = 10.0  # for the others to end by themselves once one has failed
@@ -32,16 +36,39 @@ def simulate(recipe_path: Path, out: Path, *, seed: int | None = None, keep_goin
 
     Raises InputError where the recipe cannot be used, ProcessFailed where a process of the federation failed.
     """
-    recipe = load_recipe(recipe_path, seed=seed)
-    base = recipe_path.resolve().parent
-    data = divide(recipe, base)
-    folder = out / _new_run_id(recipe.name)
-    federation = Federation(recipe, out, folder / "federation", data, base)
-    federation.write(recipe_path)
-    with view(recipe) as screen:
+    tables = read_toml(recipe_path) | ({} if seed is None else {"seed": seed})
+    recipe = parse(Recipe, tables, str(recipe_path))
+    base, folder = recipe_path.resolve().parent, out / _new_run_id(recipe.name)
+    divide(recipe, base)  # what is wrong there is told before anything starts
+    with launching(settings_of(recipe).threads) as launcher, view(recipe) as screen:
         screen.say(f"run {folder.name}: everything of it lies in {folder}")
-        Simulation(federation, folder, screen, keep_going).run()
+        run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)
     return folder
+
+
+def run_federation(
+    tables: Mapping[str, Any],
+    recipe: Recipe,
+    base: Path,
+    folder: Path,
+    screen: View,
+    launcher: Launcher | None,
+    *,
+    keep_going: bool = False,
+    stop: threading.Event | None = None,
+) -> None:
+    """Runs one federation to its end; its run gets the name of ``folder``, which must not be there.
+
+    Args:
+        tables: the recipe as it was written; ``recipe`` is the same, read.
+        base: the folder from which the recipe's relative paths are taken.
+        stop: set, from another thread, it ends the federation.
+
+    Raises InputError and ProcessFailed.
+    """
+    federation = Federation(recipe, folder.parent, folder / "federation", divide(recipe, base), base)
+    federation.write(tables)
+    Simulation(federation, folder, screen, keep_going, launcher, stop).run()
 
 
 @dataclass
@@ -52,6 +79,8 @@ class Simulation:
     folder: Path
     screen: View
     keep_going: bool = False
+    launcher: Launcher | None = None  # without one, processes are started afresh
+    stop: threading.Event | None = None
     processes: dict[str, Process] = field(default_factory=dict)
     _events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     _started: bool = False
@@ -73,19 +102,28 @@ class Simulation:
         args += ["--ca", str(federation.folder / "certs" / "ca.pem")]
         args += ["--out", str(federation.out), "--run-id", self.folder.name]
         self.processes[recipe.server] = Process(
-            recipe.server, args, self.folder / recipe.server, threads=1, events=self._events
+            recipe.server,
+            args,
+            self.folder / recipe.server,
+            threads=1,
+            events=self._events,
+            launcher=self.launcher,
         )
 
     def _start_party(self, name: str, *options: str) -> None:
         threads = settings_of(self.federation.recipe).threads
         args = ["vfl-party", "run", str(self.federation.party_path(name)), *options]
-        self.processes[name] = Process(name, args, self.folder / name, threads=threads, modules=self.federation.base)
+        self.processes[name] = Process(
+            name, args, self.folder / name, threads=threads, modules=self.federation.base, launcher=self.launcher
+        )
 
     def _until_all_ended(self) -> None:
         server = self.federation.recipe.server
         server_ended_s: float | None = None
         while any(process.status is None for process in self.processes.values()):
             self._show(_TICK_S)
+            if self.stop is not None and self.stop.is_set():
+                raise ProcessFailed(self.folder.name, "stopped", 130)
             if self._note_failures():
                 self._settle()
                 raise culprit(self._failed).failure()

@@ -50,6 +50,7 @@ class DataSettings(Section):
     download: bool = False  # torchvision sets
     download_dir: str = "data"
     view: ViewSettings | None = None
+    unaligned: str | None = None  # more rows, as `source` but in no canonical order: for local self-supervision alone
     limit: PositiveInt | None = None  # only the first rows, to try things out
 
     @property
@@ -68,3 +69,10 @@ def ids_only(settings: DataSettings) -> DataSettings:
     if settings.is_named:
         return settings
     return settings.model_copy(update={"columns": (), "drop": (), "numeric": (), "categorical": ()})
+
+
+def unaligned_of(settings: DataSettings) -> DataSettings | None:
+    """The same data, its rows from ``unaligned``; None where there is none."""
+    if settings.unaligned is None:
+        return None
+    return settings.model_copy(update={"source": settings.unaligned, "unaligned": None, "label": None})

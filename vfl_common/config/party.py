@@ -57,6 +57,7 @@ def load_party(path: Path) -> PartyFile:
             update={
                 "source": data.source if named else absolute(data.source),
                 "download_dir": absolute(data.download_dir),
+                "unaligned": data.unaligned and absolute(data.unaligned),
             }
         )
     tls = TlsSettings(**{name: absolute(value) for name, value in party.tls.model_dump().items()})

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt, model_validator
 from vfl_common.config.base import Section, parse, read_toml
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
+from vfl_common.files import PLAIN_NAME
 
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")
@@ -34,10 +35,16 @@ class PartySettings(Section):
 
 
 class RowsSettings(Section):
-    """How the aligned rows are divided, the same at every party: drawn from the seed, not from the labels."""
+    """How the rows that all parties hold are divided, the same at every party: drawn from the seed, not the labels.
+
+    ``aligned`` and ``labelled`` are for experiments on what few aligned, and fewer labelled, rows do: the training
+    rows beyond them count as rows that a party cannot match with the others', or whose labels nobody knows.
+    """
 
     validation: Fraction = 0.1
     test: Fraction = 0.2
+    aligned: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # share of the training rows
+    labelled: PositiveInt | None = None  # how many of the aligned training rows; default: all
 
 
 class PhaseSettings(Section):
@@ -57,12 +64,22 @@ class PhaseSettings(Section):
         return value
 
 
+class StartSettings(Section):
+    """The finished run whose encoders every party begins with, from its own folder of runs.
+
+    ``phases``: that run's, as its recipe has them: they say what the encoder is made of.
+    """
+
+    run: Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
+    phases: tuple[PhaseSettings, ...] = ()
+
+
 class RunSettings(Section):
     """Deadlines and intervals of a run."""
 
     rejoin_deadline_s: Seconds = 60.0  # how long the others wait for a party that was lost
     join_deadline_s: Seconds = 300.0  # how long the server waits for all parties at the start
-    step_timeout_s: Seconds = 600.0  # how long a living party may take for one step
+    step_timeout_s: Seconds = 600.0  # for one step of a living party; at the server from the first party's arrival on
     heartbeat_s: Seconds = 2.0
     lost_after_s: Seconds = 15.0  # a party that is silent for so long counts as lost
     checkpoint_every: PositiveInt = 1  # rounds
@@ -96,6 +113,7 @@ class Recipe(Section):
     rows: RowsSettings = RowsSettings()
     model: ModelSettings
     phases: Annotated[tuple[PhaseSettings, ...], Field(min_length=1)]
+    start: StartSettings | None = None
     run: RunSettings = RunSettings()
     simulate: SimulateSettings | None = None
 

@@ -6,7 +6,23 @@ Modules are built on the CPU inside ``seeded(...)``, so that their weights are t
 from vfl_common.models.combine import combine, combined_size
 from vfl_common.models.encoder import build_encoder, checked_encoder
 from vfl_common.models.init import seeded
+from vfl_common.models.parts import mark_top, top_state
+from vfl_common.models.projector import build_predictor, build_projector
 from vfl_common.models.spec import InputSpec
 from vfl_common.models.top import build_top
+from vfl_common.models.towers import TwoTowers
 
-__all__ = ["InputSpec", "build_encoder", "build_top", "checked_encoder", "combine", "combined_size", "seeded"]
+__all__ = [
+    "InputSpec",
+    "TwoTowers",
+    "build_encoder",
+    "build_predictor",
+    "build_projector",
+    "build_top",
+    "checked_encoder",
+    "combine",
+    "combined_size",
+    "mark_top",
+    "seeded",
+    "top_state",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_common.config.models import CnnSettings
+from vfl_common.models.parts import mark_top
 from vfl_common.models.spec import InputSpec
 
 
@@ -12,10 +13,11 @@ def build_cnn(settings: CnnSettings, spec: InputSpec, embedding_size: int) -> nn
     """Blocks of convolution 3x3, batch norm, ReLU, pooling 2x2; then linear.
 
     A block does not pool an image that is less than two pixels high or wide. x: [B, C, H, W]; returns
-    [B, embedding_size].
+    [B, embedding_size]. Its top is all above the first block.
     """
     channels, height, width = spec.shape
     modules: list[nn.Module] = []
+    first_block = 0
     for out_channels in settings.channels:
         modules.append(nn.Conv2d(channels, out_channels, 3, padding=1, bias=not settings.batch_norm))
         if settings.batch_norm:
@@ -25,4 +27,6 @@ def build_cnn(settings: CnnSettings, spec: InputSpec, embedding_size: int) -> nn
             modules.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
         channels = out_channels
-    return nn.Sequential(*modules, nn.Flatten(), nn.Linear(channels * height * width, embedding_size))
+        first_block = first_block or len(modules)
+    encoder = nn.Sequential(*modules, nn.Flatten(), nn.Linear(channels * height * width, embedding_size))
+    return mark_top(encoder, *(str(layer) for layer in range(first_block, len(encoder))))

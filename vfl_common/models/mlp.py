@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from vfl_common.config.models import MlpSettings
+from vfl_common.models.parts import mark_top
 from vfl_common.models.spec import InputSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
@@ -36,8 +37,8 @@ def layers(
 
 
 def build_mlp(settings: MlpSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """x: [B, *spec.shape], flattened (images too); returns [B, embedding_size]."""
-    return nn.Sequential(
+    """x: [B, *spec.shape], flattened (images too); returns [B, embedding_size]. Its top is the last layer."""
+    encoder = nn.Sequential(
         nn.Flatten(),
         *layers(
             math.prod(spec.shape),
@@ -48,3 +49,4 @@ def build_mlp(settings: MlpSettings, spec: InputSpec, embedding_size: int) -> nn
             dropout=settings.dropout,
         ),
     )
+    return mark_top(encoder, str(len(encoder) - 1))

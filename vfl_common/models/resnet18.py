@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_common.config.models import ResNet18Settings
+from vfl_common.models.parts import mark_top
 from vfl_common.models.spec import InputSpec
 
 
@@ -12,7 +13,8 @@ def build_resnet18(settings: ResNet18Settings, spec: InputSpec, embedding_size: 
     """ResNet-18 (He et al. 2016) with random weights.
 
     For small images the stem is a 3x3 convolution of stride 1, without pooling, as is usual on CIFAR.
-    x: [B, C, H, W]; returns [B, embedding_size].
+    x: [B, C, H, W]; returns [B, embedding_size]. Its top is all above the first
+    stage of blocks.
     """
     from torchvision.models import resnet18
 
@@ -25,4 +27,4 @@ def build_resnet18(settings: ResNet18Settings, spec: InputSpec, embedding_size: 
         stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
     model.conv1 = stem
-    return model
+    return mark_top(model, "layer2", "layer3", "layer4", "fc")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vfl_common.config.models import TabularSettings
 from vfl_common.models.mlp import layers
+from vfl_common.models.parts import mark_top
 from vfl_common.models.spec import InputSpec
 
 
@@ -42,5 +43,9 @@ class TabularEncoder(nn.Module):
 
 
 def build_tabular(settings: TabularSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """x: [B, F]; categories: int64 [B, K] where the spec has K cardinalities; returns [B, embedding_size]."""
-    return TabularEncoder(settings, spec, embedding_size)
+    """x: [B, F]; categories: int64 [B, K] where the spec has K cardinalities; returns [B, embedding_size].
+
+    Its top is the last layer.
+    """
+    encoder = TabularEncoder(settings, spec, embedding_size)
+    return mark_top(encoder, f"mlp.{len(encoder.mlp) - 1}")

@@ -55,8 +55,10 @@ class ExchangeHub:
 
     Args:
         run_id, generation: a stream attaches with both.
-        roster: the passive parties, in the recipe's order.
+        roster: the parties that send, in the recipe's order.
         timeout_s: how long a living party may take for one step.
+        from_first: a step's time runs from the first bundle's arrival, not from ``collect``: what the parties do on
+            their own before it takes as long as it takes.
         allocate: buffers for what arrives (pinned where the device is a GPU).
     """
 
@@ -69,10 +71,11 @@ class ExchangeHub:
         *,
         timeout_s: float,
         allocate: Allocate | None = None,
+        from_first: bool = False,
     ) -> None:
         self.run_id, self.generation, self.roster = run_id, generation, tuple(roster)
         self.ledger = ledger
-        self._timeout_s, self._allocate = timeout_s, allocate
+        self._timeout_s, self._allocate, self._from_first = timeout_s, allocate, from_first
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._expect: BundleSpec | None = None  # the main thread only
         self._lock = threading.Lock()  # guards what follows
@@ -151,11 +154,13 @@ class ExchangeHub:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         with self._lock:
             self._step, self._expect, self._owed = step, expect, {}
-        started_s = now_s = time.monotonic()
+        now_s = time.monotonic()
+        started_s = None if self._from_first else now_s
         while True:
             if self._ended is not None:
                 raise self._ended
-            decision = decide(now_s - started_s, self._arrived.keys(), self.roster, self._timeout_s)
+            waited_s = 0.0 if started_s is None else now_s - started_s
+            decision = decide(waited_s, self._arrived.keys(), self.roster, self._timeout_s)
             if isinstance(decision, Proceed):
                 return {party: self._arrived[party] for party in self.roster}
             if isinstance(decision, GiveUp):
@@ -173,12 +178,16 @@ class ExchangeHub:
                 if arrived is not None and party is not None:
                     arrived(party, self._arrived[party])
             now_s = time.monotonic()
+            if started_s is None and self._arrived:
+                started_s = now_s
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         if step != self._step or set(replies) != set(self._arrived):
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
+        encoded: dict[int, list[Encoded]] = {}  # one bundle may be the reply to all
         for party, bundle in replies.items():  # the first reply is on its way while the second is encoded
-            frames = encode(step, bundle)
+            frames = encoded.get(id(bundle)) or encode(step, bundle)
+            encoded[id(bundle)] = frames
             with self._lock:
                 self._replies[party] = (step, frames)
                 self._owed[party].outbox.put(frames)
@@ -262,11 +271,11 @@ class ExchangeService:
     def _admitted(self, context: Context) -> Iterator[str]:
         """The caller's name, while its stream lasts.
 
-        Raises PeerError where it is no passive party, or holds too many streams already: each takes a thread.
+        Raises PeerError where it has no part in this exchange, or holds too many streams already: each takes a thread.
         """
         party = caller(context)
         if party not in self._roster:
-            text = f"{party} is not a passive party of this recipe"
+            text = f"{party} has no part in this exchange"
             raise PeerError(Code.ROLE_MISMATCH, text, public=text, party=party)
         with self._changed:
             if self._held[party] >= MAX_STREAMS:

@@ -17,6 +17,7 @@ from vfl_common.files import PLAIN_NAME
 from vfl_common.identity.credentials import Credentials
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.phase import Aggregation
 from vfl_common.rpc.channel import PROTOCOL, connect, split_address
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.tcp import TcpMeter
@@ -38,6 +39,7 @@ class Joining:
     run_id: str = ""
     checkpoints: tuple[str, ...] = ()
     exchange_address: str = ""
+    aggregations: tuple[Aggregation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Session:
                 exchange_address=joining.exchange_address,
                 pid=joining.pid,
                 device=joining.device,
+                aggregations=[_described(aggregation) for aggregation in joining.aggregations],
             )
             self._send(control_pb2.PartyMessage(join=message))
             patience_s = self.wait_s
@@ -294,6 +297,13 @@ class Session:
         self._inbox.put(error)
         if watcher is not None:
             watcher(error)
+
+
+def _described(aggregation: Aggregation) -> control_pb2.Aggregation:
+    described = control_pb2.Aggregation(phase=aggregation.phase, rounds=aggregation.rounds)
+    for name, each in aggregation.spec.tensors.items():
+        described.tensors.add(name=name, dtype=int(each.dtype), shape=each.shape)
+    return described
 
 
 def _refused(error: grpc.Call) -> bool:

@@ -17,7 +17,8 @@ from vfl_common.models import InputSpec
 from vfl_party.data import checks
 from vfl_party.data.table import Table
 
-UNKNOWN, MISSING, RESERVED = 0, 1, 2  # codes: a category not seen in training; no category; the first category
+# Codes: a category not seen in training; no category; one that augmentation hides; the first category.
+UNKNOWN, MISSING, HIDDEN, RESERVED = 0, 1, 2, 3
 MOST_ONE_HOT = 4096  # columns; beyond, one-hot is a mistake more often than a wish
 
 Floats = npt.NDArray[np.float32]
@@ -30,7 +31,7 @@ class Features:
     """Encoder inputs of all rows, on one device.
 
     x: float32 [N, F] or [N, C, H, W]; categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a
-    category not seen in training, 1 a missing one.
+    category not seen in training, 1 a missing one, 2 one that augmentation hides (self-supervised methods alone).
     """
 
     x: torch.Tensor
@@ -46,6 +47,13 @@ class Features:
         index = torch.as_tensor(rows, device=self.x.device)
         x_B = self.x.index_select(0, index)
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
+
+    def followed_by(self, other: Features) -> Features:
+        """These rows, then the other's, which were prepared alike."""
+        categories = None
+        if self.categories is not None and other.categories is not None:
+            categories = torch.cat([self.categories, other.categories])
+        return Features(torch.cat([self.x, other.x]), categories, self.cardinalities)
 
     def to(self, device: torch.device | str) -> Features:
         categories = None if self.categories is None else self.categories.to(device)
@@ -183,7 +191,7 @@ class Preprocessor:
         columns = np.zeros((len(codes_NK), sum(widths)), np.float32)
         for k, offset in enumerate(np.cumsum([0, *widths[:-1]])):
             rows = np.flatnonzero(codes_NK[:, k] != UNKNOWN)
-            columns[rows, offset + codes_NK[rows, k] - 1] = 1.0
+            columns[rows, offset + np.maximum(codes_NK[rows, k] - HIDDEN, 0)] = 1.0
         return columns
 
 

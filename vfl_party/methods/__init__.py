@@ -8,20 +8,26 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import nn
+
 from vfl_common.config.base import Section, parse
 from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.phase import Phase
-from vfl_party.context import Party
+from vfl_party.context import MakeEncoder, Party
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a method's folder exports as ``METHOD``: its settings, and a side for each role."""
+    """What a method's folder exports as ``METHOD``: its settings, and a side for each role.
+
+    ``encoder``: the encoder that the phase trains and hands on to those after it, where that is not a single one.
+    """
 
     settings: type[Section]
     active: Callable[[Party, str, Section], Phase]  # party, the phase's name, its settings
     passive: Callable[[Party, str, Section], Phase]
+    encoder: Callable[[Section, MakeEncoder], nn.Module] | None = None
 
 
 def kinds() -> list[str]:
@@ -42,6 +48,18 @@ def load_method(kind: str) -> Method:
 def parse_settings(phase: PhaseSettings) -> Section:
     """The phase's settings as its method's model. Raises InputError."""
     return parse(load_method(phase.kind).settings, phase.settings, f"recipe: phases: {phase.name}")
+
+
+def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
+    """The encoder that the recipe's phases work on: as the first method says that wants it otherwise than single.
+
+    The phases of the run that this one starts from count too. Raises InputError.
+    """
+    for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
+        method = load_method(phase.kind)
+        if method.encoder is not None:
+            return method.encoder(parse_settings(phase), make)
+    return make("encoder")
 
 
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vfl_common.config.recipe import Recipe, first_difference
-from vfl_common.errors import Code, LostError, PeerError, VflError
+from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.ledger import Entry, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.phase import Aggregation
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import clean, to_failure
 from vfl_common.summary import PartySummary
-from vfl_server.control import membership
+from vfl_server.control import aggregations, membership
 from vfl_server.control.run_state import RunState, move
 
 Job = Literal["train", "predict"]
@@ -30,6 +31,7 @@ Emit = Callable[..., None]
 
 MAX_TEXT = 200  # characters of what a party says of itself
 MAX_RECIPE = 16_384  # characters by which a party's recipe may be longer than ours, to look for the difference
+MAX_METRICS = 32  # in a party's progress
 MAX_ENTRIES = 4_096  # ledger lines in a report
 
 
@@ -42,6 +44,8 @@ class Member:
     heard_s: float
     joined: bool = False
     join: control_pb2.Join = field(default_factory=control_pb2.Join)
+    aggregations: tuple[Aggregation, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)  # of its last progress
     report: control_pb2.Report | None = None
 
 
@@ -53,7 +57,9 @@ class Coordinator:
         job: what this server runs.
         run_id: this run's name.
         generation: the last generation that an earlier process of this server started.
-        on_start: called, under the lock, with (generation, checkpoint) when a generation starts.
+        on_start: called, under the lock, with (generation, checkpoint, what all parties aggregate) when a generation
+            starts, before the parties are told.
+        on_end: called, under the lock, when a generation that was started ends, or the run does, with the reason.
         emit: tells the person or program in front of the server what happens.
     """
 
@@ -64,13 +70,15 @@ class Coordinator:
         run_id: str,
         generation: int,
         *,
-        on_start: Callable[[int, str], None],
+        on_start: Callable[[int, str, tuple[Aggregation, ...]], None],
+        on_end: Callable[[VflError], None] = lambda _: None,
         emit: Emit,
     ) -> None:
         self.recipe, self.job, self.run_id, self.generation = recipe, job, run_id, generation
         self._roster = tuple(party.name for party in recipe.parties)
+        self._phases = tuple(phase.name for phase in recipe.phases)
         self._canonical = recipe.canonical_json()
-        self._on_start, self._emit = on_start, emit
+        self._on_start, self._on_end, self._emit = on_start, on_end, emit
         self._lock = threading.Condition()
         self._members: dict[str, Member] = {}
         self._identities: dict[str, PartySummary] = {}
@@ -189,9 +197,10 @@ class Coordinator:
 
     def _join(self, member: Member, join: control_pb2.Join) -> None:
         self._admit(member.name, join)
+        declared = aggregations.declared(join, self._phases if self.job == "train" else (), member.name)
         if self.state is RunState.RUNNING:  # it has left the generation before we noticed
             self._interrupt(f"{member.name} joins again", lost=[])
-        member.join, member.joined, member.report = join, True, None
+        member.join, member.joined, member.aggregations, member.report = join, True, declared, None
         self._identities[member.name] = PartySummary(
             name=member.name, role="active" if join.role == "active" else "passive", pid=join.pid, device=join.device
         )
@@ -223,6 +232,8 @@ class Coordinator:
                 raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
 
     def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
+        """The active party sets the pace of what is shown; the others' own losses are shown beside its own."""
+        member.metrics = {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
         if member.name == self.recipe.active.name:
             self._emit(
                 "progress",
@@ -232,10 +243,14 @@ class Coordinator:
                 batch=progress.batch,
                 batches=progress.batches,
                 steps=progress.steps,
-                metrics=dict(progress.metrics),
+                metrics=member.metrics,
+                parties={name: each.metrics for name, each in self._in_order() if each.metrics},
             )
-            if progress.note:
-                self._emit("note", party=member.name, note=progress.note[:500])
+        if progress.note:
+            self._emit("note", party=member.name, note=clean(progress.note)[:500])
+
+    def _in_order(self) -> list[tuple[str, Member]]:
+        return [(name, self._members[name]) for name in self._roster if name in self._members]
 
     def _decide(self, *, announce: bool = False) -> None:
         ready = {
@@ -259,7 +274,8 @@ class Coordinator:
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
         try:
-            self._on_start(self.generation, decision.checkpoint)
+            declared = {name: self._members[name].aggregations for name in self._roster}
+            self._on_start(self.generation, decision.checkpoint, aggregations.agreed(declared, self._phases))
         except VflError as error:
             self._fail(error)
             return
@@ -292,6 +308,7 @@ class Coordinator:
 
     def _interrupt(self, reason: str, lost: list[str]) -> None:
         self.state = move(self.state, RunState.WAITING)
+        self._on_end(InterruptedRun(reason))
         self._waiting_since_s = time.monotonic()
         self._deadline_s = self.recipe.run.rejoin_deadline_s
         interrupt = control_pb2.Interrupt(generation=self.generation, lost=lost, reason=reason)
@@ -322,6 +339,7 @@ class Coordinator:
         if self.state is RunState.RUNNING and set(reports) == set(self._roster):
             self._reports = reports
             self.state = move(self.state, RunState.COMPLETED)
+            self._on_end(InterruptedRun("the run is complete"))
             self.finished.set()
 
     def _aborted(self, member: Member, message: control_pb2.PartyMessage) -> None:
@@ -342,6 +360,7 @@ class Coordinator:
             return
         self.state = move(self.state, RunState.FAILED)
         self.failure = error
+        self._on_end(error)
         for member in self._members.values():
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)

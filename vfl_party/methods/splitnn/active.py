@@ -12,11 +12,11 @@ from vfl_common.errors import Code, InputError
 from vfl_common.metrics import evaluate, loss_fn, metric_names
 from vfl_common.models import combine
 from vfl_common.phase import Phase, RoundReport, Tree
-from vfl_common.seeds import batches
 from vfl_party.context import Party
 from vfl_party.exchange import NOTHING, expect
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining
+from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining, numbered
+from vfl_party.privacy.iso import IsoNoise
 from vfl_party.scoring import joint_outputs
 
 
@@ -26,12 +26,13 @@ def gradient(leaf: Tensor) -> Tensor:
 
 
 class ActiveSplitNN(Phase):
-    """One round is one epoch."""
+    """One round is ``validate_every`` epochs."""
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
-        self.name, self.rounds = name, settings.epochs
         self._party, self._settings = party, settings
-        self._training = OwnTraining(party, settings.optimizer, settings.epochs, settings.batch_size)
+        self._training = OwnTraining(party, name, settings)
+        self.name, self.rounds = name, self._training.rounds
+        self._iso = IsoNoise(settings.iso)
         self._loss = loss_fn(party.recipe.task)
         self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
         rule, task = settings.early_stopping, party.recipe.task.kind
@@ -49,9 +50,10 @@ class ActiveSplitNN(Phase):
         hub, top = party.need_hub(), party.models["top"]
         _, targets = party.need_labels()
         training.train_mode()
-        epoch = batches(party.recipe.seed, self.name, round_, party.rows("train"), self._settings.batch_size)
+        epochs = training.batches(round_)
+        steps = sum(map(len, epochs))
         total = torch.zeros((), device=party.device)
-        for batch, rows in enumerate(epoch):
+        for batch, (rows, last) in enumerate(numbered(epochs)):
             step = StepKey(self.name, round_, batch)
             training.zero_grad()
             y_B = party.take(targets, rows)
@@ -61,19 +63,21 @@ class ActiveSplitNN(Phase):
             loss = self._loss(top(combine(rule, [*own, *z_BD.values()])), y_B)
             loss.backward()  # type: ignore[no-untyped-call]
             # The parties go on while the top model is updated: every gradient is of the weights before the update.
-            hub.reply(step, Kind.GRADIENT, {name: {"dz": gradient(leaf)} for name, leaf in z_BD.items()})
+            dz_BD = {name: {"dz": self._iso.noise(gradient(leaf))} for name, leaf in z_BD.items()}
+            hub.reply(step, Kind.GRADIENT, dz_BD)
             training.step()
             total += loss.detach()
-            party.tick(self.name, round_, self.rounds, batch + 1, len(epoch))
-        training.end_epoch()
-        metrics = {"train": {"loss": total.item() / max(1, len(epoch))}}
-        after = self._validate(round_, len(epoch), metrics)
+            if last:
+                training.end_epoch()
+            party.tick(self.name, round_, self.rounds, batch + 1, steps)
+        metrics = {"train": {"loss": total.item() / max(1, steps)}}
+        after = self._validate(round_, steps, metrics)
         stop = self._verdict(round_, after, metrics)
         if self._best is None or not (stop or round_ + 1 == self.rounds) or self._best["round"] == round_:
-            return RoundReport(len(epoch), metrics, done=stop)
+            return RoundReport(steps, metrics, done=stop)
         kept = f"keeps the weights of round {self._best['round'] + 1}"
         note = f"{self.name} {'stops early after' if stop else 'ends with'} round {round_ + 1} and {kept}"
-        return RoundReport(len(epoch), metrics, done=stop, kept=self._best["metrics"], note=note)
+        return RoundReport(steps, metrics, done=stop, kept=self._best["metrics"], note=note)
 
     def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> int:
         party = self._party
@@ -107,11 +111,12 @@ class ActiveSplitNN(Phase):
         return stop
 
     def state(self) -> Tree:
-        return self._training.state() | {"best_epoch": self._best}
+        return self._training.state() | {"best_epoch": self._best, "iso": self._iso.state()}
 
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
         self._best = tree["best_epoch"]
+        self._iso.load_state(tree["iso"])
 
     def finish(self) -> None:
         self._training.restore_best()

@@ -6,43 +6,43 @@ import torch
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.phase import Phase, RoundReport, Tree
-from vfl_common.seeds import batches
 from vfl_party.context import Party
 from vfl_party.exchange import expect
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining
+from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining, numbered
 from vfl_party.scoring import send_embeddings
 
 
 class PassiveSplitNN(Phase):
-    """One round is one epoch."""
+    """One round is ``validate_every`` epochs."""
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
-        self.name, self.rounds = name, settings.epochs
         self._party, self._settings = party, settings
-        self._training = OwnTraining(party, settings.optimizer, settings.epochs, settings.batch_size)
+        self._training = OwnTraining(party, name, settings)
+        self.name, self.rounds = name, self._training.rounds
 
     def run_round(self, round_: int) -> RoundReport:
         party, training = self._party, self._training
         link, features, encoder = party.need_link(), party.need_features(), party.models["encoder"]
         training.train_mode()
-        epoch = batches(party.recipe.seed, self.name, round_, party.rows("train"), self._settings.batch_size)
-        inputs = features.inputs(epoch[0]) if epoch else ()
-        for batch in range(len(epoch)):
+        steps = numbered(training.batches(round_))
+        inputs = features.inputs(steps[0][0]) if steps else ()
+        for batch, (_, last) in enumerate(steps):
             step = StepKey(self.name, round_, batch)
             z_BD = encoder(*inputs)
             link.send(step, Kind.EMBEDDING, {"z": z_BD})
             # While the active party computes:
             training.zero_grad()
-            if batch + 1 < len(epoch):
-                inputs = features.inputs(epoch[batch + 1])
+            if batch + 1 < len(steps):
+                inputs = features.inputs(steps[batch + 1][0])
             reply = link.receive(step, expect(Kind.GRADIENT, dz=(torch.float32, tuple(z_BD.shape))))
             z_BD.backward(reply["dz"])
             training.step()
-            party.tick(self.name, round_, self.rounds, batch + 1, len(epoch))
-        training.end_epoch()
-        after = send_embeddings(party, self.name, round_, len(epoch), party.rows("validation"))
-        return RoundReport(len(epoch), done=self._verdict(round_, after))
+            if last:
+                training.end_epoch()
+            party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
+        after = send_embeddings(party, self.name, round_, len(steps), party.rows("validation"))
+        return RoundReport(len(steps), done=self._verdict(round_, after))
 
     def _verdict(self, round_: int, batch: int) -> bool:
         """Whether the active party ends the phase here."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
-from vfl_common.config.models import OptimizerSettings
+from vfl_common.config.budget import Budget
 
 
 class EarlyStopping(Section):
-    """Ends the phase when ``metric`` on the validation rows has not improved for ``patience`` epochs; all parties then
-    go back to their weights of the best epoch."""
+    """Ends the phase when ``metric`` on the validation rows has not improved for ``patience`` rounds; all parties then
+    go back to their weights of the best one."""
 
     patience: PositiveInt = 5
     metric: Literal["loss", "accuracy", "auc", "f1", "rmse"] = "loss"
@@ -22,10 +22,9 @@ class EarlyStopping(Section):
         return self.metric in ("loss", "rmse")
 
 
-class SplitNNSettings(Section):
-    """Epochs over the training rows; a step is one batch."""
+class SplitNNSettings(Budget):
+    """A step is one batch; a round, after which the parties validate and keep a checkpoint, so many epochs."""
 
-    epochs: PositiveInt
-    batch_size: PositiveInt = 64
-    optimizer: OptimizerSettings = OptimizerSettings()
+    validate_every: PositiveInt = 1  # epochs
+    iso: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # λ of the noise on the gradients that the active party sends
     early_stopping: EarlyStopping | None = None

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.optim import build_optimizer, build_schedule, clip
-from vfl_party.context import Party
+from vfl_common.seeds import batches
+from vfl_party.context import Party, Rows
+from vfl_party.methods.splitnn.settings import SplitNNSettings
 
 BEST, STOP = 1, 2  # bits of the active party's verdict on an epoch
 
@@ -18,17 +19,29 @@ BEST, STOP = 1, 2  # bits of the active party's verdict on an epoch
 class OwnTraining:
     """The party's optimizer and schedule over all its models, and a copy of their best weights."""
 
-    def __init__(self, party: Party, settings: OptimizerSettings, epochs: int, batch_size: int) -> None:
+    def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
+        rows, batch_size = party.rows("train"), settings.batch_size
+        self.epochs = settings.epochs_over(len(rows))
+        self.rounds = -(-self.epochs // settings.validate_every)
+        self._party, self._phase, self._every, self._batch_size = party, phase, settings.validate_every, batch_size
         self._models = nn.ModuleDict(party.models)
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
-        if norms and min(batch_size, len(party.rows("train"))) < 2:
+        if norms and min(batch_size, len(rows)) < 2:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
         self._params = list(self._models.parameters())
-        self._settings = settings
-        self._optimizer = build_optimizer(settings, self._params)
-        self._schedule = build_schedule(settings, self._optimizer, epochs)
+        self._settings = settings.optimizer
+        self._optimizer = build_optimizer(self._settings, self._params)
+        self._schedule = build_schedule(self._settings, self._optimizer, self.epochs)
         self._best: dict[str, Tensor] | None = None
+
+    def batches(self, round_: int) -> list[list[Rows]]:
+        """The epochs of a round, each its batches, the same at every party."""
+        begin = round_ * self._every
+        return [
+            batches(self._party.recipe.seed, self._phase, epoch, self._party.rows("train"), self._batch_size)
+            for epoch in range(begin, min(begin + self._every, self.epochs))
+        ]
 
     def train_mode(self) -> None:
         self._models.train()
@@ -63,3 +76,8 @@ class OwnTraining:
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
         self._best = tree["best"]
+
+
+def numbered(epochs: list[list[Rows]]) -> list[tuple[Rows, bool]]:
+    """The batches of some epochs one after the other, each with whether it is its epoch's last."""
+    return [(rows, batch + 1 == len(epoch)) for epoch in epochs for batch, rows in enumerate(epoch)]

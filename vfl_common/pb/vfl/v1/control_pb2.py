@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from vfl_common.pb.vfl.v1 import failure_pb2 as vfl_dot_v1_dot_failure__pb2
+from vfl_common.pb.vfl.v1 import tensor_pb2 as vfl_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14vfl/v1/control.proto\x12\x06vfl.v1\x1a\x14vfl/v1/failure.proto\"\xc6\x01\n\x0cPartyMessage\x12\x1c\n\x04join\x18\x01 \x01(\x0b\x32\x0c.vfl.v1.JoinH\x00\x12&\n\theartbeat\x18\x02 \x01(\x0b\x32\x11.vfl.v1.HeartbeatH\x00\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x10.vfl.v1.ProgressH\x00\x12 \n\x06report\x18\x04 \x01(\x0b\x32\x0e.vfl.v1.ReportH\x00\x12 \n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x42\x06\n\x04\x62ody\"\xca\x01\n\rServerMessage\x12\"\n\x07waiting\x18\x01 \x01(\x0b\x32\x0f.vfl.v1.WaitingH\x00\x12\x1e\n\x05start\x18\x02 \x01(\x0b\x32\r.vfl.v1.StartH\x00\x12&\n\tinterrupt\x18\x03 \x01(\x0b\x32\x11.vfl.v1.InterruptH\x00\x12\x1f\n\x04stop\x18\x04 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x12$\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x10.vfl.v1.CompleteH\x00\x42\x06\n\x04\x62ody\"\xa4\x01\n\x04Join\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x13\n\x0brecipe_json\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x13\n\x0b\x63heckpoints\x18\x06 \x03(\t\x12\x18\n\x10\x65xchange_address\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\"\x0b\n\tHeartbeat\"\xd5\x01\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\x04\x12.\n\x07metrics\x18\x05 \x03(\x0b\x32\x1d.vfl.v1.Progress.MetricsEntry\x12\r\n\x05\x62\x61tch\x18\x06 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x07 \x01(\r\x12\x0c\n\x04note\x18\x08 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x0bLedgerEntry\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdirection\x18\x04 \x01(\t\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\x12\x15\n\rmessage_bytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\"D\n\x08TcpCount\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\nsent_bytes\x18\x02 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\"\x81\x01\n\x06Report\x12#\n\x06ledger\x18\x01 \x03(\x0b\x32\x13.vfl.v1.LedgerEntry\x12\x1d\n\x03tcp\x18\x02 \x03(\x0b\x32\x10.vfl.v1.TcpCount\x12\x14\n\x0cmetrics_json\x18\x03 \x01(\t\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0e\n\x06wall_s\x18\x05 \x01(\x01\".\n\x07Waiting\x12\x0f\n\x07missing\x18\x01 \x03(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"Y\n\x05Start\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\ncheckpoint\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\"=\n\tInterrupt\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04lost\x18\x02 \x03(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\" \n\x08\x43omplete\x12\x14\n\x0csummary_json\x18\x01 \x01(\t2E\n\x07\x43ontrol\x12:\n\x07Session\x12\x14.vfl.v1.PartyMessage\x1a\x15.vfl.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14vfl/v1/control.proto\x12\x06vfl.v1\x1a\x14vfl/v1/failure.proto\x1a\x13vfl/v1/tensor.proto\"\xc6\x01\n\x0cPartyMessage\x12\x1c\n\x04join\x18\x01 \x01(\x0b\x32\x0c.vfl.v1.JoinH\x00\x12&\n\theartbeat\x18\x02 \x01(\x0b\x32\x11.vfl.v1.HeartbeatH\x00\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x10.vfl.v1.ProgressH\x00\x12 \n\x06report\x18\x04 \x01(\x0b\x32\x0e.vfl.v1.ReportH\x00\x12 \n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x42\x06\n\x04\x62ody\"\xca\x01\n\rServerMessage\x12\"\n\x07waiting\x18\x01 \x01(\x0b\x32\x0f.vfl.v1.WaitingH\x00\x12\x1e\n\x05start\x18\x02 \x01(\x0b\x32\r.vfl.v1.StartH\x00\x12&\n\tinterrupt\x18\x03 \x01(\x0b\x32\x11.vfl.v1.InterruptH\x00\x12\x1f\n\x04stop\x18\x04 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x12$\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x10.vfl.v1.CompleteH\x00\x42\x06\n\x04\x62ody\"\xcf\x01\n\x04Join\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x13\n\x0brecipe_json\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x13\n\x0b\x63heckpoints\x18\x06 \x03(\t\x12\x18\n\x10\x65xchange_address\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12)\n\x0c\x61ggregations\x18\n \x03(\x0b\x32\x13.vfl.v1.Aggregation\"S\n\x0b\x41ggregation\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12%\n\x07tensors\x18\x03 \x03(\x0b\x32\x14.vfl.v1.TensorHeader\"\x0b\n\tHeartbeat\"\xd5\x01\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\x04\x12.\n\x07metrics\x18\x05 \x03(\x0b\x32\x1d.vfl.v1.Progress.MetricsEntry\x12\r\n\x05\x62\x61tch\x18\x06 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x07 \x01(\r\x12\x0c\n\x04note\x18\x08 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x0bLedgerEntry\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdirection\x18\x04 \x01(\t\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\x12\x15\n\rmessage_bytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\"D\n\x08TcpCount\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\nsent_bytes\x18\x02 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\"\x81\x01\n\x06Report\x12#\n\x06ledger\x18\x01 \x03(\x0b\x32\x13.vfl.v1.LedgerEntry\x12\x1d\n\x03tcp\x18\x02 \x03(\x0b\x32\x10.vfl.v1.TcpCount\x12\x14\n\x0cmetrics_json\x18\x03 \x01(\t\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0e\n\x06wall_s\x18\x05 \x01(\x01\".\n\x07Waiting\x12\x0f\n\x07missing\x18\x01 \x03(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"Y\n\x05Start\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\ncheckpoint\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\"=\n\tInterrupt\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04lost\x18\x02 \x03(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\" \n\x08\x43omplete\x12\x14\n\x0csummary_json\x18\x01 \x01(\t2E\n\x07\x43ontrol\x12:\n\x07Session\x12\x14.vfl.v1.PartyMessage\x1a\x15.vfl.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,32 +35,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROGRESS_METRICSENTRY']._loaded_options = None
   _globals['_PROGRESS_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_PARTYMESSAGE']._serialized_start=55
-  _globals['_PARTYMESSAGE']._serialized_end=253
-  _globals['_SERVERMESSAGE']._serialized_start=256
-  _globals['_SERVERMESSAGE']._serialized_end=458
-  _globals['_JOIN']._serialized_start=461
-  _globals['_JOIN']._serialized_end=625
-  _globals['_HEARTBEAT']._serialized_start=627
-  _globals['_HEARTBEAT']._serialized_end=638
-  _globals['_PROGRESS']._serialized_start=641
-  _globals['_PROGRESS']._serialized_end=854
-  _globals['_PROGRESS_METRICSENTRY']._serialized_start=808
-  _globals['_PROGRESS_METRICSENTRY']._serialized_end=854
-  _globals['_LEDGERENTRY']._serialized_start=857
-  _globals['_LEDGERENTRY']._serialized_end=996
-  _globals['_TCPCOUNT']._serialized_start=998
-  _globals['_TCPCOUNT']._serialized_end=1066
-  _globals['_REPORT']._serialized_start=1069
-  _globals['_REPORT']._serialized_end=1198
-  _globals['_WAITING']._serialized_start=1200
-  _globals['_WAITING']._serialized_end=1246
-  _globals['_START']._serialized_start=1248
-  _globals['_START']._serialized_end=1337
-  _globals['_INTERRUPT']._serialized_start=1339
-  _globals['_INTERRUPT']._serialized_end=1400
-  _globals['_COMPLETE']._serialized_start=1402
-  _globals['_COMPLETE']._serialized_end=1434
-  _globals['_CONTROL']._serialized_start=1436
-  _globals['_CONTROL']._serialized_end=1505
+  _globals['_PARTYMESSAGE']._serialized_start=76
+  _globals['_PARTYMESSAGE']._serialized_end=274
+  _globals['_SERVERMESSAGE']._serialized_start=277
+  _globals['_SERVERMESSAGE']._serialized_end=479
+  _globals['_JOIN']._serialized_start=482
+  _globals['_JOIN']._serialized_end=689
+  _globals['_AGGREGATION']._serialized_start=691
+  _globals['_AGGREGATION']._serialized_end=774
+  _globals['_HEARTBEAT']._serialized_start=776
+  _globals['_HEARTBEAT']._serialized_end=787
+  _globals['_PROGRESS']._serialized_start=790
+  _globals['_PROGRESS']._serialized_end=1003
+  _globals['_PROGRESS_METRICSENTRY']._serialized_start=957
+  _globals['_PROGRESS_METRICSENTRY']._serialized_end=1003
+  _globals['_LEDGERENTRY']._serialized_start=1006
+  _globals['_LEDGERENTRY']._serialized_end=1145
+  _globals['_TCPCOUNT']._serialized_start=1147
+  _globals['_TCPCOUNT']._serialized_end=1215
+  _globals['_REPORT']._serialized_start=1218
+  _globals['_REPORT']._serialized_end=1347
+  _globals['_WAITING']._serialized_start=1349
+  _globals['_WAITING']._serialized_end=1395
+  _globals['_START']._serialized_start=1397
+  _globals['_START']._serialized_end=1486
+  _globals['_INTERRUPT']._serialized_start=1488
+  _globals['_INTERRUPT']._serialized_end=1549
+  _globals['_COMPLETE']._serialized_start=1551
+  _globals['_COMPLETE']._serialized_end=1583
+  _globals['_CONTROL']._serialized_start=1585
+  _globals['_CONTROL']._serialized_end=1654
 # @@protoc_insertion_point(module_scope)

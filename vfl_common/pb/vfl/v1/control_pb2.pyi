@@ -1,4 +1,5 @@
 from vfl_common.pb.vfl.v1 import failure_pb2 as _failure_pb2
+from vfl_common.pb.vfl.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -36,7 +37,7 @@ class ServerMessage(_message.Message):
     def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., interrupt: _Optional[_Union[Interrupt, _Mapping]] = ..., stop: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device")
+    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device", "aggregations")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RECIPE_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +47,7 @@ class Join(_message.Message):
     EXCHANGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    AGGREGATIONS_FIELD_NUMBER: _ClassVar[int]
     role: str
     protocol: int
     recipe_json: str
@@ -55,7 +57,18 @@ class Join(_message.Message):
     exchange_address: str
     pid: int
     device: str
-    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+    aggregations: _containers.RepeatedCompositeFieldContainer[Aggregation]
+    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., aggregations: _Optional[_Iterable[_Union[Aggregation, _Mapping]]] = ...) -> None: ...
+
+class Aggregation(_message.Message):
+    __slots__ = ("phase", "rounds", "tensors")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    rounds: int
+    tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHeader]
+    def __init__(self, phase: _Optional[str] = ..., rounds: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()

@@ -35,6 +35,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INTERRUPTED: _ClassVar[FailureCode]
     CHECKPOINT_INVALID: _ClassVar[FailureCode]
     MALFORMED_MESSAGE: _ClassVar[FailureCode]
+    MODELS_DIFFER: _ClassVar[FailureCode]
 FAILURE_CODE_UNSPECIFIED: FailureCode
 INTERNAL: FailureCode
 CONFIG_INVALID: FailureCode
@@ -63,6 +64,7 @@ ABORTED: FailureCode
 INTERRUPTED: FailureCode
 CHECKPOINT_INVALID: FailureCode
 MALFORMED_MESSAGE: FailureCode
+MODELS_DIFFER: FailureCode
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "party")

@@ -1,0 +1,273 @@
+"""FedHSSL in one process, from Algorithm 1 of the paper: the other side of the exactness tests.
+
+Nothing is sent: the parties are a list, the server's mean is a sum over it. No code is shared with the transport, the
+phases, the runner, the losses, the queue or ``vfl_common.optim``. Shared is what both must start from: encoders as
+built, seeds, tables, preprocessing, and the random views (``vfl_party.ssl.augment``), which are inputs here.
+
+Line numbers are those of Algorithm 1. Losses: Eqs. 2 to 6.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - as everywhere
+
+from tests.harness.reference import _one_thread
+from vfl_common.config.augment import AugmentSettings
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.models import build_encoder, seeded
+from vfl_common.seeds import batches, derive_seed, split_rows
+from vfl_party.data import Preprocessor, load_table
+from vfl_party.ssl.augment import make_augment
+
+WEIGHT_DECAY, SGD_MOMENTUM = 3e-5, 0.9
+
+
+def _heads(settings: dict[str, Any], width: int) -> tuple[nn.Module, nn.Module]:
+    """Projector: three linear layers with BatchNorm, ReLU but after the last. Predictor: P -> hidden -> P."""
+    layers: list[nn.Module] = []
+    for number, size in enumerate(settings["projector"]):
+        layers += [nn.ReLU()] if number else []
+        layers += [nn.Linear(width, size, bias=False), nn.BatchNorm1d(size)]
+        width = size
+    if settings["ssl"] == "moco":
+        return nn.Sequential(*layers), nn.Identity()
+    hidden = settings["predictor"]
+    predictor = nn.Sequential(
+        nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, width)
+    )
+    return nn.Sequential(*layers), predictor
+
+
+class _Tower:
+    """f, its projector, h, and SGD over them."""
+
+    def __init__(self, encoder: nn.Module, heads: tuple[nn.Module, nn.Module], lr: float) -> None:
+        self.encoder, (self.projector, self.predictor) = encoder, heads
+        self.parts = nn.ModuleDict({"encoder": encoder, "projector": heads[0], "predictor": heads[1]})
+        self.lr = lr
+        self.optimizer = torch.optim.SGD(
+            self.parts.parameters(), lr=lr, momentum=SGD_MOMENTUM, weight_decay=WEIGHT_DECAY
+        )
+
+    def z(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        out: Tensor = self.projector(self.encoder(*inputs))
+        return out
+
+    def update(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def anneal(self, epoch: int, epochs: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+class _Queue:
+    """A list of unit keys, the oldest first: written for plainness."""
+
+    def __init__(self, size: int, width: int, seed: int) -> None:
+        self.keys = F.normalize(torch.randn(size, width, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+    def push(self, keys: Tensor) -> None:
+        fresh = F.normalize(keys.detach(), dim=1)
+        self.keys = torch.cat([self.keys, fresh])[len(fresh) :]
+
+
+class _Party:
+    def __init__(self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]) -> None:
+        self.name, self.settings, self.recipe, self.phase = name, settings, recipe, phase
+        place = recipe.party(name)
+        assert place is not None
+        kind = place.encoder or recipe.model.encoder
+        table = load_table(data, with_label=place.role == "active")
+        rows = recipe.rows
+        self.splits = split_rows(
+            recipe.seed, len(table.ids), validation=rows.validation, test=rows.test, aligned=rows.aligned
+        )
+        fitted = Preprocessor.fit(
+            table,
+            self.splits["local"],
+            one_hot=kind.kind != "tabular",
+            flatten=kind.kind in ("mlp", "tabular"),
+            settings=data,
+        )
+        self.features = fitted.transform(table)
+        self.augment = make_augment(AugmentSettings(**settings.get("augment", {})), self.features, self.splits["local"])
+        gamma, size = settings["gamma"], recipe.model.embedding_size
+        lr = 0.05 * settings["batch_size"] / 256 * 0.5 / (0.5 + gamma)
+
+        def tower(label: str, *owner: str) -> _Tower:
+            with seeded(derive_seed(recipe.seed, "init", *owner, label)):
+                encoder = build_encoder(kind, self.features.spec, size)
+            with seeded(derive_seed(recipe.seed, "init", phase, *owner, label)):
+                heads = _heads(settings, size)
+            return _Tower(encoder, heads, lr)
+
+        self.cross = tower("cross", name)
+        self.local = tower("local")  # what is averaged begins alike at all parties
+        self.target = deepcopy(self.local)  # of BYOL and MoCo
+        self.queues: dict[str, _Queue] = {}
+
+    def queue(self, label: str) -> _Queue:
+        if label not in self.queues:
+            seed = derive_seed(self.recipe.seed, "queue", self.phase, self.name, label)
+            self.queues[label] = _Queue(self.settings["queue"], self.settings["projector"][-1], seed)
+        return self.queues[label]
+
+    def loss(self, p: Tensor, z: Tensor, negatives: _Queue | None) -> Tensor:
+        """L_SSL(p, st(z)): Eq. 4 (SimSiam), Eq. 3 (BYOL), Eq. 2 (MoCo)."""
+        p, z = p / p.norm(dim=1, keepdim=True), (z / z.norm(dim=1, keepdim=True)).detach()
+        cosine = (p * z).sum(dim=1)
+        if self.settings["ssl"] == "simsiam":
+            return -cosine.mean()
+        if self.settings["ssl"] == "byol":
+            return (2 - 2 * cosine).mean()
+        assert negatives is not None
+        temperature = self.settings["temperature"]
+        others = (p @ negatives.keys.T / temperature).exp().sum(dim=1)
+        positive = (cosine / temperature).exp()
+        return -(positive / (positive + others)).log().mean()
+
+    # -- Step 1 -----------------------------------------------------------------------------------------------------
+
+    def update_cross(self, inputs: tuple[Tensor, ...], z: Tensor, received: dict[str, Tensor]) -> None:
+        for update in range(self.settings["local_updates"]):
+            z = z if update == 0 else self.cross.z(inputs)
+            p = self.cross.predictor(z)
+            losses = [self.loss(p, other, self.cross_queue(peer)) for peer, other in received.items()]
+            self.cross.update(sum(losses[1:], losses[0]) / len(losses))  # Eq. 5
+        for peer, other in received.items():
+            if self.settings["ssl"] == "moco":
+                self.queue(f"cross {peer}").push(other)
+
+    def cross_queue(self, peer: str) -> _Queue | None:
+        return self.queue(f"cross {peer}") if self.settings["ssl"] == "moco" else None
+
+    # -- Step 2 -----------------------------------------------------------------------------------------------------
+
+    def local_epoch(self, epoch: int, epochs: int) -> None:
+        """Lines 18 to 26."""
+        ssl, size = self.settings["ssl"], self.settings["batch_size"]
+        seed = self.recipe.seed
+        random = torch.Generator().manual_seed(derive_seed(seed, "augment", self.phase, self.name, epoch))
+        self.local.parts.train()
+        self.target.parts.train()
+        self.cross.parts.eval()
+        self.local.anneal(epoch, epochs)
+        own = derive_seed(seed, self.name)
+        for rows in batches(own, self.phase, epoch, self.splits["local"], size):
+            if len(rows) < size:
+                continue
+            v1, v2 = self.augment.two_views(self.features.inputs(rows), random)  # line 19
+            z1, z2 = self.local.z(v1), self.local.z(v2)
+            p1, p2 = self.local.predictor(z1), self.local.predictor(z2)  # line 20
+            if ssl == "simsiam":
+                t1, t2 = z1.detach(), z2.detach()
+            else:
+                with torch.no_grad():
+                    t1, t2 = self.target.z(v1), self.target.z(v2)  # line 21
+            with torch.no_grad():
+                c1, c2 = self.cross.z(v1), self.cross.z(v2)  # line 23
+            keys = self.queue("local") if ssl == "moco" else None
+            guide = self.queue("guide") if ssl == "moco" else None
+            loss = 0.5 * (self.loss(p1, t2, keys) + self.loss(p2, t1, keys))
+            loss = loss + self.settings["gamma"] * (self.loss(p1, c1, guide) + self.loss(p2, c2, guide))  # Eq. 6
+            self.local.update(loss)  # line 25
+            if ssl == "moco":
+                for queue, found in ((keys, (t1, t2)), (guide, (c1, c2))):
+                    assert queue is not None
+                    for each in found:
+                        queue.push(each)
+            if ssl in ("byol", "moco"):
+                self.move_target()
+
+    @torch.no_grad()
+    def move_target(self) -> None:
+        momentum = self.settings["momentum"]
+        for part in ("encoder", "projector"):
+            pairs = zip(getattr(self.target, part).parameters(), getattr(self.local, part).parameters(), strict=True)
+            for target, online in pairs:
+                target.copy_(momentum * target + (1 - momentum) * online)
+
+    # -- Step 3 -----------------------------------------------------------------------------------------------------
+
+    def shared(self, top: tuple[str, ...]) -> dict[str, Tensor]:
+        """f_lt ∘ h_l without counters."""
+        wanted = (*(f"encoder.{layer}." for layer in top), "projector.", "predictor.")
+        return {
+            name: tensor
+            for name, tensor in self.local.parts.state_dict().items()
+            if name.startswith(wanted) and not name.endswith("num_batches_tracked")
+        }
+
+
+def pretrain(
+    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], top: tuple[str, ...]
+) -> list[dict[str, dict[str, Tensor]]]:
+    """After each round, {party: {"cross.encoder.…", "local.projector.…": tensor}}.
+
+    Args:
+        recipe_tables: the recipe as in TOML; its first phase is of kind ``fedhssl`` and names every value it uses.
+        data: {party: its [data] table}.
+        top: names of the encoder's layers that are averaged.
+    """
+    recipe = Recipe.model_validate(recipe_tables)
+    phase = recipe.phases[0]
+    settings = phase.settings
+    with _one_thread():
+        parties = [
+            _Party(recipe, party.name, DataSettings(**data[party.name]), phase.name, settings)
+            for party in recipe.parties
+        ]
+        snapshots = []
+        for round_ in range(settings["rounds"]):
+            _cross_epoch(recipe, phase.name, parties, round_, settings)
+            for party in parties:  # line 17
+                party.local_epoch(round_, settings["rounds"])
+            _aggregate(parties, top)
+            snapshots.append({party.name: _snapshot(party) for party in parties})
+    return snapshots
+
+
+def _cross_epoch(recipe: Recipe, phase: str, parties: list[_Party], round_: int, settings: dict[str, Any]) -> None:
+    """Lines 4 to 15: all compute z, then all update."""
+    active = next(party for party in parties if party.name == recipe.active.name)
+    for party in parties:
+        party.cross.parts.train()
+        party.cross.anneal(round_, settings["rounds"])
+    for rows in batches(recipe.seed, phase, round_, active.splits["aligned"], settings["batch_size"]):
+        if len(rows) < settings["batch_size"]:
+            continue
+        inputs = {party.name: party.features.inputs(rows) for party in parties}
+        z = {party.name: party.cross.z(inputs[party.name]) for party in parties}  # line 6
+        sent = {name: each.detach() for name, each in z.items()}  # lines 8 and 10
+        for party in parties:
+            peers = [other.name for other in parties if other is not active] if party is active else [active.name]
+            party.update_cross(inputs[party.name], z[party.name], {peer: sent[peer] for peer in peers})
+
+
+@torch.no_grad()
+def _aggregate(parties: list[_Party], top: tuple[str, ...]) -> None:
+    """Lines 28 to 34."""
+    shared = [party.shared(top) for party in parties]
+    for name in shared[0]:
+        mean = torch.stack([each[name] for each in shared]).mean(dim=0)
+        for each in shared:
+            each[name].copy_(mean)
+
+
+def _snapshot(party: _Party) -> dict[str, Tensor]:
+    towers = {"cross": party.cross, "local": party.local}
+    return {
+        f"{label}.{name}": tensor.clone()
+        for label, each in towers.items()
+        for name, tensor in each.parts.state_dict().items()
+    }

@@ -1,0 +1,174 @@
+"""Self-supervised phases at the real programs: faults, bad input, noise, one upload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.harness import cases, reference_ssvfl
+from tests.harness.federation import Federation
+from tests.integration.test_exact import largest_deviation
+from tests.integration.test_fedhssl import TOLERANCE, recipe
+
+MLP = {"kind": "mlp", "hidden": [24]}
+
+
+def run(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
+    with Federation(folder, tables, data) as federation:
+        federation.start_all()
+        return federation.finish(), federation
+
+
+@pytest.mark.parametrize(("ssl", "victim"), [("moco", "p1"), ("byol", "p0"), ("simsiam", "server")])
+def test_a_killed_process_changes_nothing_bit_for_bit(ssl: str, victim: str, tmp_path: Path) -> None:
+    tables = recipe(2, ssl, MLP, rounds=30)
+    data = cases.digits(2, limit=220)
+    _, whole = run(tmp_path / "whole", tables, data)
+    with Federation(tmp_path / "killed", tables, data) as federation:
+        federation.start_all()
+        for _ in range(2):  # the second is a round later at least: all hold a checkpoint by then
+            federation.programs["server"].wait_for("progress")
+        federation.programs[victim].kill()
+        if victim == "server":
+            federation.start_server(federation.address)
+        else:
+            federation.start_party(victim)
+        federation.finish()
+        started = [event for event in federation.programs["server"].seen() if event["event"] == "started"]
+        assert started[-1]["generation"] == 2
+        assert started[-1]["checkpoint"]  # it went on, and did not begin again
+        for name in federation.names:
+            got, want = federation.parameters(name), whole.parameters(name)
+            assert largest_deviation({name: got}, {name: want}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gamma": -0.5}, ["gamma", "greater than or equal to 0"]),
+        ({"batch_size": 120}, ["batch_size = 120", "aligned training rows of p0"]),
+        ({"ssl": "simsian"}, ["ssl", "simsiam"]),
+        ({"queue": 5000, "ssl": "moco"}, ["queue", "their own negatives"]),
+        ({"aggregate": True, "local": False, "gamma": None}, ["aggregate", "local = true"]),
+        ({"cross": False, "keep": "mean", "gamma": None}, ["keep", "cross = true"]),
+        ({"kind": "fedhsl"}, ["no phase of kind 'fedhsl'", "fedhssl"]),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_training(
+    change: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    tables = recipe(2, "simsiam", MLP)
+    tables["phases"][0] |= change
+    tables["phases"][0] = {key: value for key, value in tables["phases"][0].items() if value is not None}
+    with Federation(tmp_path, tables, cases.digits(2, limit=220)) as federation:
+        federation.start_server()
+        program = federation.start_party("p0")
+        assert program.wait(60) == 2, program.stderr
+        lines = [line for line in program.stderr.splitlines() if line]
+    assert len(lines) == 1, program.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def test_tops_that_differ_between_parties_are_named_at_joining(tmp_path: Path) -> None:
+    tables = recipe(2, "simsiam", MLP)
+    tables["parties"][1]["encoder"] = {"kind": "mlp", "hidden": [20]}
+    with Federation(tmp_path, tables, cases.digits(2, limit=220)) as federation:
+        federation.start_all()
+        programs = [federation.programs[name] for name in federation.names]
+        assert [program.wait(60) for program in programs] == [2, 2]
+        sentence = next(line for line in programs[0].stderr.splitlines() if line.startswith("error: "))
+    for word in ("p0", "p1", "encoder.3.weight", "[8, 24]", "[8, 20]"):
+        assert word in sentence, sentence
+
+
+def test_rows_of_a_partys_own_are_learnt_from(tmp_path: Path) -> None:
+    """``data.unaligned`` adds rows that the others do not have: local self-supervision changes, nothing else breaks."""
+    rows = ["id,a,b,c,d,y"]
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(260, 4, generator=generator)
+    rows += [f"r{n:03d}," + ",".join(f"{v:.4f}" for v in values[n].tolist()) + f",{n % 2}" for n in range(260)]
+    tables = recipe(2, "simsiam", MLP)
+    tables["task"] = {"kind": "binary"}
+    found = []
+    for extra in (None, "more.csv"):
+        data: dict[str, Any] = {
+            "p0": {"source": "all.csv", "id": "id", "label": "y", "columns": ["a", "b"]},
+            "p1": {"source": "all.csv", "id": "id", "columns": ["c", "d"]},
+        }
+        if extra:
+            data["p1"]["unaligned"] = extra
+        folder = tmp_path / str(extra)
+        with Federation(folder, tables, data) as federation:
+            (folder / "all.csv").write_text("\n".join(rows[:201]) + "\n")
+            unlabelled = [row.rpartition(",")[0] for row in (rows[0], *rows[201:])]
+            (folder / "more.csv").write_text("\n".join(unlabelled) + "\n")
+            federation.start_all()
+            federation.finish()
+            found.append({name: federation.parameters(name) for name in federation.names})
+    without, with_them = ({name: t for name, t in each["p1"].items() if "local" in name} for each in found)
+    assert largest_deviation({"p1": with_them}, {"p1": without}) > 1e-3
+
+
+@pytest.mark.parametrize("encoder", [MLP, {"kind": "cnn", "channels": [4, 6]}])
+def test_ssvfl_i_gives_the_parameters_of_one_process_and_uploads_once(
+    encoder: dict[str, Any], tmp_path: Path, record_property: Any
+) -> None:
+    tables = recipe(2, "simsiam", encoder)
+    tables["rows"] |= {"labelled": 60}
+    tables["phases"] = [
+        {
+            "kind": "contrastive",
+            "ssl": "simclr",
+            "rounds": 3,
+            "batch_size": 32,
+            "projector": [16, 12],
+            "temperature": 0.2,
+        },
+        {"kind": "head", "epochs": 4, "batch_size": 16, "optimizer": {"kind": "adam", "lr": 0.01}},
+        {"kind": "evaluate"},
+    ]
+    data = cases.digits(2, limit=220)
+    summary, federation = run(tmp_path, tables, data)
+    got = {name: federation.parameters(name) for name in federation.names}
+    worst = largest_deviation(got, reference_ssvfl.train(tables, data))
+    record_property("largest_deviation", worst)
+    assert worst <= TOLERANCE
+    entries = [entry for entry in federation.ledger("p1") if entry.peer == "p0"]
+    assert not [entry for entry in entries if entry.phase == "contrastive"]
+    (upload,) = [entry for entry in entries if (entry.phase, entry.kind) == ("head", "embedding")]
+    assert upload.payload_bytes == 4 * 8 * (60 + 22)  # float32, width 8, labelled and validation rows, once
+    assert not [entry for entry in entries if entry.kind == "gradient"]
+    assert summary["metrics"]["test"]["accuracy"] > 0.1
+
+
+def test_noise_on_what_the_active_party_sends_changes_the_passive_partys_cross_encoder(tmp_path: Path) -> None:
+    """The same seed twice with noise: the noise is nobody's to repeat. Without the noise the runs are equal."""
+    data, found = cases.digits(2, limit=220), {}
+    for amplifier in (0.0, 0.5):
+        tables = recipe(2, "simsiam", MLP, rounds=1, iso_embedding=amplifier, iso_weights=amplifier)
+        for turn in range(2):
+            _, federation = run(tmp_path / f"{amplifier}-{turn}", tables, data)
+            found[amplifier, turn] = {"p1": federation.parameters("p1")}
+    assert largest_deviation(found[0.0, 0], found[0.0, 1]) == 0.0
+    assert largest_deviation(found[0.5, 0], found[0.5, 1]) > 1e-3
+
+
+def test_a_collapse_is_told(tmp_path: Path) -> None:
+    """A passive party whose rows are all the same has projections that are: the run says so, and which party."""
+    tables = recipe(2, "simsiam", MLP, rounds=2)
+    data = {
+        "p0": {"source": "all.csv", "id": "id", "label": "y", "columns": ["a"]},
+        "p1": {"source": "all.csv", "id": "id", "columns": ["b"]},
+    }
+    with Federation(tmp_path, tables | {"task": {"kind": "binary"}}, data) as federation:
+        rows = [f"r{n:03d},{n * 37 % 101},1,{n % 2}" for n in range(200)]
+        (federation.folder / "all.csv").write_text("\n".join(["id,a,b,y", *rows]) + "\n")
+        federation.start_all()
+        note = federation.programs["server"].wait_for("note")
+        federation.finish()
+    assert note["party"] == "p1"
+    assert "collapsing" in note["note"]

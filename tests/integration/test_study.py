@@ -1,0 +1,107 @@
+"""``vfl study`` as a person starts it: real federations, stopped in the middle and gone on with."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import cases
+from tests.harness.federation import toml
+from vfl_common.checkpoint import CheckpointStore
+
+VFL = [sys.executable, "-m", "vfl_common.cli.main"]
+RUN_S = 180.0
+DATA = {"source": "sklearn:digits", "label": "target", "limit": 200}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    recipe = cases.recipe(2) | {"simulate": {"scheme": "halves", "data": DATA}}
+    (folder / "base.toml").write_text(toml(recipe))
+    study = {
+        "name": "tiny",
+        "recipe": "base.toml",
+        "seeds": [1, 2],
+        "labels": [40, 80],
+        "finetune": [{"kind": "splitnn", "epochs": 2, "batch_size": 20}, {"kind": "evaluate"}],
+        "methods": [
+            {"name": "plain"},
+            {"name": "pre", "pretrain": [{"kind": "splitnn", "epochs": 2, "batch_size": 20}]},
+        ],
+    }
+    (folder / "study.toml").write_text(toml(study | changes))
+    return folder / "study.toml"
+
+
+def started(path: Path, *options: str) -> subprocess.Popen[str]:
+    args = [*VFL, "study", str(path), "--out", "runs", *options]
+    files = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(args, cwd=path.parent, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **files)
+
+
+def events(lines: Iterator[str] | list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    path, folder = write(tmp_path), tmp_path / "runs" / "tiny"
+    with started(path, "--json") as first:
+        assert first.stdout is not None
+        done = []
+        for line in first.stdout:
+            event = json.loads(line)
+            if event["event"] == "done":
+                done.append(event["run"])
+            if event["event"] == "begin" and event["run"] == "tiny.pre.s1.n40":
+                first.send_signal(signal.SIGTERM)  # in the middle of its fourth run
+                break
+        assert first.wait(30) == 130
+    assert done == ["tiny.plain.s1.n40", "tiny.plain.s1.n80", "tiny.pre.s1"]
+    assert len((folder / "results.csv").read_text().splitlines()) == 3
+    before = {run: (folder / run / "summary.json").read_bytes() for run in done}
+
+    with started(path, "--json") as second:
+        out, errors = second.communicate(timeout=RUN_S)
+    assert second.returncode == 0, errors
+    told = events(out.splitlines())
+    assert (told[0]["runs"], told[0]["left"]) == (10, 7)
+    assert [event["run"] for event in told if event["event"] == "done"][0] == "tiny.pre.s1.n40"
+    assert [event["event"] for event in told].count("result") == 8
+    assert {run: (folder / run / "summary.json").read_bytes() for run in done} == before  # not run again
+
+    lines = list(csv.DictReader((folder / "results.csv").open()))
+    assert [(line["method"], line["seed"], line["labels"]) for line in lines] == [
+        (method, seed, labels) for seed in "12" for method in ("plain", "pre") for labels in ("40", "80")
+    ]
+    assert all(0.0 <= float(line["test_accuracy"]) <= 1.0 and int(line["finetune_bytes"]) > 0 for line in lines)
+    assert [line["pretrain_run"] for line in lines][:4] == ["", "", "tiny.pre.s1", "tiny.pre.s1"]
+    assert [int(line["pretrain_bytes"]) > 0 for line in lines] == [line["method"] == "pre" for line in lines]
+    assert (folder / "results.png").exists()
+    assert {found.parts[-3] for found in folder.glob("*/p1/checkpoints")} == {"tiny.pre.s1", "tiny.pre.s2"}
+    assert CheckpointStore(folder / "tiny.pre.s1" / "p1" / "checkpoints", keep=2).labels()
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    bad = {"name": "bad", "pretrain": [{"kind": "splitnn", "epoks": 2}]}
+    path = write(tmp_path, seeds=[1], labels=[40], methods=[bad, {"name": "plain"}])
+    for _ in range(2):  # and is tried again, the others are not
+        with started(path, "--jobs", "2") as process:
+            out, errors = process.communicate(timeout=RUN_S)
+        assert process.returncode == 2, errors
+        assert "plain" in out
+        assert "error: 2 runs failed; the same command tries again:" in errors
+        assert "bad, seed 1, pretraining: p" in errors
+        assert "unknown key 'epoks'; did you mean 'epochs'?" in errors
+        assert "bad, seed 1, 40 labels: its pretraining failed" in errors
+        assert "Traceback" not in errors
+    assert "3 runs, 1 done already" in errors

@@ -1,0 +1,104 @@
+"""How rows are divided, how long a phase trains, and which parts of an encoder are shared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from vfl_common.config.budget import Budget
+from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings, TabularSettings
+from vfl_common.errors import Code, InputError
+from vfl_common.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
+from vfl_common.seeds import batches, full_batches, split_rows
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(20, 300),
+    aligned=st.floats(0.1, 1.0),
+    labelled=st.none() | st.integers(1, 50),
+)
+def test_labelled_rows_are_aligned_and_aligned_ones_are_local(
+    seed: int, n: int, aligned: float, labelled: int | None
+) -> None:
+    splits = split_rows(seed, n, validation=0.1, test=0.2, aligned=aligned, labelled=labelled)
+    train, common, local = (set(splits[name].tolist()) for name in ("train", "aligned", "local"))
+    assert train <= common <= local
+    assert len(common) == round(len(local) * aligned)
+    assert len(train) == (len(common) if labelled is None else min(labelled, len(common)))
+    held_out = set(splits["test"].tolist()) | set(splits["validation"].tolist())
+    assert not held_out & local
+    assert held_out | local == set(range(n))
+    assert all((np.diff(rows) > 0).all() for rows in splits.values())
+
+
+def test_fewer_labels_are_a_part_of_more() -> None:
+    few, many = (split_rows(5, 200, validation=0.1, test=0.1, labelled=n)["train"] for n in (10, 40))
+    assert set(few.tolist()) < set(many.tolist())
+
+
+@given(rows=st.integers(2, 200), size=st.integers(1, 64), steps=st.integers(1, 500))
+def test_a_budget_of_steps_is_the_fewest_epochs_that_give_them(rows: int, size: int, steps: int) -> None:
+    epochs = Budget(steps=steps, batch_size=size).epochs_over(rows)
+    an_epoch = len(batches(0, "p", 0, np.arange(rows), size))
+    assert (epochs - 1) * an_epoch < steps <= epochs * an_epoch
+
+
+@pytest.mark.parametrize("values", [{}, {"epochs": 3, "steps": 4}])
+def test_a_budget_is_epochs_or_steps(values: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="either epochs or steps"):
+        Budget(**values)
+
+
+def test_full_batches_leave_the_rest_out() -> None:
+    cut = full_batches(1, "p", 0, np.arange(100), 32)
+    assert [len(batch) for batch in cut] == [32, 32, 32]
+    assert len(np.unique(np.concatenate(cut))) == 96
+
+
+@pytest.mark.parametrize(
+    ("settings", "spec", "below", "top"),
+    [
+        (MlpSettings(hidden=(7, 6)), InputSpec((5,)), {"1.", "3."}, {"5."}),
+        (TabularSettings(kind="tabular", hidden=(7,)), InputSpec((3,), (4, 2)), {"table.", "mlp.0."}, {"mlp.2."}),
+        (CnnSettings(kind="cnn", channels=(4, 6)), InputSpec((1, 8, 8)), {"0.", "1."}, {"4.", "5.", "9."}),
+        (
+            ResNet18Settings(kind="resnet18"),
+            InputSpec((1, 8, 8)),
+            {"conv1.", "bn1.", "layer1."},
+            {"layer2.", "layer3.", "layer4.", "fc."},
+        ),
+    ],
+)
+def test_the_top_of_an_encoder(settings: object, spec: InputSpec, below: set[str], top: set[str]) -> None:
+    encoder = build_encoder(settings, spec, 8)  # type: ignore[arg-type]
+    found = top_state(encoder)
+    assert {prefix for prefix in top if any(name.startswith(prefix) for name in found)} == top
+    assert all(name.startswith(tuple(top)) for name in found)
+    rest = set(encoder.state_dict()) - set(found)
+    assert {prefix for prefix in below if any(name.startswith(prefix) for name in rest)} == below
+    assert not any(name.endswith("num_batches_tracked") for name in found)
+    assert all(found[name].data_ptr() == encoder.state_dict()[name].data_ptr() for name in found)  # not copies
+
+
+def test_an_encoder_without_a_top_says_what_to_do() -> None:
+    with pytest.raises(InputError, match="top_layers") as raised:
+        top_state(nn.Linear(2, 2))
+    assert raised.value.code is Code.MODEL_INVALID
+
+
+def test_two_towers_are_the_mean_or_both() -> None:
+    x_BF = torch.randn(3, 5)
+    cross, local = nn.Linear(5, 4), nn.Linear(5, 4)
+    torch.testing.assert_close(TwoTowers(cross, local, "mean")(x_BF), (cross(x_BF) + local(x_BF)) / 2)
+    assert torch.equal(TwoTowers(cross, local, "concat")(x_BF), torch.cat([cross(x_BF), local(x_BF)], 1))
+
+
+def test_heads_have_the_papers_layers() -> None:
+    kinds = [type(layer).__name__ for layer in build_projector(10, (8, 8, 6))]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU"] * 2 + ["Linear", "BatchNorm1d"]
+    assert build_predictor(6, 3)(build_projector(10, (8, 8, 6))(torch.randn(4, 10))).shape == (4, 6)

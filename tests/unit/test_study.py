@@ -1,0 +1,271 @@
+"""What a study decides: its plan, what is done, what is left, what it came to."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.harness import cases
+from tests.harness.federation import toml
+from vfl_common.cli.study import Running, finished, left_s, run_study
+from vfl_common.cli.study_chart import draw_study
+from vfl_common.cli.study_report import Cost, Result, cell, cost_of, table, write_csv
+from vfl_common.cli.study_show import sentence
+from vfl_common.config.recipe import load_recipe
+from vfl_common.config.study import PlannedRun, Study, load_study
+from vfl_common.errors import InputError
+from vfl_common.summary import ByteCount, Bytes, LinkBytes, Summary
+
+SIMULATE = {"scheme": "halves", "data": {"source": "sklearn:digits", "label": "target"}}
+SPLITNN = {"kind": "splitnn", "epochs": 1}
+TUNE = [SPLITNN, {"kind": "evaluate"}]
+
+
+def write(folder: Path, base: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """A study file with two methods, of which one pretrains, beside its recipe."""
+    (folder / "base.toml").write_text(toml(cases.recipe(2) | {"simulate": SIMULATE} | (base or {})))
+    study = {
+        "name": "s",
+        "recipe": "base.toml",
+        "seeds": [1, 2],
+        "labels": [10, 20],
+        "finetune": TUNE,
+        "methods": [{"name": "A"}, {"name": "B", "pretrain": [SPLITNN]}],
+    }
+    kept = {key: value for key, value in (study | changes).items() if value is not None}
+    (folder / "study.toml").write_text(toml(kept))
+    return folder / "study.toml"
+
+
+def runs_of(path: Path) -> list[PlannedRun]:
+    return [run for chain in load_study(path)[1] for run in chain.runs]
+
+
+def summary_of(run: PlannedRun, accuracy: float = 0.5, digest: str = "") -> Summary:
+    links = [
+        LinkBytes(sender="a", receiver="b", phase="p", kind=kind, payload_bytes=1, message_bytes=size, messages=1)
+        for kind, size in (("embedding", 10), ("embedding", 5), ("weights", 7), ("ack", 1))
+    ]
+    return Summary(
+        run_id=run.run_id,
+        name="case",
+        job="train",
+        method=run.method,
+        preset="paper",
+        seed=run.seed,
+        recipe_digest=digest or run.recipe.digest(),
+        metrics={"test": {"accuracy": accuracy}} if run.stage == "finetune" else {},
+        bytes=Bytes(total=ByteCount(message_bytes=23), by_phase={}, by_link=links, tcp=[], agrees=True),
+        parties=[],
+        steps=1,
+        wall_s=2.0,
+    )
+
+
+def finish(folder: Path, run: PlannedRun, **facts: Any) -> None:
+    (folder / run.run_id).mkdir(parents=True)
+    (folder / run.run_id / "summary.json").write_text(summary_of(run, **facts).model_dump_json())
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_pretraining_is_shared_by_all_numbers_of_labels(tmp_path: Path) -> None:
+    runs = runs_of(write(tmp_path))
+    of_one_seed = ["s.A.s1.n10", "s.A.s1.n20", "s.B.s1", "s.B.s1.n10", "s.B.s1.n20"]
+    assert [run.run_id for run in runs] == [*of_one_seed, *(name.replace(".s1", ".s2") for name in of_one_seed)]
+    by_name = {run.run_id: run for run in runs}
+    before, after = by_name["s.B.s1"].recipe, by_name["s.B.s1.n20"].recipe
+    assert (before.method, before.seed, before.start, before.rows.labelled) == ("B", 1, None, None)
+    assert [phase.kind for phase in before.phases] == ["splitnn"]
+    assert after.start is not None
+    assert (after.start.run, after.start.phases, after.rows.labelled) == ("s.B.s1", before.phases, 20)
+    assert [phase.kind for phase in after.phases] == ["splitnn", "evaluate"]
+    assert by_name["s.A.s2.n10"].recipe.start is None
+    assert by_name["s.A.s2.n10"].recipe.rows.test == 0.1  # the recipe's own
+
+
+def test_without_labels_there_is_one_column_with_the_recipe_s_own(tmp_path: Path) -> None:
+    runs = runs_of(write(tmp_path, {"rows": {"labelled": 30}}, labels=None, seeds=[5]))
+    assert [(run.run_id, run.labels) for run in runs] == [("s.A.s5", None), ("s.B.s5", None), ("s.B.s5.finetune", None)]
+    assert {run.recipe.rows.labelled for run in runs} == {30}
+
+
+def test_a_recipe_that_is_written_is_the_one_that_was_planned(tmp_path: Path) -> None:
+    from vfl_common.cli.federation import to_toml
+
+    for run in runs_of(write(tmp_path)):
+        (tmp_path / "again.toml").write_text(to_toml(run.tables))
+        assert load_recipe(tmp_path / "again.toml").digest() == run.recipe.digest()
+
+
+def test_overrides_change_one_method_s_recipe(tmp_path: Path) -> None:
+    methods = [{"name": "A", "overrides": {"model.encoder.hidden": [7], "run.heartbeat_s": 1.0}}, {"name": "B"}]
+    runs = {run.run_id: run.recipe for run in runs_of(write(tmp_path, labels=None, methods=methods))}
+    assert runs["s.A.s1"].model.encoder.hidden == (7,)  # type: ignore[union-attr]
+    assert (runs["s.A.s1"].run.heartbeat_s, runs["s.B.s1"].run.heartbeat_s) == (1.0, 0.5)
+    assert runs["s.B.s1"].model.encoder.hidden == (128,)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"sedes": [1]}, "unknown key 'sedes'; did you mean 'seeds'"),
+        ({"seeds": [1, 1]}, "seeds: 1 is there twice"),
+        ({"methods": [{"name": "A"}, {"name": "A"}]}, "methods: 'A' is there twice"),
+        ({"methods": [{"name": "a/b"}]}, "methods.0.name"),
+        ({"finetune": None}, "A has no phases"),
+        ({"recipe": "gone.toml"}, "gone.toml: no such file"),
+        ({"base": {"simulate": None}}, "simulate: missing"),
+        ({"base": {"start": {"run": "x"}}}, "base.toml: start: .*remove it here"),
+        ({"methods": [{"name": "A", "overrides": {"seed": 1}}]}, "'seed' is set by the study itself"),
+        ({"methods": [{"name": "A", "overrides": {"rows.labelled": 1}}]}, "'rows.labelled' is set by the study"),
+        ({"methods": [{"name": "A", "overrides": {"name.x": 1}}]}, "'name.x': name is no table"),
+        ({"methods": [{"name": "A", "overrides": {"model.wide": 1}}]}, "methods: A: finetune: model: unknown key"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+    base = changes.pop("base", {})
+    path = write(tmp_path, **changes)
+    recipe = {key: value for key, value in (cases.recipe(2) | {"simulate": SIMULATE} | base).items() if value}
+    (tmp_path / "base.toml").write_text(toml(recipe))
+    with pytest.raises(InputError, match=what) as raised:
+        load_study(path)
+    assert "\n" not in str(raised.value)
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def running(path: Path, folder: Path) -> Running:
+    study, chains = load_study(path)
+    return Running(study, path, folder, chains, lambda _event: None, 1, False)
+
+
+def test_what_is_done_is_read_from_the_runs_folders(tmp_path: Path) -> None:
+    path, folder = write(tmp_path, seeds=[1]), tmp_path / "out"
+    first, *_, last = runs_of(path)
+    finish(folder, first)
+    (folder / last.run_id / "p0").mkdir(parents=True)  # begun
+    again = running(path, folder)
+    again.begin()
+    assert (again.left, [result.finetune.run for result in again.results]) == (4, [first.run_id])
+
+
+def test_a_changed_recipe_is_refused_by_the_method_s_name(tmp_path: Path) -> None:
+    run = runs_of(write(tmp_path))[0]
+    finish(tmp_path / "out", run, digest="0" * 64)
+    (tmp_path / "out" / run.run_id / "p0").mkdir()
+    theirs = json.loads(run.recipe.canonical_json()) | {"seed": 9}
+    (tmp_path / "out" / run.run_id / "p0" / "recipe.json").write_text(json.dumps(theirs))
+    with pytest.raises(InputError, match=r"another recipe than method A has now \(at seed\); delete that folder, or"):
+        finished(tmp_path / "out", run)
+
+
+def test_an_unknown_metric_stops_the_study(tmp_path: Path) -> None:
+    path = write(tmp_path, metric="acuracy", seeds=[1])
+    finish(tmp_path / "out", runs_of(path)[0])
+    with pytest.raises(InputError, match="no metric 'acuracy' of the test rows; they have accuracy"):
+        running(path, tmp_path / "out").begin()
+
+
+def test_a_finished_study_runs_nothing_and_keeps_pretraining_s_checkpoints(tmp_path: Path) -> None:
+    path, folder = write(tmp_path, seeds=[1]), tmp_path / "out" / "s"
+    for number, run in enumerate(runs_of(path)):
+        finish(folder, run, accuracy=0.5 + number / 10)
+        (folder / run.run_id / "p0" / "checkpoints").mkdir(parents=True)
+    results = run_study(path, tmp_path / "out")
+    assert [result.value("accuracy") for result in results] == [0.5, 0.6, 0.8, 0.9]
+    assert [result.pretrain.run for result in results] == ["", "", "s.B.s1", "s.B.s1"]
+    assert [found.parts[-3] for found in folder.glob("*/p0/checkpoints")] == ["s.B.s1"]
+    assert (folder / "results.png").stat().st_size > 5_000
+    lines = list(csv.DictReader((folder / "results.csv").open()))
+    assert [(line["method"], line["labels"], line["test_accuracy"]) for line in lines][1] == ("A", "20", "0.6")
+    assert lines[2]["pretrain_weights_bytes"] == "7"
+    assert lines[2]["finetune_embedding_bytes"] == "15"
+
+
+def test_one_study_at_a_time(tmp_path: Path) -> None:
+    from vfl_common.cli.study import _locked
+
+    with _locked(tmp_path), pytest.raises(InputError, match="being run in it already"), _locked(tmp_path):
+        pass
+    with _locked(tmp_path):
+        pass
+
+
+def test_time_left_is_that_of_runs_alike(tmp_path: Path) -> None:
+    by_name = {run.run_id: run for run in runs_of(write(tmp_path))}
+    rest = [by_name["s.B.s1"], by_name["s.B.s1.n10"], by_name["s.A.s2.n10"]]
+    assert left_s([], rest) is None
+    done = [(by_name["s.A.s1.n10"], 2.0), (by_name["s.A.s1.n20"], 4.0)]
+    assert left_s(done, rest) == pytest.approx(3 * 3.0)
+    done += [(by_name["s.B.s1"], 10.0), (by_name["s.B.s1.n20"], 1.0)]
+    assert left_s(done, rest[1:], jobs=2) == pytest.approx((1.0 + 3.0) / 2)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def results() -> list[Result]:
+    cost = Cost("s.B.s1", 3.0, 1_500_000, {"weights": 1_000_000})
+    values = {("A", 1): 0.8, ("A", 2): 0.9, ("B", 1): 0.95}
+    return [
+        Result("s", method, seed, 10, {"test": {"accuracy": value}}, cost if method == "B" else Cost(), Cost("x", 1.0))
+        for (method, seed), value in values.items()
+    ]
+
+
+def test_cells_are_mean_and_sample_deviation() -> None:
+    assert cell([0.8, 0.9], "accuracy") == "85.0 ± 7.1"
+    assert cell([0.8], "accuracy") == "80.0"
+    assert cell([], "accuracy") == "–"
+    assert cell([51.25, 52.25], "rmse") == "51.75 ± 0.7071"
+
+
+def test_the_table(tmp_path: Path) -> None:
+    study, _ = load_study(write(tmp_path))
+    console = Console(width=120, record=True, quiet=True)
+    console.print(table(study, results()))
+    lines = [line.split() for line in console.export_text().splitlines() if line]
+    assert lines[0] == "s: test accuracy in points, mean ± sd of 2 seeds".split()
+    assert lines[1] == "method 10 labels 20 labels pretraining fine-tuning seconds".split()
+    assert lines[3] == ["A", "85.0", "±", "7.1", "–", "–", "0", "B", "1.0"]
+    assert lines[4] == ["B", "95.0", "–", "1.5", "MB", "0", "B", "4.0"]
+
+
+def test_bytes_are_told_by_kind(tmp_path: Path) -> None:
+    cost = cost_of(summary_of(runs_of(write(tmp_path))[0]))
+    assert (cost.message_bytes, cost.kinds) == (23, {"embedding": 15, "gradient": 0, "weights": 7})
+
+
+def test_columns_that_only_some_have_are_empty_in_the_others(tmp_path: Path) -> None:
+    first, second, _ = results()
+    write_csv(tmp_path / "r.csv", [first, Result("s", "C", 1, None, {"test": {"auc": 1.0}}, Cost(), Cost())])
+    lines = list(csv.DictReader((tmp_path / "r.csv").open()))
+    assert [(line["test_accuracy"], line["test_auc"], line["labels"]) for line in lines] == [
+        ("0.8", "", "10"),
+        ("", "1.0", ""),
+    ]
+    assert second.row()["pretrain_run"] == ""
+
+
+@pytest.mark.parametrize("labels", [None, [10, 20]])
+def test_charts_are_drawn(tmp_path: Path, labels: list[int] | None) -> None:
+    study = Study.model_validate(load_study(write(tmp_path, labels=labels))[0])
+    own = [Result(**(vars(result) | {"labels": labels[0] if labels else None})) for result in results()]
+    assert draw_study(study, own, tmp_path / "r.png").stat().st_size > 5_000
+
+
+def test_events_in_words() -> None:
+    place = {"title": "A, seed 1", "number": 2, "of": 9}
+    done = {"event": "done", **place, "seconds": 3.21, "metric": 0.91234, "left_s": 130.0}
+    assert sentence(done) == "[2/9] A, seed 1: accuracy 0.9123, 3.2 s; about 2 min left"
+    assert sentence(done | {"metric": None, "left_s": 0.0}) == "[2/9] A, seed 1: 3.2 s"
+    assert sentence({"event": "failed", **place, "error": "p0: x"}) == "[2/9] A, seed 1: failed: p0: x"
+    assert sentence({"event": "study", "runs": 9, "left": 4, "folder": "r/s"}) == "9 runs, 5 done already: r/s"

@@ -1,0 +1,150 @@
+"""A study: methods x seeds x numbers of labelled rows over one recipe, and the recipes of its runs."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from vfl_common.config.base import Section, parse, read_toml
+from vfl_common.config.recipe import Name, PhaseSettings, Recipe
+from vfl_common.errors import Code, InputError
+
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Phases = tuple[PhaseSettings, ...]
+Stage = Literal["pretrain", "finetune"]
+_OURS = ("method", "phases", "seed", "start", "rows.labelled")  # keys of the recipe that the study sets
+
+
+class StudyMethod(Section):
+    """A line of the result."""
+
+    name: Name
+    pretrain: Phases = ()  # its encoders are shared by all numbers of labels
+    finetune: Phases = ()  # instead of the study's
+    overrides: dict[str, Any] = Field(default_factory=dict)  # {"model.encoder.channels": value}, in the recipe
+
+    @model_validator(mode="after")
+    def _check(self) -> StudyMethod:
+        for key in self.overrides:
+            if any(key == ours or key.startswith(f"{ours}.") for ours in _OURS):
+                raise ValueError(f"overrides: {key!r} is set by the study itself")
+        return self
+
+
+class Study(Section):
+    """A study file."""
+
+    name: Name
+    recipe: str  # with [simulate]; its phases, seed, method and rows.labelled are replaced
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    labels: tuple[PositiveInt, ...] = ()  # rows.labelled; empty: one column, with the recipe's own
+    metric: str = "accuracy"  # of the test rows
+    finetune: Phases = ()
+    methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Study:
+        named = {"methods": [method.name for method in self.methods], "seeds": self.seeds, "labels": self.labels}
+        for key, values in named.items():
+            double = next((value for value in values if list(values).count(value) > 1), None)
+            if double is not None:
+                raise ValueError(f"{key}: {double!r} is there twice")
+        for method in self.methods:
+            if not self.finetune and not method.finetune:
+                raise ValueError(f"methods: {method.name} has no phases; give [[finetune]], or a finetune of its own")
+        return self
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study. ``tables``: its recipe as it is written, which ``recipe`` is, read."""
+
+    run_id: str
+    stage: Stage
+    method: str
+    seed: int
+    labels: int | None
+    tables: dict[str, Any]
+    recipe: Recipe
+
+    @property
+    def title(self) -> str:
+        """``FedHSSL, seed 1, 100 labels``, or ``FedHSSL, seed 1, pretraining``."""
+        parts = [self.method, f"seed {self.seed}"]
+        if self.stage == "pretrain":
+            parts.append("pretraining")
+        elif self.labels is not None:
+            parts.append(f"{self.labels} labels")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What one method does with one seed: pretraining, if any, then a run for each number of labels."""
+
+    pretrain: PlannedRun | None
+    finetune: tuple[PlannedRun, ...]
+
+    @property
+    def runs(self) -> tuple[PlannedRun, ...]:
+        return (*([self.pretrain] if self.pretrain is not None else ()), *self.finetune)
+
+
+def load_study(path: Path) -> tuple[Study, list[Chain]]:
+    """A study file and its plan, seed by seed. Raises InputError where it, or a recipe that it makes, is wrong."""
+    study = parse(Study, read_toml(path), str(path))
+    base = path.resolve().parent / study.recipe
+    tables = read_toml(base)
+    if "start" in tables:
+        raise InputError(Code.CONFIG_INVALID, f"{base}: start: what runs start from is the study's; remove it here")
+    if parse(Recipe, tables, str(base)).simulate is None:
+        raise InputError(Code.CONFIG_INVALID, f"{base}: simulate: missing; a study runs federations on this machine")
+    return study, [_chain(path, study, method, tables, seed) for seed in study.seeds for method in study.methods]
+
+
+def _chain(path: Path, study: Study, method: StudyMethod, base: dict[str, Any], seed: int) -> Chain:
+    where = f"{path}: methods: {method.name}"
+    tables = copy.deepcopy(base) | {"method": method.name, "seed": seed}
+    for key, value in method.overrides.items():
+        _set(tables, key, value, where)
+    name = f"{study.name}.{method.name}.s{seed}"
+    tuning = tables | {"phases": _written(method.finetune or study.finetune)}
+    pretrain: PlannedRun | None = None
+    if method.pretrain:
+        phases = _written(method.pretrain)
+        first = tables | {"phases": phases}
+        if study.labels:  # one pretraining for all numbers of labels, so of none
+            first["rows"] = {key: value for key, value in tables.get("rows", {}).items() if key != "labelled"}
+        recipe = parse(Recipe, first, f"{where}: pretrain")
+        pretrain = PlannedRun(name, "pretrain", method.name, seed, None, first, recipe)
+        tuning["start"] = {"run": name, "phases": phases}
+    runs = []
+    for labels in study.labels or (None,):
+        # A name of its own beside the pretraining's, also where there is one run only.
+        run_id = f"{name}.n{labels}" if labels is not None else f"{name}.finetune" if method.pretrain else name
+        own = dict(tuning)
+        if labels is not None:
+            own["rows"] = tables.get("rows", {}) | {"labelled": labels}
+        recipe = parse(Recipe, own, f"{where}: finetune")
+        runs.append(PlannedRun(run_id, "finetune", method.name, seed, labels, own, recipe))
+    return Chain(pretrain, tuple(runs))
+
+
+def _written(phases: Phases) -> list[dict[str, Any]]:
+    """Phases as a recipe has them."""
+    return [{"kind": phase.kind, "name": phase.name, **phase.settings} for phase in phases]
+
+
+def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Sets ``a.b.c``; tables that are not there yet are made. Raises InputError where ``a`` or ``a.b`` is no table."""
+    *path, last = key.split(".")
+    table = tables
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise InputError(Code.CONFIG_INVALID, f"{where}: overrides: {key!r}: {part} is no table of the recipe")
+    table[last] = value

@@ -1,0 +1,44 @@
+"""MoCo's queue of negatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class KeyQueue:
+    """A ring of the last ``size`` keys, unit rows of ``width``; random ones at first, as in MoCo's own code.
+
+    The first rows are drawn on the CPU from ``seed``, so that they are the same on every device.
+    """
+
+    def __init__(self, size: int, width: int, seed: int, device: torch.device | str = "cpu") -> None:
+        rows_QD = torch.randn(size, width, generator=torch.Generator().manual_seed(seed))
+        self._keys_QD = functional.normalize(rows_QD, dim=1).to(device)
+        self._next = 0  # the oldest row, overwritten next
+
+    @property
+    def keys(self) -> Tensor:
+        """[Q, D] without gradient, never changed in place: a loss may still have its backward pass ahead at a push."""
+        return self._keys_QD
+
+    @torch.no_grad()
+    def push(self, k_BD: Tensor) -> None:
+        """Overwrites the B oldest keys with the rows of k_BD, normalised; of more than Q rows the last Q stay."""
+        size = len(self._keys_QD)
+        places_B = torch.arange(self._next, self._next + len(k_BD), device=self._keys_QD.device) % size
+        rows_BD = functional.normalize(k_BD[-size:], dim=1).to(self._keys_QD)
+        self._keys_QD = self._keys_QD.index_copy(0, places_B[-size:], rows_BD)
+        self._next = (self._next + len(k_BD)) % size
+
+    def state(self) -> dict[str, Any]:
+        """All that later losses depend on; later pushes leave it as it is."""
+        return {"keys": self._keys_QD, "next": self._next}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes what ``state`` of a queue of the same size gave, on whatever device."""
+        self._keys_QD = state["keys"].to(self._keys_QD)
+        self._next = state["next"]

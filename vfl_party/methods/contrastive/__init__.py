@@ -1,0 +1,58 @@
+"""Local contrastive pretraining, the first phase of SS-VFL (Castiglia et al. 2022): nothing crosses a wire.
+
+SS-VFL-I goes on with one upload of the frozen representations (``head``), SS-VFL-C with split training (``splitnn``).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveFloat
+
+from vfl_common.config.models import Probability
+from vfl_common.config.ssl import SslSettings
+from vfl_common.phase import Phase, RoundReport, Tree
+from vfl_party.context import Party
+from vfl_party.methods import Method
+from vfl_party.ssl.local import LocalSsl
+from vfl_party.ssl.plan import make_plan
+from vfl_party.ssl.report import report
+from vfl_party.ssl.tower import build_tower
+
+
+class ContrastiveSettings(SslSettings):
+    """One round is one epoch over all of a party's training rows.
+
+    ``simclr``: the paper's Eq. 2, negatives from the batch; ``moco``: the released code's, negatives from a queue.
+    """
+
+    ssl: Literal["simclr", "moco"] = "simclr"
+    temperature: PositiveFloat = 0.2
+    momentum: Probability | None = 0.999
+
+
+class Contrastive(Phase):
+    """Either side: LocalCL of Alg. 4. A party without features waits."""
+
+    def __init__(self, party: Party, name: str, settings: ContrastiveSettings) -> None:
+        self.name, self.rounds = name, settings.rounds
+        self._party, self._local = party, None
+        if party.features is not None:
+            plan = make_plan(settings, party.recipe.preset)
+            tower = build_tower(party, name, "local", party.models["encoder"], plan, shared=False)
+            self._local = LocalSsl(party, name, plan, tower, epochs=settings.rounds)
+
+    def run_round(self, round_: int) -> RoundReport:
+        if self._local is None:
+            return RoundReport(0)
+        return report(self._party.name, {"local": self._local.run(round_, self.rounds, 1)})
+
+    def state(self) -> Tree:
+        return {} if self._local is None else self._local.state()
+
+    def load_state(self, tree: Tree) -> None:
+        if self._local is not None:
+            self._local.load_state(tree)
+
+
+METHOD = Method(ContrastiveSettings, Contrastive, Contrastive)  # type: ignore[arg-type]

@@ -1,0 +1,8 @@
+"""FedHSSL (He et al. 2022): self-supervised pretraining across parties and within each, and its sub-procedures."""
+
+from vfl_party.methods import Method
+from vfl_party.methods.fedhssl.encoders import kept_encoder
+from vfl_party.methods.fedhssl.phase import ActiveFedHSSL, PassiveFedHSSL
+from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+
+METHOD = Method(FedHSSLSettings, ActiveFedHSSL, PassiveFedHSSL, kept_encoder)  # type: ignore[arg-type]

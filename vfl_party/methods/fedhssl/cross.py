@@ -1,0 +1,132 @@
+"""Step 1, cross-party self-supervision over the aligned rows: Alg. 1, lines 3 to 15. No gradient crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.seeds import full_batches
+from vfl_common.ssl import KeyQueue, spread
+from vfl_party.context import Party, Rows
+from vfl_party.exchange import expect
+from vfl_party.methods.fedhssl.encoders import CROSS
+from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+from vfl_party.privacy.iso import IsoNoise
+from vfl_party.ssl.local import Epochs, require_rows
+from vfl_party.ssl.plan import Plan
+from vfl_party.ssl.tower import Trained, build_tower, loss_against, make_queue
+
+Inputs = tuple[Tensor, ...]
+
+
+class CrossStep:
+    """What both sides share: the tower f_c with its predictor h_c, and its update by what was received.
+
+    Args:
+        peers: whose projections this party receives.
+    """
+
+    def __init__(
+        self, party: Party, phase: str, settings: FedHSSLSettings, plan: Plan, encoder: nn.Module, peers: list[str]
+    ) -> None:
+        self._party, self._phase, self._settings, self._plan = party, phase, settings, plan
+        self._rows = require_rows(party, phase, "aligned", plan.batch_size)
+        self.tower = build_tower(party, phase, CROSS, encoder, plan, shared=False)
+        self._trained = Trained(self.tower, plan, settings.rounds * settings.cross_epochs)
+        self._spec = expect(Kind.EMBEDDING, z=(torch.float32, (plan.batch_size, plan.widths[-1])))
+        self._keys: dict[str, KeyQueue] = {}
+        if plan.ssl == "moco" and plan.negatives == "queue":  # of received projections: no traffic of its own
+            self._keys = {peer: make_queue(party, phase, f"{CROSS} {peer}", plan) for peer in peers}
+
+    def run(self, round_: int) -> Epochs:
+        """The cross-party epochs of one round."""
+        party, epochs = self._party, self._settings.cross_epochs
+        self.tower.train()
+        cut = [self._batches(round_ * epochs + epoch) for epoch in range(epochs)]
+        steps = sum(map(len, cut))
+        total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
+        batch = 0
+        for epoch in cut:
+            for rows in epoch:
+                loss, z_BP = self._step(StepKey(self._phase, round_, batch), party.need_features().inputs(rows))
+                total += loss
+                kept += spread(z_BP)
+                batch += 1
+                party.tick(self._phase, round_, self._settings.rounds, batch, steps)
+            self._trained.end_epoch()
+        return Epochs(steps, total.item() / steps, kept.item() / steps)
+
+    def _batches(self, epoch: int) -> list[Rows]:
+        return full_batches(self._party.recipe.seed, self._phase, epoch, self._rows, self._plan.batch_size)
+
+    def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def _update(self, inputs: Inputs, z_BP: Tensor, received: Mapping[str, Tensor]) -> Tensor:
+        """Lines 12 and 13, ``local_updates`` times on what was received once; the first loss.
+
+        ``z_BP``: the own projections, with the graph of the weights before the update; ``received``: {peer: [B, P]}.
+        """
+        first: Tensor | None = None
+        for _ in range(self._settings.local_updates):
+            if first is not None:
+                z_BP = self.tower.project(inputs)
+            p_BP = self.tower.predict(z_BP)
+            terms = [loss_against(self._plan, p_BP, z, self._keys.get(peer)) for peer, z in received.items()]
+            loss = torch.stack(terms).mean()  # Eq. 5: a passive party has one term
+            self._trained.step(loss)
+            first = loss.detach() if first is None else first
+        for peer, queue in self._keys.items():
+            queue.push(received[peer])
+        assert first is not None  # noqa: S101 - there is at least one update
+        return first
+
+    def state(self) -> dict[str, Any]:
+        return {"trained": self._trained.state(), "keys": {peer: queue.state() for peer, queue in self._keys.items()}}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self._trained.load_state(tree["trained"])
+        for peer, queue in self._keys.items():
+            queue.load_state(tree["keys"][peer])
+
+
+class ActiveCross(CrossStep):
+    """The active party hosts the exchange: every passive party's z comes in, its own goes out to each."""
+
+    def __init__(
+        self, party: Party, phase: str, settings: FedHSSLSettings, plan: Plan, encoder: nn.Module, peers: list[str]
+    ) -> None:
+        super().__init__(party, phase, settings, plan, encoder, peers)
+        self._iso = IsoNoise(settings.iso_embedding)
+
+    def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        hub = self._party.need_hub()
+        z_BP = self.tower.project(inputs)  # line 6
+        received = hub.collect(step, self._spec)
+        sent_BP = self._iso.noise(z_BP.detach())
+        hub.reply(step, Kind.EMBEDDING, {peer: {"z": sent_BP} for peer in received})  # line 8
+        loss = self._update(inputs, z_BP, {peer: tensors["z"] for peer, tensors in received.items()})
+        return loss, z_BP.detach()
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"iso": self._iso.state()}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        super().load_state(tree)
+        self._iso.load_state(tree["iso"])
+
+
+class PassiveCross(CrossStep):
+    """A passive party sees the active party's z alone."""
+
+    def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        link = self._party.need_link()
+        z_BP = self.tower.project(inputs)  # line 6
+        link.send(step, Kind.EMBEDDING, {"z": z_BP})  # line 10
+        reply = link.receive(step, self._spec)
+        loss = self._update(inputs, z_BP, {link.peer: reply["z"]})
+        return loss, z_BP.detach()

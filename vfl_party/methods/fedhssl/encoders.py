@@ -1,0 +1,52 @@
+"""The two encoders of a party, and which of them fine-tuning gets."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vfl_common.config.base import Section
+from vfl_common.errors import Code, InputError
+from vfl_common.models import TwoTowers
+from vfl_party.context import MakeEncoder, Party
+from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+
+CROSS, LOCAL = "cross", "local"  # also the labels from which initial weights are drawn
+
+
+def kept_encoder(settings: Section, make: MakeEncoder) -> nn.Module:
+    """The encoder that a party hands on, with its initial weights: see ``Method.encoder``."""
+    assert isinstance(settings, FedHSSLSettings)  # noqa: S101 - parsed by our own METHOD
+    match settings.kept:
+        case "cross":
+            return make(CROSS)
+        case "local":
+            return make(LOCAL, shared=settings.aggregate)
+        case rule:
+            width = None
+            if rule == "concat":
+                width = _half(settings, make)
+            return TwoTowers(make(CROSS, width=width), make(LOCAL, shared=settings.aggregate, width=width), rule)
+
+
+def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module]:
+    """{"cross": …, "local": …}, those that are trained, on the party's device. What is handed on is among them."""
+    make, kept = party.make_encoder, party.models["encoder"]
+    assert make is not None  # noqa: S101 - a party with features has it
+    if isinstance(kept, TwoTowers):
+        return {CROSS: kept.cross, LOCAL: kept.local}
+    found: dict[str, nn.Module] = {settings.kept: kept}
+    if settings.cross and CROSS not in found:  # FedGSSL* and FedHSSL*: the guide stays here
+        found[CROSS] = make(CROSS).to(party.device)
+    if settings.local and LOCAL not in found:
+        found[LOCAL] = make(LOCAL, shared=settings.aggregate).to(party.device)
+    return found
+
+
+def _half(settings: FedHSSLSettings, make: MakeEncoder) -> int:
+    width = make.width
+    if width % 2:
+        text = (
+            f"keep = {settings.keep!r} gives each encoder half of the embedding; model.embedding_size = {width} is odd"
+        )
+        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
+    return width // 2

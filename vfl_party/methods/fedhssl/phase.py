@@ -1,0 +1,79 @@
+"""The three steps of a round, on either side: FedHSSL, Alg. 1."""
+
+from __future__ import annotations
+
+from vfl_common.errors import Code, InputError
+from vfl_common.phase import Phase, RoundReport, Tree
+from vfl_party.context import Party
+from vfl_party.methods.fedhssl.aggregate import Aggregation
+from vfl_party.methods.fedhssl.cross import ActiveCross, CrossStep, PassiveCross
+from vfl_party.methods.fedhssl.encoders import CROSS, LOCAL, two_encoders
+from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+from vfl_party.ssl.local import Epochs, LocalSsl
+from vfl_party.ssl.plan import make_plan
+from vfl_party.ssl.report import report
+from vfl_party.ssl.tower import build_tower
+
+
+class FedHSSL(Phase):
+    """One round is one global iteration. The encoders are the party's models; heads and targets end with the phase."""
+
+    side: type[CrossStep]
+
+    def __init__(self, party: Party, name: str, settings: FedHSSLSettings) -> None:
+        self.name, self.rounds = name, settings.rounds
+        self._party, self._settings = party, settings
+        if party.features is None:
+            text = f"recipe: phases: {name}: {party.name} has no features, and every party's encoder takes part"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; give it features")
+        preset = party.recipe.preset
+        gamma = settings.guidance(preset)
+        plan, encoders = make_plan(settings, preset, gamma), two_encoders(party, settings)
+        self._cross = self._local = self._aggregation = None
+        if settings.cross:
+            peers = [party.recipe.active.name]
+            if party.name == party.recipe.active.name:
+                peers = [passive.name for passive in party.recipe.passives]
+            self._cross = self.side(party, name, settings, plan, encoders[CROSS], peers)
+        if settings.local:
+            self._local = LocalSsl(
+                party,
+                name,
+                plan,
+                build_tower(party, name, LOCAL, encoders[LOCAL], plan, shared=settings.aggregate),
+                epochs=settings.rounds * settings.local_epochs,
+                guide=self._cross.tower if self._cross is not None else None,
+                gamma=gamma,
+                guide_drifts=preset == "released",
+            )
+            if settings.aggregate:
+                amplifier = settings.iso_weights if party.name == party.recipe.active.name else 0.0
+                self._aggregation = Aggregation(party, name, self._local.tower, amplifier)
+                self.aggregates = self._aggregation.spec
+
+    def run_round(self, round_: int) -> RoundReport:
+        done: dict[str, Epochs] = {}
+        if self._cross is not None:  # Step 1
+            done["cross"] = self._cross.run(round_)
+        if self._local is not None:  # Step 2
+            done["local"] = self._local.run(round_, self.rounds, self._settings.local_epochs)
+        if self._aggregation is not None:  # Step 3
+            self._aggregation.run(round_)
+        return report(self._party.name, done)
+
+    def state(self) -> Tree:
+        parts = {"cross": self._cross, "local": self._local, "aggregation": self._aggregation}
+        return {name: part.state() for name, part in parts.items() if part is not None}
+
+    def load_state(self, tree: Tree) -> None:
+        for name, part in (("cross", self._cross), ("local", self._local), ("aggregation", self._aggregation)):
+            if part is not None:
+                part.load_state(tree[name])
+
+
+class ActiveFedHSSL(FedHSSL):
+    side = ActiveCross
+
+
+class PassiveFedHSSL(FedHSSL):
+    side = PassiveCross

@@ -1,0 +1,63 @@
+"""What a recipe says about FedHSSL and its sub-procedures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt
+
+from vfl_common.config.ssl import SslSettings
+
+Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]
+Keep = Literal["mean", "concat", "cross", "local"]
+
+
+class FedHSSLSettings(SslSettings):
+    """One round: the cross-party step, the local step, aggregation, each where it is switched on.
+
+    FedLocalSSL: ``cross = false, aggregate = false``; FedCSSL (and VFed-SSD's pretraining): ``local = false, aggregate
+    = false``; FedGSSL: ``aggregate = false``; FedHSSL: all three. With ``keep = "local"`` the last two are FedGSSL* and
+    FedHSSL*.
+    """
+
+    cross: bool = True
+    local: bool = True
+    aggregate: bool = True
+    gamma: Annotated[float, Field(ge=0.0, le=1e6)] | None = None  # 0.5; the released commands run with 0
+    cross_epochs: PositiveInt = 1  # of a round, over the aligned training rows
+    local_epochs: PositiveInt = 1  # of a round, over all of a party's training rows
+    local_updates: PositiveInt = 1  # e: updates of the cross-party step on one exchange
+    keep: Keep | None = None  # what fine-tuning gets: the mean of both encoders, or the only one
+    iso_embedding: Amplifier = 0.0  # λ of the noise on what the active party sends in the cross-party step
+    iso_weights: Amplifier = 0.0  # λ of the noise on its parameters before aggregation
+
+    def model_post_init(self, _context: Any) -> None:
+        if not (self.cross or self.local):
+            raise ValueError("cross and local are both off: nothing is trained")
+        if self.aggregate and not self.local:
+            raise ValueError("aggregate = true shares the local encoders' top: it needs local = true")
+        if self.gamma is not None and not (self.cross and self.local):
+            raise ValueError("gamma weighs the cross-party encoder's guidance of the local one: it needs both")
+        if self.iso_weights and not self.aggregate:
+            raise ValueError("iso_weights is noise on what is aggregated: it needs aggregate = true")
+        if self.iso_embedding and not self.cross:
+            raise ValueError("iso_embedding is noise on what the cross-party step sends: it needs cross = true")
+        if self.keep in ("mean", "concat", "cross") and not self.cross:
+            raise ValueError(f"keep = {self.keep!r} needs cross = true")
+        if self.keep in ("mean", "concat", "local") and not self.local:
+            raise ValueError(f"keep = {self.keep!r} needs local = true")
+
+    @property
+    def kept(self) -> Keep:
+        """What fine-tuning gets."""
+        if self.keep is not None:
+            return self.keep
+        return "mean" if self.cross and self.local else "cross" if self.cross else "local"
+
+    def guidance(self, preset: Literal["paper", "released"]) -> float:
+        """γ of Eq. 6."""
+        if not (self.cross and self.local):
+            return 0.0
+        if self.gamma is None:
+            return 0.0 if preset == "released" else 0.5
+        return self.gamma

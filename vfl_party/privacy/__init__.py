@@ -1,0 +1,5 @@
+"""What a party does to its tensors before others see them."""
+
+from vfl_party.privacy.iso import IsoNoise
+
+__all__ = ["IsoNoise"]

@@ -1,0 +1,1 @@
+"""What the self-supervised methods share at a party: the views that they compare."""

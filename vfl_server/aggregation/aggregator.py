@@ -1,0 +1,123 @@
+"""Collects, averages and answers: one thread a generation, beside the sessions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from vfl_common.bundle import BundleSpec, StepKey
+from vfl_common.errors import Code, InputError, InternalError, InterruptedRun, VflError
+from vfl_common.ledger import Ledger
+from vfl_common.phase import Aggregation
+from vfl_common.rpc.hub import ExchangeHub, ExchangeService
+from vfl_common.runner import rounds_done
+from vfl_server.aggregation.mean import mean
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 5.0
+
+
+class Aggregator:
+    """The aggregation of one run, a generation after the other.
+
+    Args:
+        service: where the parties' streams come in.
+        roster: all parties, in the recipe's order.
+        phases: the names of the recipe's phases, in order.
+        timeout_s: how long a living party may take for one step, counted from the first party's arrival there.
+        fail: called, from the aggregation's thread, with what ends the run.
+    """
+
+    def __init__(
+        self,
+        service: ExchangeService,
+        run_id: str,
+        roster: Sequence[str],
+        phases: Sequence[str],
+        ledger: Ledger,
+        *,
+        timeout_s: float,
+        fail: Callable[[VflError], None],
+    ) -> None:
+        self._service, self._run_id, self._roster, self._phases = service, run_id, roster, phases
+        self._ledger, self._timeout_s, self._fail = ledger, timeout_s, fail
+        self._lock = threading.Lock()
+        self._hub: ExchangeHub | None = None  # of the generation that goes on
+        self._thread: threading.Thread | None = None
+
+    def begin(self, generation: int, checkpoint: str, aggregations: Sequence[Aggregation]) -> None:
+        """Serves a generation that goes on from ``checkpoint``; returns at once.
+
+        Raises InputError where ``checkpoint`` is no label.
+        """
+        if not aggregations:
+            self._service.close()  # nobody has anything to ask
+            return
+        steps = list(remaining(self._phases, checkpoint, aggregations))
+        hub = ExchangeHub(
+            self._run_id, generation, self._roster, self._ledger, timeout_s=self._timeout_s, from_first=True
+        )
+        with self._lock:
+            self._hub = hub
+        self._service.use(hub)
+        self._thread = threading.Thread(target=self._run, args=[hub, steps], name="aggregation", daemon=True)
+        self._thread.start()
+
+    def end(self, error: VflError) -> None:
+        """Ends the generation, from any thread: whoever waits is told ``error``. Does nothing where none goes on."""
+        with self._lock:
+            hub, self._hub = self._hub, None
+        if hub is not None:
+            hub.end(error)
+
+    def close(self) -> None:
+        """Ends what goes on, and waits for its thread. No stream is let in from now on."""
+        self.end(InterruptedRun("the server has ended"))
+        self._service.close()
+        if self._thread is not None:
+            self._thread.join(timeout=_JOIN_S)
+
+    def _run(self, hub: ExchangeHub, steps: Sequence[tuple[StepKey, BundleSpec]]) -> None:
+        try:
+            for step, spec in steps:
+                _answer(hub, step, spec)
+        except InterruptedRun:
+            return
+        except VflError as error:
+            self._failed(hub, error)
+        except Exception as error:
+            log.exception("aggregation")
+            self._failed(hub, InternalError(f"aggregation: {error!r}"))
+
+    def _failed(self, hub: ExchangeHub, error: VflError) -> None:
+        hub.end(error)
+        with self._lock:
+            goes_on = self._hub is hub
+        if goes_on:  # otherwise the run has ended this generation already, for another reason
+            self._fail(error)
+
+
+def _answer(hub: ExchangeHub, step: StepKey, spec: BundleSpec) -> None:
+    """One step. What it takes in memory is gone when it returns, but for the last reply, which may be asked again."""
+    bundles = hub.collect(step, spec)
+    average = mean(bundles, step)
+    hub.reply(step, dict.fromkeys(bundles, average))
+
+
+def remaining(
+    phases: Sequence[str], checkpoint: str, aggregations: Sequence[Aggregation]
+) -> Iterator[tuple[StepKey, BundleSpec]]:
+    """The steps that are still to come, in order, where the run goes on from ``checkpoint`` (empty: the beginning).
+
+    Raises InputError where ``checkpoint`` is no label of a phase.
+    """
+    at, done = rounds_done(checkpoint) if checkpoint else (phases[0], 0)
+    if at not in phases:
+        raise InputError(Code.CHECKPOINT_INVALID, f"the checkpoint {checkpoint[:80]!r} is of no phase of this recipe")
+    for aggregation in sorted(aggregations, key=lambda each: phases.index(each.phase)):
+        place = phases.index(aggregation.phase) - phases.index(at)
+        first = 0 if place > 0 else done if place == 0 else aggregation.rounds
+        for round_ in range(first, aggregation.rounds):
+            yield StepKey(aggregation.phase, round_, 0), aggregation.spec
