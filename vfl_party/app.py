@@ -144,7 +144,10 @@ class PartyApp:
         prepared = prepare(place.recipe, place.name, table, place.data, place.encoder, unaligned)
         out = Path(place.file.out)
         start = load_start(place.recipe, place.name, out)
-        begin_with = partial(load_encoder, tree=start.state, run_id=start.run_id) if start is not None else None
+        begin_with = None
+        if start is not None and place.recipe.start is not None:
+            tower = place.recipe.start.tower
+            begin_with = partial(load_encoder, tree=start.state, run_id=start.run_id, tower=tower)
         resume = None if fresh else find_unfinished(out, place.name, place.recipe)
         if resume is not None:
             resume.checkpoints = self._store(resume)

@@ -234,14 +234,18 @@ def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
         ) from None
 
 
-def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str) -> None:
+def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: str | None) -> None:
     """The encoder of another run's job, and nothing else of it: this run has preprocessing and a top model of its own.
 
-    Raises InputError where it does not fit.
+    ``tower``: of an encoder of two, this one alone. Raises InputError where it does not fit.
     """
     try:
         if "encoder" in models:
-            models["encoder"].load_state_dict(tree["models"]["encoder"])
+            weights = tree["models"]["encoder"]
+            if tower is not None:
+                prefix = f"{tower}."
+                weights = {name[len(prefix) :]: each for name, each in weights.items() if name.startswith(prefix)}
+            models["encoder"].load_state_dict(weights)
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,

@@ -79,7 +79,7 @@ def _data(place: Place) -> Iterator[Finding]:
         models = build_models(place.recipe, place.name, make)
         start = load_start(place.recipe, place.name, Path(place.file.out))
         if start is not None:
-            load_encoder(models, start.state, start.run_id)
+            load_encoder(models, start.state, start.run_id, place.recipe.start.tower if place.recipe.start else None)
             yield Finding("start", True, f"the encoder of {start.run_id}")
         for name, model in models.items():
             count = sum(parameter.numel() for parameter in model.parameters())

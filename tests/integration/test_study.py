@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def started(path: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(args, cwd=path.parent, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **files)
 
 
-def events(lines: Iterator[str] | list[str]) -> list[dict[str, Any]]:
+def events(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
@@ -74,11 +73,11 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert second.returncode == 0, errors
     told = events(out.splitlines())
     assert (told[0]["runs"], told[0]["left"]) == (10, 7)
-    assert [event["run"] for event in told if event["event"] == "done"][0] == "tiny.pre.s1.n40"
+    assert next(event["run"] for event in told if event["event"] == "done") == "tiny.pre.s1.n40"
     assert [event["event"] for event in told].count("result") == 8
     assert {run: (folder / run / "summary.json").read_bytes() for run in done} == before  # not run again
 
-    lines = list(csv.DictReader((folder / "results.csv").open()))
+    lines = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
     assert [(line["method"], line["seed"], line["labels"]) for line in lines] == [
         (method, seed, labels) for seed in "12" for method in ("plain", "pre") for labels in ("40", "80")
     ]
@@ -93,15 +92,17 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     bad = {"name": "bad", "pretrain": [{"kind": "splitnn", "epoks": 2}]}
-    path = write(tmp_path, seeds=[1], labels=[40], methods=[bad, {"name": "plain"}])
+    heir = {"name": "heir", "pretrain_of": "bad"}  # two at a time, but the pretraining they share is tried once
+    path = write(tmp_path, seeds=[1], labels=[40], methods=[bad, heir, {"name": "plain"}])
     for _ in range(2):  # and is tried again, the others are not
         with started(path, "--jobs", "2") as process:
             out, errors = process.communicate(timeout=RUN_S)
         assert process.returncode == 2, errors
         assert "plain" in out
-        assert "error: 2 runs failed; the same command tries again:" in errors
+        assert "error: 3 runs failed; the same command tries again:" in errors
         assert "bad, seed 1, pretraining: p" in errors
         assert "unknown key 'epoks'; did you mean 'epochs'?" in errors
         assert "bad, seed 1, 40 labels: its pretraining failed" in errors
+        assert "heir, seed 1, 40 labels: its pretraining failed" in errors
         assert "Traceback" not in errors
-    assert "3 runs, 1 done already" in errors
+    assert "4 runs, 1 done already" in errors

@@ -17,7 +17,8 @@ from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
 
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"  # told apart by all eyes
-_COLORS = {"train": _BLUE, "validation": _ORANGE, "test": _GREEN}
+_PINK, _SKY = "#CC79A7", "#56B4E9"
+_COLORS = {"train": _BLUE, "validation": _ORANGE, "test": _GREEN, "cross": _PINK, "local": _SKY}
 _SHOWN = ("accuracy", "auc", "rmse")  # beside the loss
 _LABELS = {"auc": "AUC", "rmse": "RMSE (unit of the label)", "loss": "mean loss"}
 _TITLES = {FIRST: "open (comparing rows)", CONTROL: "control (joining, heartbeats, progress, results)"}

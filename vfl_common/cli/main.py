@@ -33,7 +33,7 @@ def cli() -> None:
 
     \b
     Examples:
-      vfl demo                              five processes learn digits, in half a minute
+      vfl demo                              five processes learn digits, in some ten seconds
       vfl simulate examples/diabetes.toml   the same with a recipe
       vfl study examples/study/digits.toml  several methods, seeds and numbers of labels, as a table
       vfl report runs/20260101-120000-digits-1f2e

@@ -147,13 +147,14 @@ class Running:
     live: bool
     failures: list[tuple[str, str, int]] = field(default_factory=list)
     _summaries: dict[str, Summary] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)  # run ids, this time
     _took: list[tuple[PlannedRun, float]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     @property
     def runs(self) -> list[PlannedRun]:
-        return [run for chain in self.chains for run in chain.runs]
+        return list({run.run_id: run for chain in self.chains for run in chain.runs}.values())
 
     @property
     def left(self) -> int:
@@ -183,9 +184,17 @@ class Running:
             for chain in self.chains:
                 self._chain(chain, launcher)
             return
+        groups: dict[str, list[Chain]] = {}  # chains that share a pretraining come after one another
+        for chain in self.chains:
+            groups.setdefault(chain.runs[0].run_id, []).append(chain)
+
+        def group(chains: list[Chain]) -> None:
+            for chain in chains:
+                self._chain(chain, launcher)
+
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
-                for future in as_completed([pool.submit(self._chain, chain, launcher) for chain in self.chains]):
+                for future in as_completed([pool.submit(group, chains) for chains in groups.values()]):
                     future.result()
             except BaseException:  # the person's Ctrl-C, too
                 self._stop.set()
@@ -203,7 +212,7 @@ class Running:
 
     def _chain(self, chain: Chain, launcher: Launcher | None) -> None:
         for run in chain.runs:
-            if run.run_id in self._summaries or self._stop.is_set():
+            if run.run_id in self._summaries or run.run_id in self._failed or self._stop.is_set():
                 continue
             if run.stage == "finetune" and chain.pretrain is not None and not self._has(chain.pretrain):
                 self._fail(run, "its pretraining failed", 1)
@@ -246,8 +255,7 @@ class Running:
             place = self._place()
             self._summaries[run.run_id] = summary
             self._took.append((run, seconds))
-            failed = {title for title, _, _ in self.failures}
-            left = [r for r in self.runs if r.run_id not in self._summaries and r.title not in failed]
+            left = [r for r in self.runs if r.run_id not in self._summaries and r.run_id not in self._failed]
             value = summary.metrics.get("test", {}).get(self.study.metric)
             self.tell(
                 {
@@ -266,6 +274,7 @@ class Running:
         with self._lock:
             place = self._place()
             self.failures.append((run.title, sentence, exit_code))
+            self._failed.add(run.run_id)
             self.tell({"event": "failed", "run": run.run_id, "title": run.title, **place, "error": sentence})
 
     def _result(self, chain: Chain, run: PlannedRun) -> Result:

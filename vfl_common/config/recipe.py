@@ -72,6 +72,7 @@ class StartSettings(Section):
 
     run: Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
     phases: tuple[PhaseSettings, ...] = ()
+    tower: Literal["cross", "local"] | None = None  # of an encoder of two, this one alone (FedGSSL*, FedHSSL*)
 
 
 class RunSettings(Section):

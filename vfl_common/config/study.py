@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +25,8 @@ class StudyMethod(Section):
 
     name: Name
     pretrain: Phases = ()  # its encoders are shared by all numbers of labels
+    pretrain_of: Name | None = None  # an earlier method, whose pretraining this one shares
+    tower: Literal["cross", "local"] | None = None  # of that pretraining's two encoders, this one alone
     finetune: Phases = ()  # instead of the study's
     overrides: dict[str, Any] = Field(default_factory=dict)  # {"model.encoder.channels": value}, in the recipe
 
@@ -32,6 +35,10 @@ class StudyMethod(Section):
         for key in self.overrides:
             if any(key == ours or key.startswith(f"{ours}.") for ours in _OURS):
                 raise ValueError(f"overrides: {key!r} is set by the study itself")
+        if self.pretrain and self.pretrain_of is not None:
+            raise ValueError("give pretrain or pretrain_of, not both")
+        if self.tower is not None and self.pretrain_of is None:
+            raise ValueError("tower takes a part of another method's pretraining: it needs pretrain_of")
         return self
 
 
@@ -54,6 +61,14 @@ class Study(Section):
             if double is not None:
                 raise ValueError(f"{key}: {double!r} is there twice")
         for method in self.methods:
+            if method.pretrain_of is not None:
+                earlier = self.methods[: self.methods.index(method)]
+                other = next((each for each in earlier if each.name == method.pretrain_of), None)
+                if other is None or not other.pretrain:
+                    text = f"pretrain_of: no method {method.pretrain_of!r} with a pretraining of its own is above it"
+                    raise ValueError(f"methods: {method.name}: {text}")
+                if other.overrides != method.overrides:
+                    raise ValueError(f"methods: {method.name}: pretrain_of: the two have different overrides")
             if not self.finetune and not method.finetune:
                 raise ValueError(f"methods: {method.name} has no phases; give [[finetune]], or a finetune of its own")
         return self
@@ -84,7 +99,10 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Chain:
-    """What one method does with one seed: pretraining, if any, then a run for each number of labels."""
+    """What one method does with one seed: pretraining, if any, then a run for each number of labels.
+
+    The pretraining may be that of an earlier chain.
+    """
 
     pretrain: PlannedRun | None
     finetune: tuple[PlannedRun, ...]
@@ -103,10 +121,26 @@ def load_study(path: Path) -> tuple[Study, list[Chain]]:
         raise InputError(Code.CONFIG_INVALID, f"{base}: start: what runs start from is the study's; remove it here")
     if parse(Recipe, tables, str(base)).simulate is None:
         raise InputError(Code.CONFIG_INVALID, f"{base}: simulate: missing; a study runs federations on this machine")
-    return study, [_chain(path, study, method, tables, seed) for seed in study.seeds for method in study.methods]
+    chains = []
+    for seed in study.seeds:
+        pretrained: dict[str, PlannedRun] = {}
+        for method in study.methods:
+            chain = _chain(path, study, method, tables, seed, pretrained)
+            if chain.pretrain is not None:
+                pretrained[method.name] = chain.pretrain
+            chains.append(chain)
+    return study, chains
 
 
-def _chain(path: Path, study: Study, method: StudyMethod, base: dict[str, Any], seed: int) -> Chain:
+def _chain(
+    path: Path,
+    study: Study,
+    method: StudyMethod,
+    base: dict[str, Any],
+    seed: int,
+    pretrained: Mapping[str, PlannedRun],
+) -> Chain:
+    """``pretrained``: {method: its pretraining}, of the methods above."""
     where = f"{path}: methods: {method.name}"
     tables = copy.deepcopy(base) | {"method": method.name, "seed": seed}
     for key, value in method.overrides.items():
@@ -122,10 +156,15 @@ def _chain(path: Path, study: Study, method: StudyMethod, base: dict[str, Any], 
         recipe = parse(Recipe, first, f"{where}: pretrain")
         pretrain = PlannedRun(name, "pretrain", method.name, seed, None, first, recipe)
         tuning["start"] = {"run": name, "phases": phases}
+    elif method.pretrain_of is not None:
+        pretrain = pretrained[method.pretrain_of]
+        tuning["start"] = {"run": pretrain.run_id, "phases": pretrain.tables["phases"]}
+        if method.tower is not None:
+            tuning["start"]["tower"] = method.tower
     runs = []
     for labels in study.labels or (None,):
         # A name of its own beside the pretraining's, also where there is one run only.
-        run_id = f"{name}.n{labels}" if labels is not None else f"{name}.finetune" if method.pretrain else name
+        run_id = f"{name}.n{labels}" if labels is not None else f"{name}.finetune" if pretrain is not None else name
         own = dict(tuning)
         if labels is not None:
             own["rows"] = tables.get("rows", {}) | {"labelled": labels}

@@ -13,6 +13,7 @@ from torch import nn
 from vfl_common.config.base import Section, parse
 from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
+from vfl_common.models import TwoTowers
 from vfl_common.phase import Phase
 from vfl_party.context import MakeEncoder, Party
 
@@ -55,11 +56,19 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
 
     The phases of the run that this one starts from count too. Raises InputError.
     """
-    for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
+    start = recipe.start
+    encoder: nn.Module | None = None
+    for phase in (*(start.phases if start is not None else ()), *recipe.phases):
         method = load_method(phase.kind)
         if method.encoder is not None:
-            return method.encoder(parse_settings(phase), make)
-    return make("encoder")
+            encoder = method.encoder(parse_settings(phase), make)
+            break
+    if start is None or start.tower is None:
+        return encoder or make("encoder")
+    if not isinstance(encoder, TwoTowers):
+        text = f"recipe: start.tower = {start.tower!r}: the phases of {start.run} do not hand on two encoders"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or give start.phases as that run has them")
+    return encoder.cross if start.tower == "cross" else encoder.local
 
 
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
