@@ -8,13 +8,15 @@ What was chosen (learning rates, rounds, gamma) was chosen on validation rows of
     uji2     UJIIndoorLoc, building and floor in 13 classes, access points split between two parties
     uji4     the same, four parties
     credit   default of credit cards, FATE's split between two organisations, AUC
-    rounds   FedHSSL's e = 1, 4, 8 updates on one exchange (the paper's Fig. 7), on the MNIST task
+    rounds   FedHSSL's e = 1, 4, 8 updates on one exchange (the paper's Fig. 7), on the MNIST task, 20 % aligned
+    bytes    SS-VFL-I's one upload beside split training's bytes to the same accuracy, on the MNIST task
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,19 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from rich.console import Console
+from rich.table import Table
 
 from vfl_common.cli.federation import to_toml
 from vfl_common.cli.study import run_study
-from vfl_common.cli.study_report import table
+from vfl_common.cli.study_report import Result, mean_and_sd, table
 from vfl_common.config.study import load_study
+from vfl_common.summary import Summary, load_summary
 
 Tables = dict[str, Any]
+VALIDATION_ROWS = 1000  # of MNIST-10k
 NAMES = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}
 RESULTS = Path(__file__).parent / "results"
 
@@ -143,7 +150,7 @@ def _mnist_task(methods: list[Tables], labels: tuple[int, ...], aligned: float =
 
 def _table_task(make: Callable[[Path, Path], Tables], metric: str, common: Tables) -> Task:
     methods = all_methods(common, cross_epochs=2, gamma=0.5, head=HEAD)
-    return Task(make, (200, 500, 1000), metric, methods, [SPLIT, {"kind": "evaluate"}])
+    return Task(make, (200, 1000), metric, methods, [SPLIT, {"kind": "evaluate"}])
 
 
 # A mirrored digit is another digit. B, the learning rate, gamma and the rounds were chosen on validation rows.
@@ -180,13 +187,87 @@ def _rounds_methods() -> list[Tables]:
     return lines
 
 
+def _bytes_methods() -> list[Tables]:
+    """Split training is validated after every epoch, so that the step is known at which it reaches an accuracy."""
+    fine = [SPLIT | {"steps": 600, "validate_every": 1}, {"kind": "evaluate"}]
+    uploads = [line for line in all_methods(DIGITS, cross_epochs=1, gamma=0.0, head=HEAD) if "SS-VFL-I" in line["name"]]
+    return [{"name": "FedSplitNN", "finetune": fine}, *uploads]
+
+
 TASKS: dict[str, Task] = {
     "mnist": _mnist_task(all_methods(DIGITS, cross_epochs=2, gamma=0.2, head=HEAD), (100, 200)),
     "uji2": _table_task(uji(2), "accuracy", TABLE),
     "uji4": _table_task(uji(4), "accuracy", TABLE),
     "credit": _table_task(credit, "auc", TABLE),
     "rounds": _mnist_task(_rounds_methods(), (200,), aligned=0.2),
+    "bytes": _mnist_task(_bytes_methods(), (200, 1000, 2800)),
 }
+
+
+def print_bytes(folder: Path, results: Sequence[Result]) -> None:
+    """For each SS-VFL-I run: its upload, and what split training of the same seed and labels sent until it was as good.
+
+    Good is accuracy on validation rows. Bytes are message bytes of training alone, gradients counted: those that only
+    carry validation or test rows are left out on both sides, by their share of the rows.
+    """
+    shown = Table("method", "labels", "seed", "accuracy", "uploaded", "split training: best", "bytes until as good")
+    for result in results:
+        if not result.method.startswith("SS-VFL-I"):
+            continue
+        other = next(r for r in results if (r.method, r.seed, r.labels) == ("FedSplitNN", result.seed, result.labels))
+        labels = result.labels or 0
+        head = load_summary(folder / result.finetune.run / "summary.json")
+        sent = _bytes(head, "head", "embedding") * labels / (labels + VALIDATION_ROWS)
+        split = load_summary(folder / other.finetune.run / "summary.json")
+        a_step = 2 * _bytes(split, "splitnn", "gradient") / split.steps  # an embedding is as large as its gradient
+        curve = _curve(folder / other.finetune.run)
+        accuracy = result.metrics["validation"]["accuracy"]
+        reached = next((steps for steps, value in curve if value >= accuracy), None)
+        best = max(value for _, value in curve)
+        until = f"{a_step * reached / 1e6:.2f} MB, {a_step * reached / sent:.0f} times" if reached else "never"
+        cells = (result.method, str(labels), str(result.seed), f"{accuracy:.3f}", f"{sent / 1e6:.3f} MB", f"{best:.3f}")
+        shown.add_row(*cells, until)
+    Console(width=160).print(shown)
+
+
+def _bytes(summary: Summary, phase: str, kind: str) -> int:
+    links = summary.bytes.by_link
+    return sum(link.message_bytes for link in links if (link.phase, link.kind) == (phase, kind))
+
+
+def _curve(run: Path) -> list[tuple[int, float]]:
+    """(steps, validation accuracy) after each epoch of split training."""
+    lines = [json.loads(line) for line in (run / "active" / "metrics.jsonl").read_text().splitlines()]
+    return [(line["steps"], line["metrics"]["validation"]["accuracy"]) for line in lines if line["phase"] == "splitnn"]
+
+
+def draw_rounds(results: Sequence[Result], path: Path) -> None:
+    """Accuracy against rounds, and against pretraining bytes: a line for each e (the paper's Fig. 7)."""
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for e, color in zip(UPDATES, ("#0072B2", "#D55E00", "#009E73"), strict=True):
+        x, megabytes, y, sd = [], [], [], []
+        for rounds in ROUNDS:
+            runs = [result for result in results if result.method == f"e{e}-r{rounds}"]
+            values = [100 * result.value("accuracy") for result in runs]
+            if values:
+                middle, spread = mean_and_sd(values)
+                x.append(rounds)
+                megabytes.append(runs[0].pretrain.message_bytes / 1e6)
+                y.append(middle)
+                sd.append(spread or 0.0)
+        left.errorbar(x, y, sd, color=color, marker="o", capsize=3, label=f"e = {e}")
+        right.errorbar(megabytes, y, sd, color=color, marker="o", capsize=3, label=f"e = {e}")
+    left.set_xlabel("rounds of pretraining")
+    right.set_xlabel("pretraining bytes, all parties (MB)")
+    left.set_ylabel("test accuracy, 200 labels (points)")
+    left.legend(frameon=False)
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("FedHSSL-SimSiam: updates on one exchange, MNIST-10k quadrants, 20 % aligned", x=0.01, ha="left")
+    figure.savefig(path, dpi=130)
 
 
 def _quick(task: Task) -> Task:
@@ -204,8 +285,9 @@ def _quick(task: Task) -> Task:
 @click.option("--seeds", default="1,2,3", show_default=True, help="Seeds of the runs, with commas between.")
 @click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
 @click.option("--methods", default="", help="Only these, with commas between; FedSplitNN is always among them.")
+@click.option("--jobs", default=1, show_default=True, help="Federations at a time; the seconds are told for these.")
 @click.option("--quick", is_flag=True, help="One seed, three methods, one round: only whether it still runs.")
-def main(name: str, data: Path, seeds: str, out: Path, methods: str, quick: bool) -> None:
+def main(name: str, data: Path, seeds: str, out: Path, methods: str, jobs: int, quick: bool) -> None:
     """Runs one table; what is done already in --out is not run again."""
     task, wanted = TASKS[name], [int(seed) for seed in seeds.split(",")]
     if quick:
@@ -235,9 +317,13 @@ def main(name: str, data: Path, seeds: str, out: Path, methods: str, quick: bool
             what = event.get("error") or (f"{event['metric']:.4f}" if event.get("metric") is not None else "pretrained")
             console.print(f"{event['number']}/{event['of']} {event['title']}: {what}{left}", highlight=False)
 
-    results = run_study(path, out, tell=tell)
+    results = run_study(path, out, jobs=jobs, tell=tell)
     loaded, _ = load_study(path)
     Console(width=160).print(table(loaded, results))
+    if name == "bytes":
+        print_bytes(out / study_name, results)
+    if name == "rounds":
+        draw_rounds(results, out / study_name / "results.png")
     if not quick:
         RESULTS.mkdir(exist_ok=True)
         for kind in ("csv", "png"):

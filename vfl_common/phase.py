@@ -50,6 +50,9 @@ class Phase(ABC):
     # is made. A phase that aggregates runs all its rounds: the server waits for each.
     aggregates: BundleSpec | None = None
 
+    # Whether this side exchanges nothing in its rounds: it need not repeat one because another party has to.
+    alone: bool = False
+
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:
         """One round. Raises InterruptedRun, PeerError, LostError as Link and Hub do."""

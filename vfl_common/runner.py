@@ -2,6 +2,9 @@
 
 Positions. The rounds of all phases are numbered through: a checkpoint's label is ``<position>.<phase>.<round>`` with
 the position zero-padded, so that labels sort, and parties compare labels without knowing each other's phases.
+
+A party that is ahead by rounds in which it was alone (``Phase.alone``) need not go back with the others: it offers the
+labels of those rounds too, though it has no checkpoint there, and goes on from the one that it has.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
+
+MOST_OFFERED = 1000  # labels of rounds without a checkpoint of their own
 
 
 class Store(Protocol):
@@ -69,6 +74,15 @@ class Outcome:
 Observer = Callable[[str, int, int, int, RoundReport], None]  # phase, round, rounds, steps so far, report
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A phase before it is made: what the labels of its checkpoints mean."""
+
+    name: str
+    rounds: int
+    alone: bool
+
+
 @dataclass
 class Runner:
     """Runs one party's side of a run to its end.
@@ -80,6 +94,7 @@ class Runner:
         open_folder: the folder of the run that the server names.
         resume: the folder of an unfinished run of the same recipe, offered to the server.
         observe: called after each round, with the party's own report.
+        plan: the phases, in order.
     """
 
     session: Session
@@ -89,6 +104,7 @@ class Runner:
     ledger: Ledger
     checkpoint_every: int
     observe: Observer
+    plan: Sequence[Planned] = ()
     resume: RunFolder | None = None
 
     def run(self) -> tuple[Outcome, RunFolder]:
@@ -118,8 +134,9 @@ class Runner:
     def _offer(self, folder: RunFolder | None) -> Joining:
         if folder is None or self.joining.job != "train":
             return self.joining  # a prediction names the trained run, and begins again
-        labels = tuple(folder.checkpoints.labels()) if folder.checkpoints is not None else ()
-        return replace(self.joining, run_id=folder.run_id, checkpoints=labels)
+        held = folder.checkpoints.labels() if folder.checkpoints is not None else []
+        labels = dict.fromkeys(label for each in held for label in (*reachable(each, self.plan), each) if label)
+        return replace(self.joining, run_id=folder.run_id, checkpoints=tuple(labels))
 
     def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
         """One generation, from the checkpoint that the server names to the end of the last phase."""
@@ -129,11 +146,12 @@ class Runner:
             self.session.watch(job.end)
             first, steps = 0, 0
             tree: Tree = None
-            if start.checkpoint:
-                tree = self._load(folder, start.checkpoint)
+            label = self._own(folder, start.checkpoint)
+            if label:
+                tree = self._load(folder, label)
                 job.load_state(tree["job"])
-                first, steps = position_of(start.checkpoint), tree["steps"]
-                log.info("going on from %s", start.checkpoint, extra={"event": "resumed"})
+                first, steps = position_of(label), tree["steps"]
+                log.info("going on from %s", label, extra={"event": "resumed"})
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
             job.open()
@@ -186,6 +204,13 @@ class Runner:
             if done:
                 return
 
+    def _own(self, folder: RunFolder, label: str) -> str:
+        """The label of the own checkpoint from which this party goes on where the run does from ``label``."""
+        held = folder.checkpoints.labels() if folder.checkpoints is not None else []
+        if label in held:
+            return label
+        return max((each for each in held if label in reachable(each, self.plan)), default=label)
+
     def _load(self, folder: RunFolder, label: str) -> Tree:
         if folder.checkpoints is None or label not in folder.checkpoints.labels():
             raise InputError(
@@ -197,6 +222,24 @@ class Runner:
 
     def _save_ledger(self, folder: RunFolder) -> None:
         self.ledger.save(folder.path / "ledger.json", self.session.meter.counts())
+
+
+def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
+    """Earlier labels, the newest first, from which a party at ``label`` was alone; '' is the beginning of the run.
+
+    Where the run goes on from one of them, the party goes on from ``label``: nobody waits for what it did in between.
+    """
+    name, done = rounds_done(label)
+    names = [phase.name for phase in plan]
+    found: list[str] = []
+    for at in range(names.index(name) if name in names else -1, -1, -1):
+        if not plan[at].alone:
+            break
+        begin = sum(phase.rounds for phase in plan[:at])
+        found += [label_of(begin + round_, plan[at].name, round_) for round_ in range(done - 1, 0, -1)]
+        found.append(label_of(begin, plan[at - 1].name, plan[at - 1].rounds) if at else "")
+        done = plan[at - 1].rounds
+    return found[:MOST_OFFERED]
 
 
 def label_of(position: int, phase: str, rounds_done: int) -> str:

@@ -32,7 +32,7 @@ from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
-from vfl_common.runner import Outcome, Runner
+from vfl_common.runner import Outcome, Planned, Runner
 from vfl_party.context import Party
 from vfl_party.data import load_table
 from vfl_party.job import BeginWith, PartyJob, Prepared, encoder_settings, load_encoder, load_models, prepare
@@ -210,6 +210,7 @@ class PartyApp:
             for phase in trial.phases
             if phase.aggregates is not None and job == "train"
         )
+        plan = [Planned(phase.name, phase.rounds, phase.alone) for phase in trial.phases]
         del trial
         ledger = Ledger()
         meter = TcpMeter()
@@ -249,6 +250,7 @@ class PartyApp:
                 ledger,
                 checkpoint_every=recipe.run.checkpoint_every,
                 observe=progress.observe,
+                plan=plan,
                 resume=resume,
             )
             try:

@@ -23,7 +23,7 @@ _TELL_S = 0.25  # between two of many short rounds; the last one is always told
 
 class Progress:
     """One line of ``metrics.jsonl`` a round: ``generation``, ``phase``, ``round``, ``steps``, ``seconds`` since this
-    generation began, ``metrics`` (of split training, the active party's alone), and the ledger's message bytes so far."""
+    generation began, ``metrics`` (of split training: the active party's), and the ledger's message bytes so far."""
 
     def __init__(self, console: Console, session: Session, ledger: Ledger, is_active: bool) -> None:
         self._console, self._session, self._ledger, self._is_active = console, session, ledger, is_active

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,29 @@ def test_a_collapse_is_told(tmp_path: Path) -> None:
         federation.finish()
     assert note["party"] == "p1"
     assert "collapsing" in note["note"]
+
+
+def test_a_party_that_learns_alone_does_not_repeat_what_it_has_done(tmp_path: Path) -> None:
+    """p1 is far ahead when p0 is killed: p0 goes on from its own checkpoint, p1 from its own, and nothing differs."""
+    tables = recipe(2, "simsiam", MLP, cross=False, aggregate=False, rounds=40)
+    del tables["phases"][0]["gamma"]
+    tables["phases"].append({"kind": "evaluate"})
+    data = cases.digits(2, limit=220)
+    _, whole = run(tmp_path / "whole", tables, data)
+    with Federation(tmp_path / "killed", tables, data) as federation:
+        federation.start_all()
+        for _ in range(2):
+            federation.programs["p0"].wait_for("progress")
+        federation.programs["p0"].kill()
+        federation.start_party("p0")
+        federation.finish()
+        resumed = {name: first_round_after_restart(federation, name) for name in federation.names}
+        assert min(resumed.values()) > 1, "nobody began again"
+        for name in federation.names:
+            assert largest_deviation({name: federation.parameters(name)}, {name: whole.parameters(name)}) == 0.0
+
+
+def first_round_after_restart(federation: Federation, name: str) -> int:
+    lines = [json.loads(line) for line in (federation.run_folder / name / "metrics.jsonl").read_text().splitlines()]
+    last = max(line["generation"] for line in lines)
+    return min(int(line["round"]) for line in lines if line["generation"] == last and line["phase"] == "fedhssl")

@@ -32,7 +32,9 @@ class ContrastiveSettings(SslSettings):
 
 
 class Contrastive(Phase):
-    """Either side: LocalCL of Alg. 4. A party without features waits."""
+    """Either side: LocalCL of Alg. 4. A party without features has nothing to do."""
+
+    alone = True
 
     def __init__(self, party: Party, name: str, settings: ContrastiveSettings) -> None:
         self.name, self.rounds = name, settings.rounds

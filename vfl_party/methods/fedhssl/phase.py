@@ -30,6 +30,7 @@ class FedHSSL(Phase):
         gamma = settings.guidance(preset)
         plan, encoders = make_plan(settings, preset, gamma), two_encoders(party, settings)
         self._cross = self._local = self._aggregation = None
+        self.alone = not (settings.cross or settings.aggregate)
         if settings.cross:
             peers = [party.recipe.active.name]
             if party.name == party.recipe.active.name:
