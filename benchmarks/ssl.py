@@ -1,8 +1,8 @@
 """Self-supervised methods over real federations: ``python -m benchmarks.ssl TASK --data DIR``.
 
 Each task is a study (``vfl study``): one recipe, every method, several seeds and numbers of labelled rows; each run is
-K + 1 processes and a server over gRPC with mutual TLS. Tables and plots are written to ``benchmarks/results/``.
-What was chosen (learning rates, rounds, gamma) was chosen on validation rows of another seed than those reported.
+K + 1 processes, the server among them, over gRPC with mutual TLS. Tables and plots go to ``benchmarks/results/``. What
+was chosen (learning rates, rounds, gamma) was chosen on validation rows of another seed than those reported.
 
     mnist    MNIST-10k in quadrants, four parties with a small CNN each, 40 % aligned
     uji2     UJIIndoorLoc, building and floor in 13 classes, access points split between two parties
@@ -37,7 +37,6 @@ from vfl_common.config.study import load_study
 from vfl_common.summary import Summary, load_summary
 
 Tables = dict[str, Any]
-VALIDATION_ROWS = 1000  # of MNIST-10k
 NAMES = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}
 RESULTS = Path(__file__).parent / "results"
 
@@ -207,17 +206,16 @@ TASKS: dict[str, Task] = {
 def print_bytes(folder: Path, results: Sequence[Result]) -> None:
     """For each SS-VFL-I run: its upload, and what split training of the same seed and labels sent until it was as good.
 
-    Good is accuracy on validation rows. Bytes are message bytes of training alone, gradients counted: those that only
-    carry validation or test rows are left out on both sides, by their share of the rows.
+    Good is accuracy on validation rows. Bytes are message bytes of training alone, gradients counted: those that carry
+    validation or test rows are left out on both sides.
     """
     shown = Table("method", "labels", "seed", "accuracy", "uploaded", "split training: best", "bytes until as good")
     for result in results:
         if not result.method.startswith("SS-VFL-I"):
             continue
         other = next(r for r in results if (r.method, r.seed, r.labels) == ("FedSplitNN", result.seed, result.labels))
-        labels = result.labels or 0
         head = load_summary(folder / result.finetune.run / "summary.json")
-        sent = _bytes(head, "head", "embedding") * labels / (labels + VALIDATION_ROWS)
+        sent = _bytes(head, "head", "embedding")
         split = load_summary(folder / other.finetune.run / "summary.json")
         a_step = 2 * _bytes(split, "splitnn", "gradient") / split.steps  # an embedding is as large as its gradient
         curve = _curve(folder / other.finetune.run)
@@ -225,8 +223,8 @@ def print_bytes(folder: Path, results: Sequence[Result]) -> None:
         reached = next((steps for steps, value in curve if value >= accuracy), None)
         best = max(value for _, value in curve)
         until = f"{a_step * reached / 1e6:.2f} MB, {a_step * reached / sent:.0f} times" if reached else "never"
-        cells = (result.method, str(labels), str(result.seed), f"{accuracy:.3f}", f"{sent / 1e6:.3f} MB", f"{best:.3f}")
-        shown.add_row(*cells, until)
+        cells = (result.method, str(result.labels), str(result.seed), f"{accuracy:.3f}", f"{sent / 1e6:.3f} MB")
+        shown.add_row(*cells, f"{best:.3f}", until)
     Console(width=160).print(shown)
 
 
@@ -271,7 +269,7 @@ def draw_rounds(results: Sequence[Result], path: Path) -> None:
 
 
 def _quick(task: Task) -> Task:
-    """Only whether it still runs: three methods, two rounds, one number of labels."""
+    """Only whether it still runs: three methods, one round, one number of labels."""
     kept = [line for line in task.methods if line["name"] in ("FedSplitNN", "FedHSSL-MoCo", "SS-VFL-I-moco", "e1-r2")]
     for line in kept:
         for phase in line.get("pretrain", []):

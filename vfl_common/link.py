@@ -30,6 +30,10 @@ class Link(Protocol):
         """
         ...
 
+    def unhurried(self) -> None:
+        """The next reply may take as long as the peer lives: it may be at work on its own."""
+        ...
+
 
 class Hub(Protocol):
     """The computing side. Steps are strictly one after the other: collect, reply, collect, reply, …"""
@@ -48,4 +52,8 @@ class Hub(Protocol):
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         """Answers every party's bundle of ``step``; returns at once."""
+        ...
+
+    def unhurried(self) -> None:
+        """The next ``collect`` waits as long as the parties live: they may be at work on their own."""
         ...

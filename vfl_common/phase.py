@@ -52,6 +52,9 @@ class Phase(ABC):
 
     # Whether this side exchanges nothing in its rounds: it need not repeat one because another party has to.
     alone: bool = False
+    # Whether others may still be at work on their own when this side is done: the next exchange waits for them as long
+    # as they live, whatever ``run.step_timeout_s`` says.
+    others_work: bool = False
 
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:

@@ -46,6 +46,10 @@ class Job(ABC):
         """Opens the exchange, and compares the rows with the peers'."""
 
     @abstractmethod
+    def unhurried(self) -> None:
+        """The next exchange waits as long as the peers live: they may be at work on their own."""
+
+    @abstractmethod
     def state(self) -> Tree:
         """Models, preprocessing, torch's generators."""
 
@@ -178,7 +182,11 @@ class Runner:
             if first < end:  # a position names the next round to run
                 if first > begin:
                     phase.load_state(tree["phase"])
+                if first >= begin and tree:  # others may have to repeat what this party did alone
+                    job.unhurried()
                 self._rounds(phase, job, folder, outcome, begin, max(first, begin))
+                if phase.alone or phase.others_work:
+                    job.unhurried()
             begin = end
         return outcome
 

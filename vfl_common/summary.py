@@ -12,7 +12,7 @@ from vfl_common.ledger import CONTROL, Entry, TcpCount
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")  # a loss may have become NaN
 
 
 class PartySummary(_Model):
@@ -57,8 +57,8 @@ class TcpBytes(_Model):
 
 class Bytes(_Model):
     """All that was counted. ``agrees``: both ends of every link counted the same (always so unless a process was
-    lost: what a killed one had counted since its last checkpoint died with it, what was on its way to a silent one was
-    not received; ``disagreements`` names the links)."""
+    lost: what a killed one had counted since its last checkpoint died with it, and what was under way, to a silent one
+    or when a generation ended, was not received; ``disagreements`` names the links)."""
 
     total: ByteCount
     by_phase: dict[str, ByteCount]

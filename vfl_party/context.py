@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -79,6 +80,12 @@ class Party:
     def embedding_size(self) -> int:
         return self.recipe.model.embedding_size
 
+    def unhurried(self) -> None:
+        """The next exchange waits as long as the peers live: they may be at work on their own."""
+        for way in (self.link.link if self.link is not None else None, self.hub.hub if self.hub is not None else None):
+            if way is not None:
+                way.unhurried()
+
     def need_link(self) -> TensorLink:
         """The way to the active party. Raises InputError at the active party."""
         if self.link is None:
@@ -111,6 +118,11 @@ class Party:
     def rows(self, split: str) -> Rows:
         """The rows of a split, ascending: ``train``, ``aligned``, ``local``, ``validation``, ``test``, or ``all``."""
         return self.splits[split]
+
+    def ticker(self, phase: str, round_: int, rounds: int, batches: int) -> Callable[[], None]:
+        """To be called after each of the ``batches`` of a round."""
+        done = itertools.count(1)
+        return lambda: self.tick(phase, round_, rounds, next(done), batches)
 
     def take(self, values: Tensor, rows: Rows) -> Tensor:
         """``values[rows]`` on the device of ``values``."""

@@ -109,7 +109,8 @@ def prepare(
             own = np.arange(len(table), len(table) + len(unaligned), dtype=np.int64)
             splits["local"] = np.concatenate([splits["local"], own])
     if place is not None and place.role == "active":
-        labels = Labels.fit(table.labels, recipe.task, splits["train"], source=table.source)
+        scale = settings.label_scale
+        labels = Labels.fit(table.labels, recipe.task, splits["train"], source=table.source, scale=scale)
         targets = labels.encode(table.labels) if table.labels is not None else None
     return Prepared(table, preprocessor, features, labels, targets, splits)
 
@@ -190,6 +191,9 @@ class PartyJob(Job):
                 public = f"different row sets: {name} and {self.party.name} do not hold the same ids"
                 raise PeerError(Code.ROWS_DIFFER, text, public=public, party=name)
         hub.acknowledge(step, received)
+
+    def unhurried(self) -> None:
+        self.party.unhurried()
 
     def state(self) -> Tree:
         generators: dict[str, Tensor] = {"cpu": torch.get_rng_state()}

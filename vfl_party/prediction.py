@@ -27,6 +27,7 @@ from vfl_common.run_folder import RunFolder
 from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.job import Prepared
+from vfl_party.methods import sent_noise
 from vfl_party.scoring import joint_outputs, send_embeddings
 
 PHASE = "predict"
@@ -105,9 +106,10 @@ class PassivePredict(Phase):
 
     def __init__(self, party: Party) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
+        self._noise = sent_noise(party.recipe)
 
     def run_round(self, round_: int) -> RoundReport:
-        send_embeddings(self._party, self.name, round_, 0, self._party.rows("all"))
+        send_embeddings(self._party, self.name, round_, 0, self._party.rows("all"), self._noise.noise)
         return RoundReport(0)
 
 

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from vfl_common.config.data import unaligned_of
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_common.devices import resolve_device
@@ -13,10 +16,10 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.rpc.channel import check_address, connect
 from vfl_party.app import Place, read_place
-from vfl_party.context import MakeEncoder
+from vfl_party.context import MakeEncoder, Party
 from vfl_party.data import describe, load_table
 from vfl_party.job import build_models, load_encoder, prepare
-from vfl_party.methods import parse_settings
+from vfl_party.methods import build_phases, parse_settings
 from vfl_party.prediction import load_start
 
 _CONNECT_S = 3.0
@@ -71,7 +74,9 @@ def _data(place: Place) -> Iterator[Finding]:
         table = load_table(settings, with_label=place.is_active)
         for line in describe(table):
             yield Finding("data", True, line)
-        prepared = prepare(place.recipe, place.name, table, settings, place.encoder)
+        more = unaligned_of(settings)
+        unaligned = load_table(more, with_label=False) if more is not None else None
+        prepared = prepare(place.recipe, place.name, table, settings, place.encoder, unaligned)
         sizes = ", ".join(f"{len(rows)} {split}" for split, rows in prepared.splits.items())
         yield Finding("rows", True, sizes)
         features = prepared.features
@@ -84,6 +89,19 @@ def _data(place: Place) -> Iterator[Finding]:
         for name, model in models.items():
             count = sum(parameter.numel() for parameter in model.parameters())
             yield Finding("model", True, f"{name}: {count:,} parameters")
+        party = Party(
+            name=place.name,
+            recipe=place.recipe,
+            device=torch.device("cpu"),
+            models=models,
+            features=features,
+            labels=prepared.labels,
+            targets=prepared.targets,
+            splits=prepared.splits,
+            make_encoder=make,
+        )
+        rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in build_phases(place.recipe, party))
+        yield Finding("rounds", True, rounds)
     except VflError as error:
         yield Finding("data", False, str(error))
 

@@ -32,6 +32,7 @@ class Progress:
         self._began_s = time.monotonic()
         self._next_tick_s = self._began_s + _TICK_S
         self._next_tell_s = self._began_s
+        self._phase = ""
         self._metrics: dict[str, float] = {}
 
     def begin(self, path: Path, start: Start) -> None:
@@ -45,6 +46,8 @@ class Progress:
 
     def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
         """After each step; ``round_`` rounds are done. Tells the server at most once a second."""
+        if phase != self._phase:
+            self._phase, self._metrics = phase, {}
         now_s = time.monotonic()
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
@@ -54,6 +57,7 @@ class Progress:
         """After each round: its line, and word of it where there was none lately."""
         self._next_tick_s = time.monotonic() + _TICK_S
         flat = {f"{split} {name}": value for split, named in report.metrics.items() for name, value in named.items()}
+        self._phase = phase
         self._metrics = {name: flat[name] for name in flat if name.partition(" ")[2] in _SHOWN}
         sent, received = 0, 0
         for entry in self._ledger.entries():

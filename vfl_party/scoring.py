@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,12 +20,30 @@ def chunks(rows: Rows) -> list[Rows]:
 
 
 @torch.no_grad()
-def send_embeddings(party: Party, phase: str, round_: int, first_batch: int, rows: Rows) -> int:
-    """Passive side: embeds ``rows`` in eval mode and sends them, a chunk a step. Returns the next batch number."""
+def embed(party: Party, rows: Rows) -> Tensor:
+    """The party's own embeddings of ``rows`` in eval mode, [N, D]."""
+    features, encoder = party.need_features(), party.models["encoder"].eval()
+    found = [encoder(*features.inputs(chunk)) for chunk in chunks(rows)]
+    return torch.cat(found) if found else torch.empty(0, party.embedding_size, device=party.device)
+
+
+@torch.no_grad()
+def send_embeddings(
+    party: Party,
+    phase: str,
+    round_: int,
+    first_batch: int,
+    rows: Rows,
+    noise: Callable[[Tensor], Tensor] = lambda z_BD: z_BD,
+) -> int:
+    """Passive side: embeds ``rows`` in eval mode and sends them, a chunk a step. Returns the next batch number.
+
+    ``noise``: what is sent of an embedding.
+    """
     link, features, encoder = party.need_link(), party.need_features(), party.models["encoder"]
     encoder.eval()
     for batch, chunk in enumerate(chunks(rows), first_batch):
-        z_BD = encoder(*features.inputs(chunk))
+        z_BD = noise(encoder(*features.inputs(chunk)))
         link.swap(StepKey(phase, round_, batch), Kind.EMBEDDING, {"z": z_BD}, NOTHING)
     return first_batch + len(chunks(rows))
 

@@ -257,7 +257,11 @@ class Federation:
         return self._store(name).labels()
 
     def _store(self, name: str) -> CheckpointStore:
-        return CheckpointStore(self.run_folder / name / "checkpoints", keep=2)
+        return self.store(self.run_folder, name)
+
+    def store(self, run: Path, name: str) -> CheckpointStore:
+        """A party's checkpoints of a run."""
+        return CheckpointStore(run / name / "checkpoints", keep=2)
 
     def ledger(self, name: str) -> list[Entry]:
         return load_entries(self.run_folder / name / "ledger.json")

@@ -229,21 +229,26 @@ def pretrain(
         ]
         snapshots = []
         for round_ in range(settings["rounds"]):
-            _cross_epoch(recipe, phase.name, parties, round_, settings)
+            for each in range(cross_epochs := settings.get("cross_epochs", 1)):
+                epoch = round_ * cross_epochs + each
+                _cross_epoch(recipe, phase.name, parties, epoch, settings, cross_epochs * settings["rounds"])
             for party in parties:  # line 17
-                party.local_epoch(round_, settings["rounds"])
+                for each in range(local_epochs := settings.get("local_epochs", 1)):
+                    party.local_epoch(round_ * local_epochs + each, local_epochs * settings["rounds"])
             _aggregate(parties, top)
             snapshots.append({party.name: _snapshot(party) for party in parties})
     return snapshots
 
 
-def _cross_epoch(recipe: Recipe, phase: str, parties: list[_Party], round_: int, settings: dict[str, Any]) -> None:
+def _cross_epoch(
+    recipe: Recipe, phase: str, parties: list[_Party], epoch: int, settings: dict[str, Any], epochs: int
+) -> None:
     """Lines 4 to 15: all compute z, then all update."""
     active = next(party for party in parties if party.name == recipe.active.name)
     for party in parties:
         party.cross.parts.train()
-        party.cross.anneal(round_, settings["rounds"])
-    for rows in batches(recipe.seed, phase, round_, active.splits["aligned"], settings["batch_size"]):
+        party.cross.anneal(epoch, epochs)
+    for rows in batches(recipe.seed, phase, epoch, active.splits["aligned"], settings["batch_size"]):
         if len(rows) < settings["batch_size"]:
             continue
         inputs = {party.name: party.features.inputs(rows) for party in parties}

@@ -191,7 +191,9 @@ def test_after_a_kill_the_summary_says_which_links_disagree(tmp_path: Path) -> N
     assert {f"{s} -> {r}, {phase}, {kind}" for s, r, phase, kind in differing if "server" not in (s, r)} == set(
         summary.bytes.disagreements
     )
-    assert all("p2" in link for link in differing)
+    for link in differing:  # between the living, what was under way when the generation ended may be lost: one bundle
+        lost = sent.get(link, (0, 0, 0))[0] - received.get(link, (0, 0, 0))[0]
+        assert "p2" in link or 0 <= lost <= 64 * 64 * 4 or "server" in link
     minimum = 4 * 256 * 64 * 4  # what the four epochs need; the one that was begun twice comes on top
     assert sent["p1", "p0", "splitnn", "embedding"][0] > minimum
     assert received["p2", "p0", "splitnn", "embedding"][0] > minimum

@@ -58,6 +58,15 @@ def test_regression_scales_by_training_rows() -> None:
     assert fit([2.0, 2.0], NUMBER).encode(array([2.0, 3.0])).tolist() == [[0], [1]]
 
 
+def test_regression_between_the_least_and_the_greatest_training_label() -> None:
+    raw = array([1.0, 3.0, 100.0])
+    labels = Labels.fit(raw, NUMBER, np.array([0, 1]), source="x.csv", scale="minmax")
+    y = labels.encode(raw)
+    assert y.tolist() == [[0], [1], [49.5]]
+    assert labels.unscale(y).tolist() == [[1], [3], [100]]
+    assert Labels.from_state(json.loads(json.dumps(labels.state()))) == labels
+
+
 def test_refused() -> None:
     def refused(pattern: str, call: Any, *arguments: Any) -> None:
         with pytest.raises(InputError, match=pattern):

@@ -218,7 +218,16 @@ def results() -> list[Result]:
     cost = Cost("s.B.s1", 3.0, 1_500_000, {"weights": 1_000_000})
     values = {("A", 1): 0.8, ("A", 2): 0.9, ("B", 1): 0.95}
     return [
-        Result("s", method, seed, 10, {"test": {"accuracy": value}}, cost if method == "B" else Cost(), Cost("x", 1.0))
+        Result(
+            "s",
+            method,
+            seed,
+            "paper",
+            10,
+            {"test": {"accuracy": value}},
+            cost if method == "B" else Cost(),
+            Cost("x", 1.0),
+        )
         for (method, seed), value in values.items()
     ]
 
@@ -248,7 +257,7 @@ def test_bytes_are_told_by_kind(tmp_path: Path) -> None:
 
 def test_columns_that_only_some_have_are_empty_in_the_others(tmp_path: Path) -> None:
     first, second, _ = results()
-    write_csv(tmp_path / "r.csv", [first, Result("s", "C", 1, None, {"test": {"auc": 1.0}}, Cost(), Cost())])
+    write_csv(tmp_path / "r.csv", [first, Result("s", "C", 1, "paper", None, {"test": {"auc": 1.0}}, Cost(), Cost())])
     lines = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
     assert [(line["test_accuracy"], line["test_auc"], line["labels"]) for line in lines] == [
         ("0.8", "", "10"),

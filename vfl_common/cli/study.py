@@ -280,4 +280,5 @@ class Running:
     def _result(self, chain: Chain, run: PlannedRun) -> Result:
         summary = self._summaries[run.run_id]
         before = cost_of(self._summaries[chain.pretrain.run_id]) if chain.pretrain is not None else Cost()
-        return Result(self.study.name, run.method, run.seed, run.labels, summary.metrics, before, cost_of(summary))
+        name, preset = self.study.name, run.recipe.preset
+        return Result(name, run.method, run.seed, preset, run.labels, summary.metrics, before, cost_of(summary))

@@ -39,6 +39,7 @@ class Result:
     study: str
     method: str
     seed: int
+    preset: str
     labels: int | None
     metrics: dict[str, dict[str, float]]
     pretrain: Cost
@@ -51,6 +52,7 @@ class Result:
     def row(self) -> dict[str, str | int | float]:
         """As in the CSV."""
         cells: dict[str, str | int | float] = {"study": self.study, "method": self.method, "seed": self.seed}
+        cells["preset"] = self.preset
         cells["labels"] = "" if self.labels is None else self.labels
         for split in _SPLITS:
             cells |= {f"{split}_{name}": value for name, value in self.metrics.get(split, {}).items()}

@@ -46,11 +46,12 @@ class DataSettings(Section):
     categorical: tuple[str, ...] = ()  # columns that are categories whatever they look like
     missing: Literal["error", "mean", "median", "zero"] = "error"  # numeric; a missing category is its own category
     scale: Literal["standard", "minmax", "none"] = "standard"  # numeric columns, from this party's training rows
+    label_scale: Literal["standard", "minmax"] = "standard"  # of a regression's labels, from the training rows
     image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None  # C, H, W of a row
     download: bool = False  # torchvision sets
     download_dir: str = "data"
     view: ViewSettings | None = None
-    unaligned: str | None = None  # more rows, as `source` but in no canonical order: for local self-supervision alone
+    unaligned: str | None = None  # a file with more rows, of this party alone: for local self-supervision
     limit: PositiveInt | None = None  # only the first rows, to try things out
 
     @property
@@ -75,4 +76,4 @@ def unaligned_of(settings: DataSettings) -> DataSettings | None:
     """The same data, its rows from ``unaligned``; None where there is none."""
     if settings.unaligned is None:
         return None
-    return settings.model_copy(update={"source": settings.unaligned, "unaligned": None, "label": None})
+    return settings.model_copy(update={"source": settings.unaligned, "unaligned": None, "label": None, "limit": None})

@@ -17,7 +17,8 @@ from vfl_common.errors import Code, InputError
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Phases = tuple[PhaseSettings, ...]
 Stage = Literal["pretrain", "finetune"]
-_OURS = ("method", "phases", "seed", "start", "rows.labelled")  # keys of the recipe that the study sets
+# Keys of the recipe that the study sets, or that are the same for all its runs.
+_OURS = ("method", "phases", "seed", "start", "rows.labelled", "simulate.threads")
 
 
 class StudyMethod(Section):

@@ -21,7 +21,13 @@ def top_state(encoder: nn.Module) -> dict[str, Tensor]:
     Counters (BatchNorm's ``num_batches_tracked``) are left out. Raises InputError (MODEL_INVALID) where the encoder
     names no top.
     """
-    layers: tuple[str, ...] = tuple(getattr(encoder, _ATTRIBUTE, ()))
+    layers = getattr(encoder, _ATTRIBUTE, ())
+    layers = (layers,) if isinstance(layers, str) else tuple(layers)
+    known = {name for name, _ in encoder.named_modules()}
+    for layer in layers:
+        if layer not in known:
+            text = f"the encoder's top_layers names {layer!r}, and it has no submodule of that name"
+            raise InputError(Code.MODEL_INVALID, f"{text}; correct it")
     found = {
         name: tensor
         for name, tensor in encoder.state_dict(keep_vars=True).items()

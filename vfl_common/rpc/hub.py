@@ -8,6 +8,7 @@ be, computed, even where the main thread does not collect for a long time, or ne
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -27,6 +28,7 @@ from vfl_common.wire.frames import Allocate, Assembly, Encoded, encode, label, m
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
 MAX_STREAMS = 3  # of one party: the one in use, and others that are ending or beginning
+_LONGEST_WAIT_S = 3600.0  # at once; then it is decided again
 _UNREAD_FRAMES = 16  # of one stream, before its thread stops reading and gRPC's flow control holds the sender
 
 
@@ -78,6 +80,7 @@ class ExchangeHub:
         self._timeout_s, self._allocate, self._from_first = timeout_s, allocate, from_first
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._expect: BundleSpec | None = None  # the main thread only
+        self._hurried = True  # the main thread only
         self._lock = threading.Lock()  # guards what follows
         self._ended: VflError | None = None
         self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
@@ -147,6 +150,9 @@ class ExchangeHub:
 
     # -- the main thread ----------------------------------------------------------------------------------------
 
+    def unhurried(self) -> None:
+        self._hurried = False
+
     def collect(
         self, step: StepKey, expect: BundleSpec, arrived: Callable[[str, Bundle], None] | None = None
     ) -> dict[str, Bundle]:
@@ -160,15 +166,17 @@ class ExchangeHub:
             if self._ended is not None:
                 raise self._ended
             waited_s = 0.0 if started_s is None else now_s - started_s
-            decision = decide(waited_s, self._arrived.keys(), self.roster, self._timeout_s)
+            timeout_s = self._timeout_s if self._hurried else math.inf
+            decision = decide(waited_s, self._arrived.keys(), self.roster, timeout_s)
             if isinstance(decision, Proceed):
+                self._hurried = True
                 return {party: self._arrived[party] for party in self.roster}
             if isinstance(decision, GiveUp):
                 late = ", ".join(decision.late)
                 text = f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
                 raise LostError(Code.STEP_TIMEOUT, text, public=text, party=decision.late[0])
             try:
-                event = self._events.get(timeout=decision.for_s)
+                event = self._events.get(timeout=min(decision.for_s, _LONGEST_WAIT_S))
             except queue.Empty:
                 pass
             else:

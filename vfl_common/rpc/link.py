@@ -58,6 +58,7 @@ class ExchangeLink:
         self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
         self._frames: list[Encoded] = []  # the last bundle, to be sent again over another stream
         self._give_up_s: float | None = None
+        self._hurried = True
         self._asked: tuple[float, StepKey] | None = None  # since when, and for which step, a reply is due
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="link-watchdog", daemon=True).start()
@@ -65,6 +66,9 @@ class ExchangeLink:
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
         self.send(step, bundle)
         return self.receive(step, expect)
+
+    def unhurried(self) -> None:
+        self._hurried = False
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
         self._frames = encode(step, bundle)
@@ -80,7 +84,7 @@ class ExchangeLink:
                 call = self._call or self._put()
                 self._asked = (time.monotonic(), step)
                 reply = self._receive(call, step, expect)
-                self._asked = None
+                self._asked, self._hurried = None, True
                 return reply
             except grpc.RpcError as error:
                 self._broken(step, error)
@@ -178,7 +182,7 @@ class ExchangeLink:
         """Ends the link when a living peer does not answer in time: gRPC's deadlines are for whole streams."""
         while not self._closed.wait(min(1.0, self._timeout_s / 4)):
             asked = self._asked
-            if asked is not None and time.monotonic() - asked[0] > self._timeout_s:
+            if self._hurried and asked is not None and time.monotonic() - asked[0] > self._timeout_s:
                 text = f"{self._peer} took longer than {self._timeout_s:g} s for {asked[1]} (run.step_timeout_s)"
                 self.end(LostError(Code.STEP_TIMEOUT, text, public=text, party=self._peer))
                 return

@@ -164,7 +164,7 @@ class Session:
             raise self._ended
 
     def progress(self, progress: Progress) -> None:
-        """Tells the server how far this party is; metrics come from the active party only."""
+        """Tells the server how far this party is, with its metrics."""
         message = control_pb2.Progress(
             phase=progress.phase,
             round=progress.round,

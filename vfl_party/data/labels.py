@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ class Labels:
     """How labels become targets.
 
     kind: that of the task; classes: a classification's labels, sorted (numbers as numbers, text by code points), the
-    place of a class being its code; mean, std: of a regression's training labels.
+    place of a class being its code; mean, std: of a regression's training labels, or, scaled by ``minmax``, the least
+    of them and the distance to the greatest: targets are (label - mean) / std.
     """
 
     kind: str
@@ -29,9 +30,15 @@ class Labels:
 
     @classmethod
     def fit(
-        cls, raw: npt.NDArray[Any] | None, task: TaskSettings, train_rows: npt.NDArray[np.int64], *, source: str
+        cls,
+        raw: npt.NDArray[Any] | None,
+        task: TaskSettings,
+        train_rows: npt.NDArray[np.int64],
+        *,
+        source: str,
+        scale: Literal["standard", "minmax"] = "standard",
     ) -> Labels:
-        """Learns the classes from all labels, or mean and standard deviation from the training rows.
+        """Learns the classes from all labels, or a regression's scale from the training rows.
 
         raw: [N] numbers or text; ``source`` is named in errors. Raises InputError where they do not fit the task.
         """
@@ -41,8 +48,13 @@ class Labels:
             values = _numbers(raw, source)[train_rows]
             if len(values) == 0:
                 raise checks.unusable(source, "no training rows are left; give more rows or smaller other splits")
-            constant = values.min() == values.max()
-            mean, std = (values[0], 1.0) if constant else (values.mean(), values.std())
+            least, greatest = values.min(), values.max()
+            if least == greatest:
+                mean, std = least, 1.0
+            elif scale == "minmax":
+                mean, std = least, greatest - least
+            else:
+                mean, std = values.mean(), values.std()
             if not (np.isfinite(mean) and np.isfinite(std)) or std == 0.0:
                 raise checks.unusable(
                     source, "its labels are too large or too small to be scaled; give them in another unit"

@@ -16,6 +16,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.models import TwoTowers
 from vfl_common.phase import Phase
 from vfl_party.context import MakeEncoder, Party
+from vfl_party.privacy.gaussian import GaussianNoise
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class Method:
     """What a method's folder exports as ``METHOD``: its settings, and a side for each role.
 
     ``encoder``: the encoder that the phase trains and hands on to those after it, where that is not a single one.
+    ``noise``: σ of the noise on what a passive party sends for evaluation and prediction, where the phase asks for any.
     """
 
     settings: type[Section]
     active: Callable[[Party, str, Section], Phase]  # party, the phase's name, its settings
     passive: Callable[[Party, str, Section], Phase]
     encoder: Callable[[Section, MakeEncoder], nn.Module] | None = None
+    noise: Callable[[Section], float] | None = None
 
 
 def kinds() -> list[str]:
@@ -68,7 +71,20 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
     if not isinstance(encoder, TwoTowers):
         text = f"recipe: start.tower = {start.tower!r}: the phases of {start.run} do not hand on two encoders"
         raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or give start.phases as that run has them")
+    if encoder.rule == "concat":
+        text = f"recipe: start.tower = {start.tower!r}: with keep = 'concat' an encoder gives half of the embedding"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or pretrain with keep = 'mean'")
     return encoder.cross if start.tower == "cross" else encoder.local
+
+
+def sent_noise(recipe: Recipe) -> GaussianNoise:
+    """What a passive party adds to its embeddings for evaluation and prediction: the largest that a phase asks for."""
+    asked = [0.0]
+    for phase in recipe.phases:
+        method = load_method(phase.kind)
+        if method.noise is not None:
+            asked.append(method.noise(parse_settings(phase)))
+    return GaussianNoise(max(asked))
 
 
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:

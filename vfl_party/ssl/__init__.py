@@ -1,1 +1,1 @@
-"""What the self-supervised methods share at a party: the views that they compare."""
+"""What the self-supervised methods share at a party: settings filled in, views, towers, the local step, the report."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +33,11 @@ class LocalSsl:
     """One party's local tower and all that its training needs.
 
     Args:
-        tower: trained over all of the party's training rows, aligned or not.
+        tower: what is trained.
         guide: the cross-party tower, frozen here; ``gamma``: the weight of its two terms (Eq. 6).
         epochs: of the whole phase, for the schedule.
         guide_drifts: BatchNorm of the guide takes statistics here too, as FedHSSL's released code lets it.
+        split: which rows; the default is all of the party's training rows.
     """
 
     def __init__(
@@ -48,22 +51,19 @@ class LocalSsl:
         guide: Tower | None = None,
         gamma: float = 0.0,
         guide_drifts: bool = False,
+        split: str = "local",
     ) -> None:
         self._party, self._phase, self._plan = party, phase, plan
-        self._rows = require_rows(party, phase, "local", plan.batch_size)
+        self._rows = require_rows(party, phase, split, plan.batch_size)
         self.tower = tower
         self._guide, self._gamma, self._guide_drifts = guide, gamma, guide_drifts
         self._trained = Trained(tower, plan, epochs)
         self._target = target_of(tower) if plan.has_target else None
         queued = plan.ssl == "moco"
-        self._keys = make_queue(party, phase, "local", plan) if queued else None
+        count = len(self._rows)
+        self._keys = make_queue(party, phase, "local", plan, count) if queued else None
         guided = queued and guide is not None and plan.negatives == "queue"
-        self._guide_keys = make_queue(party, phase, "guide", plan) if guided else None
-        if queued and plan.queue >= len(self._rows):
-            text = f"recipe: phases: {phase}: queue: {plan.queue} keys are not fewer than the {len(self._rows)} rows of"
-            raise InputError(
-                Code.CONFIG_INVALID, f"{text} {party.name}, which would be their own negatives; take fewer"
-            )
+        self._guide_keys = make_queue(party, phase, "guide", plan, count) if guided else None
         self._augment = make_augment(plan.augment, party.need_features(), self._rows)
 
     def _batches(self, epoch: int) -> list[Rows]:
@@ -71,13 +71,20 @@ class LocalSsl:
         seed = derive_seed(self._party.recipe.seed, self._party.name)
         return full_batches(seed, self._phase, epoch, self._rows, self._plan.batch_size)
 
-    def run(self, round_: int, rounds: int, epochs: int) -> Epochs:
-        """The local epochs of one round of ``rounds``."""
-        done = [self._epoch(round_, rounds, round_ * epochs + epoch) for epoch in range(epochs)]
-        steps = sum(each.steps for each in done)
-        return Epochs(steps, sum(each.loss for each in done) / epochs, sum(each.spread for each in done) / epochs)
+    def steps(self, epochs: int) -> int:
+        """How many steps so many epochs have."""
+        return epochs * (len(self._rows) // self._plan.batch_size)
 
-    def _epoch(self, round_: int, rounds: int, epoch: int) -> Epochs:
+    def run(self, round_: int, epochs: int, tick: Callable[[], None]) -> Epochs:
+        """The local epochs of one round; ``tick`` is called after each step. Raises InputError where they diverge."""
+        if round_ == 0 and self._target is not None:  # what the phases before this one have made of the encoder
+            self._target.load_state_dict(target_of(self.tower).state_dict())
+        done = [self._epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
+        steps = sum(each.steps for each in done)
+        loss, kept = sum(each.loss for each in done) / epochs, sum(each.spread for each in done) / epochs
+        return finite(Epochs(steps, loss, kept), self._party, self._phase, "local")
+
+    def _epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
         """One pass over the rows; ``epoch`` is numbered through the phase."""
         party = self._party
         features = party.need_features()
@@ -89,7 +96,7 @@ class LocalSsl:
             self._guide.train(self._guide_drifts)
         total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batches = self._batches(epoch)
-        for batch, rows in enumerate(batches, 1):
+        for rows in batches:
             v1, v2 = self._augment.two_views(features.inputs(rows), random)  # Alg. 1, line 19
             loss, z_BP, fresh = self._loss(v1, v2)
             self._trained.step(loss)  # line 25
@@ -99,7 +106,7 @@ class LocalSsl:
                 queue.push(keys_BP)
             total += loss.detach()
             kept += spread(z_BP)
-            party.tick(self._phase, round_, rounds, batch, len(batches))
+            tick()
         self._trained.end_epoch()
         return Epochs(len(batches), total.item() / len(batches), kept.item() / len(batches))
 
@@ -148,10 +155,18 @@ class LocalSsl:
                 queue.load_state(tree[name])
 
 
+def finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
+    """The same. Raises InputError where the loss is not a number any more: nobody else may see that."""
+    if not math.isfinite(epochs.loss):
+        text = f"phase {phase}: the {step} loss of {party.name} is {epochs.loss}: its training diverged"
+        raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
+    return epochs
+
+
 def require_rows(party: Party, phase: str, split: str, batch_size: int) -> Rows:
     """The rows of a split. Raises InputError where there are none, or too few for one batch."""
     rows = party.rows(split)
-    what = {"local": "training", "aligned": "aligned training"}[split]
+    what = {"local": "training", "aligned": "aligned training", "train": "labelled training"}[split]
     if len(rows) == 0:
         text = f"recipe: phases: {phase}: {party.name} has no {what} rows to learn from; give it rows, or other splits"
         raise InputError(Code.CONFIG_INVALID, text)

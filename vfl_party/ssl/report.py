@@ -7,16 +7,21 @@ from collections.abc import Mapping
 from vfl_common.phase import RoundReport
 from vfl_party.ssl.local import Epochs
 
-COLLAPSED = 0.1  # share of the projections' variance; trained encoders keep 0.5 and more
+COLLAPSED = 0.02  # share of the variance of the projections' directions; trained encoders keep 0.5 and more
 
 
-def report(party: str, done: Mapping[str, Epochs]) -> RoundReport:
-    """The round of one party: loss and kept share of the variance of each step, and a warning where it collapses."""
+def report(party: str, done: Mapping[str, Epochs], warned: set[str] | None = None) -> RoundReport:
+    """The round of one party: loss and kept share of the variance of each step, and a warning where it collapses.
+
+    ``warned``: the steps that were warned of, so that it is told once; changed here.
+    """
+    warned = set() if warned is None else warned
     notes = [
         f"{party}: the projections of the {step} step keep {epochs.spread:.0%} of their variance: they are collapsing"
         for step, epochs in done.items()
-        if epochs.spread < COLLAPSED
+        if epochs.spread < COLLAPSED and step not in warned
     ]
+    warned |= {step for step, epochs in done.items() if epochs.spread < COLLAPSED}
     return RoundReport(
         steps=sum(epochs.steps for epochs in done.values()),
         metrics={step: {"loss": epochs.loss, "spread": epochs.spread} for step, epochs in done.items()},

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vfl_common.errors import Code, InputError
 from vfl_common.models import build_predictor, build_projector, seeded
 from vfl_common.optim import build_optimizer, build_schedule, clip
 from vfl_common.seeds import derive_seed
@@ -101,8 +102,14 @@ def follow(target: Tower, online: Tower, momentum: float) -> None:
     ema_update(target.projector, online.projector, momentum)
 
 
-def make_queue(party: Party, phase: str, label: str, plan: Plan) -> KeyQueue:
-    """A queue of MoCo's keys, at first random directions."""
+def make_queue(party: Party, phase: str, label: str, plan: Plan, rows: int) -> KeyQueue:
+    """A queue of MoCo's keys of so many rows, at first random directions.
+
+    Raises InputError where it is not smaller: it would hold every row's own key, as a negative.
+    """
+    if plan.queue >= rows:
+        text = f"recipe: phases: {phase}: queue = {plan.queue} keys are not fewer than the {rows} rows of"
+        raise InputError(Code.CONFIG_INVALID, f"{text} {party.name} that they are of, their own negatives; take fewer")
     seed = derive_seed(party.recipe.seed, "queue", phase, party.name, label)
     return KeyQueue(plan.queue, plan.widths[-1], seed, party.device)
 

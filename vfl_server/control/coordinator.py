@@ -45,7 +45,8 @@ class Member:
     joined: bool = False
     join: control_pb2.Join = field(default_factory=control_pb2.Join)
     aggregations: tuple[Aggregation, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)  # of its last progress
+    phase: str = ""  # of its last progress, and
+    metrics: dict[str, float] = field(default_factory=dict)
     report: control_pb2.Report | None = None
 
 
@@ -233,7 +234,8 @@ class Coordinator:
 
     def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
         """The active party sets the pace of what is shown; the others' own losses are shown beside its own."""
-        member.metrics = {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
+        metrics = {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
+        member.phase, member.metrics = progress.phase, metrics
         if member.name == self.recipe.active.name:
             self._emit(
                 "progress",
@@ -244,7 +246,11 @@ class Coordinator:
                 batches=progress.batches,
                 steps=progress.steps,
                 metrics=member.metrics,
-                parties={name: each.metrics for name, each in self._in_order() if each.metrics},
+                parties={
+                    name: each.metrics
+                    for name, each in self._in_order()
+                    if each.metrics and each.phase == progress.phase
+                },
             )
         if progress.note:
             self._emit("note", party=member.name, note=clean(progress.note)[:500])

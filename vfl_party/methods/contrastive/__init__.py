@@ -39,6 +39,7 @@ class Contrastive(Phase):
     def __init__(self, party: Party, name: str, settings: ContrastiveSettings) -> None:
         self.name, self.rounds = name, settings.rounds
         self._party, self._local = party, None
+        self._warned: set[str] = set()
         if party.features is not None:
             plan = make_plan(settings, party.recipe.preset)
             tower = build_tower(party, name, "local", party.models["encoder"], plan, shared=False)
@@ -47,7 +48,8 @@ class Contrastive(Phase):
     def run_round(self, round_: int) -> RoundReport:
         if self._local is None:
             return RoundReport(0)
-        return report(self._party.name, {"local": self._local.run(round_, self.rounds, 1)})
+        tick = self._party.ticker(self.name, round_, self.rounds, self._local.steps(1))
+        return report(self._party.name, {"local": self._local.run(round_, 1, tick)}, self._warned)
 
     def state(self) -> Tree:
         return {} if self._local is None else self._local.state()

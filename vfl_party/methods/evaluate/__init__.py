@@ -8,7 +8,7 @@ from vfl_common.config.base import Section
 from vfl_common.metrics import evaluate
 from vfl_common.phase import Phase, RoundReport
 from vfl_party.context import Party
-from vfl_party.methods import Method
+from vfl_party.methods import Method, sent_noise
 from vfl_party.scoring import joint_outputs, send_embeddings
 
 
@@ -43,11 +43,12 @@ class PassiveEvaluate(Phase):
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
+        self._noise = sent_noise(party.recipe)
 
     def run_round(self, round_: int) -> RoundReport:
-        batch = 0
+        party, batch = self._party, 0
         for split in self._settings.splits:
-            batch = send_embeddings(self._party, self.name, round_, batch, self._party.rows(split))
+            batch = send_embeddings(party, self.name, round_, batch, party.rows(split), self._noise.noise)
         return RoundReport(0)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
+from vfl_common.errors import Code, PeerError
 from vfl_common.models import top_state
 from vfl_party.context import Party
 from vfl_party.exchange import expect
@@ -48,6 +49,9 @@ class Aggregation:
         step = StepKey(self._phase, round_, 0)
         mean = self._party.need_server().swap(step, Kind.WEIGHTS, sent, self.spec)
         for name, tensor in own.items():
+            if name.endswith(".running_var") and bool((mean[name] < 0).any()):  # sums of squares, until somebody lies
+                text = f"{step}: the averaged {name} is negative: a party sent weights that no training gives"
+                raise PeerError(Code.NON_FINITE, text, party=self._party.recipe.server)
             tensor.copy_(mean[name])
 
     def state(self) -> dict[str, Any]:

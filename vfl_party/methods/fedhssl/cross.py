@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from vfl_party.exchange import expect
 from vfl_party.methods.fedhssl.encoders import CROSS
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.privacy.iso import IsoNoise
-from vfl_party.ssl.local import Epochs, require_rows
+from vfl_party.ssl.local import Epochs, finite, require_rows
 from vfl_party.ssl.plan import Plan
 from vfl_party.ssl.tower import Trained, build_tower, loss_against, make_queue
 
@@ -40,25 +40,30 @@ class CrossStep:
         self._spec = expect(Kind.EMBEDDING, z=(torch.float32, (plan.batch_size, plan.widths[-1])))
         self._keys: dict[str, KeyQueue] = {}
         if plan.ssl == "moco" and plan.negatives == "queue":  # of received projections: no traffic of its own
-            self._keys = {peer: make_queue(party, phase, f"{CROSS} {peer}", plan) for peer in peers}
+            rows = len(self._rows)
+            self._keys = {peer: make_queue(party, phase, f"{CROSS} {peer}", plan, rows) for peer in peers}
 
-    def run(self, round_: int) -> Epochs:
-        """The cross-party epochs of one round."""
+    @property
+    def steps(self) -> int:
+        """Of a round."""
+        return self._settings.cross_epochs * (len(self._rows) // self._plan.batch_size)
+
+    def run(self, round_: int, tick: Callable[[], None]) -> Epochs:
+        """The cross-party epochs of one round; ``tick`` is called after each step."""
         party, epochs = self._party, self._settings.cross_epochs
         self.tower.train()
-        cut = [self._batches(round_ * epochs + epoch) for epoch in range(epochs)]
-        steps = sum(map(len, cut))
         total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batch = 0
-        for epoch in cut:
-            for rows in epoch:
+        for epoch in range(epochs):
+            for rows in self._batches(round_ * epochs + epoch):
                 loss, z_BP = self._step(StepKey(self._phase, round_, batch), party.need_features().inputs(rows))
                 total += loss
                 kept += spread(z_BP)
                 batch += 1
-                party.tick(self._phase, round_, self._settings.rounds, batch, steps)
+                tick()
             self._trained.end_epoch()
-        return Epochs(steps, total.item() / steps, kept.item() / steps)
+        found = Epochs(batch, total.item() / batch, kept.item() / batch)
+        return finite(found, party, self._phase, CROSS)
 
     def _batches(self, epoch: int) -> list[Rows]:
         return full_batches(self._party.recipe.seed, self._phase, epoch, self._rows, self._plan.batch_size)
@@ -95,7 +100,7 @@ class CrossStep:
 
 
 class ActiveCross(CrossStep):
-    """The active party hosts the exchange: every passive party's z comes in, its own goes out to each."""
+    """The active party collects and answers: every passive party's z comes in, its own goes out to each."""
 
     def __init__(
         self, party: Party, phase: str, settings: FedHSSLSettings, plan: Plan, encoder: nn.Module, peers: list[str]

@@ -34,6 +34,9 @@ def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module
     assert make is not None  # noqa: S101 - a party with features has it
     if isinstance(kept, TwoTowers):
         return {CROSS: kept.cross, LOCAL: kept.local}
+    if settings.kept not in (CROSS, LOCAL):
+        text = "recipe: phases: an earlier phase hands on one encoder, this one wants two"
+        raise InputError(Code.CONFIG_INVALID, f"{text} (keep = {settings.kept!r}); give both phases the same keep")
     found: dict[str, nn.Module] = {settings.kept: kept}
     if settings.cross and CROSS not in found:  # FedGSSL* and FedHSSL*: the guide stays here
         found[CROSS] = make(CROSS).to(party.device)

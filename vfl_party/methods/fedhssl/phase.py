@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vfl_common.errors import Code, InputError
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
@@ -23,6 +25,7 @@ class FedHSSL(Phase):
     def __init__(self, party: Party, name: str, settings: FedHSSLSettings) -> None:
         self.name, self.rounds = name, settings.rounds
         self._party, self._settings = party, settings
+        self._warned: set[str] = set()
         if party.features is None:
             text = f"recipe: phases: {name}: {party.name} has no features, and every party's encoder takes part"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give it features")
@@ -54,13 +57,23 @@ class FedHSSL(Phase):
 
     def run_round(self, round_: int) -> RoundReport:
         done: dict[str, Epochs] = {}
+        epochs = self._settings.local_epochs
+        tick = self._ticker(round_, epochs)
         if self._cross is not None:  # Step 1
-            done["cross"] = self._cross.run(round_)
+            done["cross"] = self._cross.run(round_, tick)
         if self._local is not None:  # Step 2
-            done["local"] = self._local.run(round_, self.rounds, self._settings.local_epochs)
+            done["local"] = self._local.run(round_, epochs, tick)
         if self._aggregation is not None:  # Step 3
             self._aggregation.run(round_)
-        return report(self._party.name, done)
+        elif self._local is not None:
+            self._party.unhurried()
+        return report(self._party.name, done, self._warned)
+
+    def _ticker(self, round_: int, local_epochs: int) -> Callable[[], None]:
+        """Counts the steps of both through the round, for people."""
+        steps = self._cross.steps if self._cross is not None else 0
+        steps += self._local.steps(local_epochs) if self._local is not None else 0
+        return self._party.ticker(self.name, round_, self.rounds, steps)
 
     def state(self) -> Tree:
         parts = {"cross": self._cross, "local": self._local, "aggregation": self._aggregation}

@@ -1,12 +1,22 @@
-"""One upload of frozen representations, then a head on what the active party holds: SS-VFL-I (Castiglia et al. 2022).
+"""One upload of frozen representations, then training at the active party: SS-VFL-I and FedOnce.
 
-Alg. 1, line 4: every party sends h_m(x_m) of its labelled rows once. Lines 6 to 10: the top model is trained on them
-without another message. The encoders are used as the phase before left them, in eval mode, on rows as they are.
+SS-VFL-I (Castiglia et al. 2022, Alg. 1, lines 4 to 10): the top model alone is trained. FedOnce (Wu et al. 2022,
+Alg. 1, lines 16 to 30): with it the active party's own encoder. The passive encoders are used as the phase before left
+them, in eval mode, on rows as they are; each party sends one bundle, its training rows', and no gradient comes back.
 """
 
+from __future__ import annotations
+
+from vfl_common.config.base import Section
 from vfl_party.methods import Method
 from vfl_party.methods.head.active import ActiveHead
 from vfl_party.methods.head.passive import PassiveHead
 from vfl_party.methods.head.settings import HeadSettings
 
-METHOD = Method(HeadSettings, ActiveHead, PassiveHead)  # type: ignore[arg-type]
+
+def _noise(settings: Section) -> float:
+    assert isinstance(settings, HeadSettings)  # noqa: S101 - parsed by our own METHOD
+    return settings.noise
+
+
+METHOD = Method(HeadSettings, ActiveHead, PassiveHead, noise=_noise)  # type: ignore[arg-type]

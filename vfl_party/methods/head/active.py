@@ -1,18 +1,22 @@
-"""The active side: representations in once, then the top model on what it holds."""
+"""The active side: representations in once, then the top model, and with it the own encoder, on what it holds."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, InputError
-from vfl_common.metrics import evaluate, loss_fn
+from vfl_common.metrics import loss_fn
+from vfl_common.models import combine
 from vfl_common.optim import build_optimizer, build_schedule, clip
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_common.seeds import batches
-from vfl_party.context import Party
+from vfl_party.context import Party, Rows
+from vfl_party.exchange import expect
 from vfl_party.methods.head.settings import UPLOAD, HeadSettings
-from vfl_party.scoring import joint_embeddings
+from vfl_party.scoring import embed
 
 
 class ActiveHead(Phase):
@@ -22,51 +26,85 @@ class ActiveHead(Phase):
         self.name, self.rounds = name, 2
         self._party, self._settings = party, settings
         self._loss = loss_fn(party.recipe.task)
-        if len(party.rows("train")) == 0:
-            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {name}: there are no labelled training rows")
-        self._r: dict[str, Tensor] = {}  # {split: combined representations, [N of the split, …]}
+        self._rows = party.rows("train")
+        where = f"recipe: phases: {name}"
+        if len(self._rows) == 0:
+            raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
+        self._trains_encoder = settings.own_encoder == "trained"
+        if self._trains_encoder and party.features is None:
+            text = f"{where}: own_encoder = 'trained', but {party.name} has no features"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; give it features, or remove the setting")
+        self._models = nn.ModuleDict({key: party.models[key] for key in self._trained})
+        norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
+        if norms and min(settings.batch_size, len(self._rows)) < 2:
+            text = f"{where}: batch normalisation needs batches of at least two rows"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, or a larger batch_size")
+        self._r: dict[str, Tensor] = {}  # {passive party: its representations of the training rows, [N, D]}
+
+    @property
+    def _trained(self) -> tuple[str, ...]:
+        return ("encoder", "top") if self._trains_encoder else ("top",)
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ == UPLOAD:
-            batch = 0
-            for split in ("train", "validation"):
-                self._r[split], batch = joint_embeddings(self._party, self.name, round_, batch, self._party.rows(split))
-            return RoundReport(0)
+            return self._collect(round_)
         return self._train(round_)
 
+    def _collect(self, round_: int) -> RoundReport:
+        """One bundle from each passive party: FedOnce's Alg. 1, line 19."""
+        party, step = self._party, StepKey(self.name, round_, 0)
+        hub = party.need_hub()
+        spec = expect(Kind.EMBEDDING, z=(torch.float32, (len(self._rows), party.embedding_size)))
+        received = hub.collect(step, spec)
+        hub.acknowledge(step, received)
+        self._r = {name: tensors["z"] for name, tensors in received.items()}
+        return RoundReport(0)
+
     def _train(self, round_: int) -> RoundReport:
-        party, settings, top = self._party, self._settings, self._party.models["top"]
-        rows = party.rows("train")
-        labels, targets = party.need_labels()
-        y_N, r_ND = party.take(targets, rows), self._r["train"]
-        params = list(top.parameters())
+        """SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
+        party, settings, rule, top = self._party, self._settings, self._party.recipe.model.combine, self._models["top"]
+        _, targets = party.need_labels()
+        y_N, r_ND = party.take(targets, self._rows), [self._r[each.name] for each in party.recipe.passives]
+        own_ND = self._frozen()
+        params = list(self._models.parameters())
         optimizer = build_optimizer(settings.optimizer, params)
-        epochs = settings.epochs_over(len(rows))
+        epochs = settings.epochs_over(len(self._rows))
         schedule = build_schedule(settings.optimizer, optimizer, epochs)
-        positions = torch.arange(len(rows)).numpy()
-        steps, loss = 0, torch.zeros((), device=party.device)
-        top.train()
-        for epoch in range(epochs):  # Alg. 1, lines 6 to 10
-            for batch in batches(party.recipe.seed, self.name, epoch, positions, settings.batch_size):
+        positions = torch.arange(len(self._rows)).numpy()
+        steps, mean_loss = 0, 0.0
+        self._models.train()
+        for epoch in range(epochs):
+            total = torch.zeros((), device=party.device)
+            cut = batches(party.recipe.seed, self.name, epoch, positions, settings.batch_size)
+            for batch in cut:
+                own_BD = self._own(own_ND, batch)
+                r_BD = [party.take(each, batch) for each in r_ND]
+                loss = self._loss(top(combine(rule, [*own_BD, *r_BD])), party.take(y_N, batch))
                 optimizer.zero_grad()
-                loss = self._loss(top(party.take(r_ND, batch)), party.take(y_N, batch))
                 loss.backward()  # type: ignore[no-untyped-call]
                 clip(settings.optimizer, params)
                 optimizer.step()
-                steps += 1
+                total += loss.detach()
+            steps += len(cut)
+            mean_loss = total.item() / len(cut)
             schedule.step()
             party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
-        metrics = {"train": {"loss": loss.item()}}
-        held_out = party.rows("validation")
-        if len(held_out):
-            top.eval()
-            with torch.no_grad():
-                outputs = top(self._r["validation"])
-            metrics["validation"] = evaluate(party.recipe.task, outputs, party.take(targets, held_out), labels.unscale)
-        return RoundReport(steps, metrics)
+        return RoundReport(steps, {"train": {"loss": mean_loss}})
+
+    def _frozen(self) -> list[Tensor]:
+        """The own representations of the training rows, [N, D], where there are any and they do not change."""
+        if self._party.features is None or self._trains_encoder:
+            return []
+        return [embed(self._party, self._rows)]
+
+    def _own(self, frozen_ND: list[Tensor], batch: Rows) -> list[Tensor]:
+        """The own representations of a batch of positions, [B, D]; none where the party has no features."""
+        if not self._trains_encoder:
+            return [self._party.take(each, batch) for each in frozen_ND]
+        return [self._models["encoder"](*self._party.need_features().inputs(self._rows[batch]))]
 
     def state(self) -> Tree:
         return {"representations": self._r}
 
     def load_state(self, tree: Tree) -> None:
-        self._r = {split: r.to(self._party.device) for split, r in tree["representations"].items()}
+        self._r = {name: r_ND.to(self._party.device) for name, r_ND in tree["representations"].items()}

@@ -23,8 +23,13 @@ class EarlyStopping(Section):
 
 
 class SplitNNSettings(Budget):
-    """A step is one batch; a round, after which the parties validate and keep a checkpoint, so many epochs."""
+    """A step is one batch; a round, after which the parties validate and keep a checkpoint, so many epochs.
+
+    ``max_bytes``: ends the phase, within an epoch too, with the step whose embeddings and gradients, as payload and of
+    all passive parties together, reach it (SplitNN-Comm of FedOnce's section 5.2). Validation does not count.
+    """
 
     validate_every: PositiveInt = 1  # epochs
+    max_bytes: PositiveInt | None = None
     iso: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # λ of the noise on the gradients that the active party sends
     early_stopping: EarlyStopping | None = None

@@ -21,9 +21,16 @@ class OwnTraining:
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
         rows, batch_size = party.rows("train"), settings.batch_size
-        self.epochs = settings.epochs_over(len(rows))
-        self.rounds = -(-self.epochs // settings.validate_every)
         self._party, self._phase, self._every, self._batch_size = party, phase, settings.validate_every, batch_size
+        self._max_bytes = settings.max_bytes
+        self._row_bytes = 2 * 4 * party.embedding_size * len(party.recipe.passives)  # float32, there and back
+        self._epoch_bytes = self._row_bytes * sum(map(len, self._epoch(0)))  # the same in every epoch
+        if len(rows) == 0:
+            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows")
+        self.epochs = settings.epochs_over(len(rows))
+        if self._max_bytes is not None:
+            self.epochs = min(self.epochs, -(-self._max_bytes // max(1, self._epoch_bytes)))
+        self.rounds = -(-self.epochs // settings.validate_every)
         self._models = nn.ModuleDict(party.models)
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(batch_size, len(rows)) < 2:
@@ -38,10 +45,22 @@ class OwnTraining:
     def batches(self, round_: int) -> list[list[Rows]]:
         """The epochs of a round, each its batches, the same at every party."""
         begin = round_ * self._every
-        return [
-            batches(self._party.recipe.seed, self._phase, epoch, self._party.rows("train"), self._batch_size)
-            for epoch in range(begin, min(begin + self._every, self.epochs))
-        ]
+        epochs = [self._epoch(epoch) for epoch in range(begin, min(begin + self._every, self.epochs))]
+        return epochs if self._max_bytes is None else self._within(epochs, begin * self._epoch_bytes, self._max_bytes)
+
+    def _within(self, epochs: list[list[Rows]], sent: int, most: int) -> list[list[Rows]]:
+        """The batches that begin before ``most`` bytes have crossed, of which ``sent`` did before."""
+        kept: list[list[Rows]] = []
+        for epoch in epochs:
+            kept.append([])
+            for batch in epoch:
+                if sent < most:
+                    kept[-1].append(batch)
+                sent += self._row_bytes * len(batch)
+        return kept
+
+    def _epoch(self, epoch: int) -> list[Rows]:
+        return batches(self._party.recipe.seed, self._phase, epoch, self._party.rows("train"), self._batch_size)
 
     def train_mode(self) -> None:
         self._models.train()

@@ -1,0 +1,134 @@
+"""FedOnce-L0 in one process, from Algorithm 1 of the paper: the other side of the exactness tests.
+
+No transport, no phases, no losses or optimizers of the product's. What is shared is what both must start from: models
+as built, seeds, order of batches, tables and their preprocessing. Settings are as in TOML; see ``train``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - as everywhere
+
+from tests.harness.reference import _one_thread
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.models import build_encoder, build_top, seeded
+from vfl_common.seeds import batches, derive_seed, split_rows
+from vfl_party.data import Labels, Preprocessor, load_table
+
+
+def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
+    """{party: {"encoder.…": tensor, "top.…": tensor}} after ``fedonce`` (nat) and ``head`` (own encoder trained)."""
+    recipe = Recipe.model_validate(recipe_tables)
+    local, head = recipe.phases[:2]
+    found: dict[str, dict[str, Tensor]] = {}
+    uploaded: list[Tensor] = []
+    with _one_thread():
+        for party in recipe.parties:
+            settings = DataSettings(**data[party.name])
+            table = load_table(settings, with_label=party.role == "active")
+            splits = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
+            rows = splits["train"]
+            flatten = recipe.model.encoder.kind == "mlp"
+            fitted = Preprocessor.fit(table, splits["local"], one_hot=True, flatten=flatten, settings=settings)
+            x = fitted.transform(table).x[torch.from_numpy(rows)]
+            with seeded(derive_seed(recipe.seed, "init", party.name, "encoder")):
+                encoder = build_encoder(recipe.model.encoder, fitted.transform(table).spec, recipe.model.embedding_size)
+            if party.role == "active":
+                active, own, x_own = party.name, encoder, x
+                labels = Labels.fit(table.labels, recipe.task, rows, source="reference", scale=settings.label_scale)
+                assert table.labels is not None
+                y = labels.encode(table.labels)[torch.from_numpy(rows)]
+                continue
+            r = _local(recipe, local.name, local.settings, party.name, encoder, x)
+            uploaded.append(r)  # line 16, and line 19 at the other end
+            prefix = "encoder.body" if flatten else "encoder"  # tables end in tanh, images in a linear layer
+            found[party.name] = {f"{prefix}.{name}": tensor for name, tensor in encoder.state_dict().items()}
+        top = _host(recipe, head.name, head.settings, own, x_own, uploaded, y)
+    found[active] = {f"encoder.{name}": tensor for name, tensor in own.state_dict().items()}
+    found[active] |= {f"top.{name}": tensor for name, tensor in top.state_dict().items()}
+    return found
+
+
+def predict(
+    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], weights: dict[str, dict[str, Tensor]]
+) -> Tensor:
+    """Algorithm 2 for all rows of a binary task on tables, with given weights and a head of one hidden layer: [N]."""
+    recipe = Recipe.model_validate(recipe_tables)
+    parts = []
+    for party in recipe.parties:
+        settings, own = DataSettings(**data[party.name]), weights[party.name]
+        table = load_table(settings, with_label=False)
+        rows = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
+        x = Preprocessor.fit(table, rows["local"], one_hot=True, flatten=True, settings=settings).transform(table).x
+        body = "encoder" if party.role == "active" else "encoder.body"
+        hidden = F.linear(x, own[f"{body}.1.weight"], own[f"{body}.1.bias"]).relu()
+        z = F.linear(hidden, own[f"{body}.3.weight"], own[f"{body}.3.bias"])
+        parts.append(z if party.role == "active" else z.tanh())
+    top = weights[recipe.active.name]
+    hidden = F.linear(torch.cat(parts, dim=1), top["top.0.weight"], top["top.0.bias"]).relu()
+    return F.linear(hidden, top["top.2.weight"], top["top.2.bias"]).squeeze(1).sigmoid()
+
+
+def _local(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, encoder: nn.Module, x: Tensor) -> Tensor:
+    """Lines 3 to 16 at one passive party; its representations R_j."""
+    n, d = len(x), recipe.model.embedding_size
+    bounded = x.dim() == 2
+
+    def f(x: Tensor) -> Tensor:
+        z: Tensor = encoder(x)
+        return torch.tanh(z) if bounded else z
+
+    random = torch.Generator().manual_seed(derive_seed(recipe.seed, phase, name, "targets"))
+    c = torch.randn(n, d, generator=random)
+    c = c / c.pow(2).sum(dim=1, keepdim=True).sqrt()
+    optimizer = _adam(settings, list(encoder.parameters()))
+    for epoch in range(settings["epochs"]):
+        order = batches(derive_seed(recipe.seed, name), phase, epoch, np.arange(n), settings["batch_size"])
+        encoder.train()
+        for batch in order:
+            at = torch.from_numpy(batch)
+            z = f(x[at])
+            if settings.get("matching", True) and epoch % settings.get("match_every", 1) == 0:
+                ours, theirs = z.detach().double().numpy(), c[at].double().numpy()
+                cost = ((ours[:, None, :] - theirs[None, :, :]) ** 2).sum(axis=2)  # line 5
+                chosen = linear_sum_assignment(cost)[1]
+                c[at] = c[at][torch.from_numpy(chosen)]
+            loss = torch.linalg.matrix_norm(z - c[at]) ** 2 / (2 * len(at))  # line 6
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    encoder.eval()
+    with torch.no_grad():
+        return f(x)
+
+
+def _host(
+    recipe: Recipe, phase: str, settings: dict[str, Any], own: nn.Module, x: Tensor, r: list[Tensor], y: Tensor
+) -> nn.Module:
+    """Lines 20 to 30: the aggregation model f_w, which is the active party's encoder and what comes after it."""
+    width = (1 + len(r)) * recipe.model.embedding_size
+    with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
+        top = build_top(recipe.model.top, width, recipe.task.outputs)
+    optimizer = _adam(settings, [*own.parameters(), *top.parameters()])
+    losses = {"binary": F.binary_cross_entropy_with_logits, "multiclass": F.cross_entropy, "regression": F.mse_loss}
+    own.train()
+    for epoch in range(settings["epochs"]):
+        for batch in batches(recipe.seed, phase, epoch, np.arange(len(y)), settings["batch_size"]):
+            at = torch.from_numpy(batch)
+            output = top(torch.cat([own(x[at]), *(each[at] for each in r)], dim=1))
+            loss = losses[recipe.task.kind](output, y[at])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return top
+
+
+def _adam(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Adam:
+    given = settings["optimizer"]
+    return torch.optim.Adam(parameters, lr=given["lr"], weight_decay=given.get("weight_decay", 0.0))

@@ -1,0 +1,29 @@
+"""How a party's own training is made differentially private (FedOnce-L1)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat
+
+from vfl_common.config.base import Section
+
+Mode = Literal["fixed", "matched"]
+
+
+class DpSettings(Section):
+    """Either ``epsilon``, of all parties together, or the ``noise_multiplier`` that all of them use.
+
+    ``mode``: ``fixed`` leaves every row its target; ``matched`` assigns targets over a batch, as FedOnce does, and then
+    no guarantee is established, because a row's gradient depends on the other rows.
+    """
+
+    epsilon: PositiveFloat | None = None
+    noise_multiplier: Annotated[float, Field(ge=0.0, le=1e4)] | None = None  # 0: gradients are clipped, no noise
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5  # less than 1 / rows, or losing one whole row is allowed
+    max_grad_norm: PositiveFloat = 1.0  # L2, of one row's gradient over all of a party's parameters
+    mode: Mode = "fixed"
+
+    def model_post_init(self, _context: Any) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("give either epsilon or noise_multiplier")

@@ -1,0 +1,88 @@
+"""FedOnce's local phase, the same on either side: the party learns alone, in one of four ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from vfl_common.config.ssl import SslSettings
+from vfl_common.phase import Phase, RoundReport, Tree
+from vfl_party.context import Party
+from vfl_party.methods.fedonce.nat import Nat
+from vfl_party.methods.fedonce.pca import Pca
+from vfl_party.methods.fedonce.reconstruction import Reconstruction
+from vfl_party.methods.fedonce.settings import FedOnceSettings
+from vfl_party.ssl.local import LocalSsl
+from vfl_party.ssl.plan import make_plan
+from vfl_party.ssl.report import report
+from vfl_party.ssl.tower import build_tower
+
+
+class Learner(Protocol):
+    """One way of learning an encoder without labels. The encoder's weights are the job's."""
+
+    def run_round(self, round_: int) -> RoundReport: ...
+    def state(self) -> Tree: ...
+    def load_state(self, tree: Tree) -> None: ...
+
+
+class Contrastive:
+    """SimCLR's loss on two views of each row: what SS-VFL learns with (``vfl_party.ssl``)."""
+
+    def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
+        self._party, self._phase, self._rounds = party, phase, settings.epochs
+        self._warned: set[str] = set()
+        given = SslSettings(
+            ssl="simclr",
+            rounds=settings.epochs,
+            batch_size=settings.batch_size,
+            projector=settings.projector,
+            temperature=settings.temperature,
+            optimizer=settings.optimizer,
+            augment=settings.augment,
+        )
+        plan = make_plan(given, party.recipe.preset)
+        tower = build_tower(party, phase, "local", party.models["encoder"], plan, shared=False)
+        self._local = LocalSsl(party, phase, plan, tower, epochs=settings.epochs, split=settings.rows)
+
+    def run_round(self, round_: int) -> RoundReport:
+        tick = self._party.ticker(self._phase, round_, self._rounds, self._local.steps(1))
+        return report(self._party.name, {"local": self._local.run(round_, 1, tick)}, self._warned)
+
+    def state(self) -> Tree:
+        return self._local.state()
+
+    def load_state(self, tree: Tree) -> None:
+        self._local.load_state(tree)
+
+
+_LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], Learner]] = {
+    "nat": Nat,
+    "pca": Pca,
+    "reconstruction": Reconstruction,
+    "contrastive": Contrastive,
+}
+
+
+class FedOnce(Phase):
+    """Alg. 1, lines 2 to 15. The active party, and a party without features, have nothing to do."""
+
+    alone = True
+
+    def __init__(self, party: Party, name: str, settings: FedOnceSettings) -> None:
+        self.name = name
+        self.rounds = 1 if settings.objective == "pca" else settings.epochs
+        learns = party.name != party.recipe.active.name or settings.active
+        self._learner: Learner | None = None
+        if learns and party.features is not None:
+            self._learner = _LEARNERS[settings.objective](party, name, settings)
+
+    def run_round(self, round_: int) -> RoundReport:
+        return RoundReport(0) if self._learner is None else self._learner.run_round(round_)
+
+    def state(self) -> Tree:
+        return {} if self._learner is None else self._learner.state()
+
+    def load_state(self, tree: Tree) -> None:
+        if self._learner is not None:
+            self._learner.load_state(tree)

@@ -1,0 +1,39 @@
+"""Which rows a party learns from, their batches, and what an epoch came to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vfl_common.errors import Code, InputError
+from vfl_common.seeds import batches, derive_seed
+from vfl_party.context import Party, Rows
+
+
+def rows_to_learn(party: Party, phase: str, split: str) -> Rows:
+    """The rows of a split. Raises InputError where there are fewer than two."""
+    rows = party.rows(split)
+    if len(rows) < 2:
+        text = f"recipe: phases: {phase}: {party.name} has {len(rows)} rows to learn from; give it more"
+        raise InputError(Code.CONFIG_INVALID, f"{text}, or make the other splits smaller")
+    return rows
+
+
+def diverged(party: Party, phase: str) -> InputError:
+    """Nobody else may see it: nothing is sent in this phase."""
+    text = f"phase {phase}: the encoder of {party.name} gives NaN or infinity: its training diverged"
+    return InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
+
+
+def finite(loss: float, party: Party, phase: str) -> float:
+    """The same. Raises InputError where it is not a number any more."""
+    if not math.isfinite(loss):
+        raise diverged(party, phase)
+    return loss
+
+
+def own_batches(party: Party, phase: str, epoch: int, n: int, size: int) -> list[Rows]:
+    """The batches of an epoch over positions 0 to n - 1, in an order of this party's own."""
+    seed = derive_seed(party.recipe.seed, party.name)
+    return batches(seed, phase, epoch, np.arange(n, dtype=np.int64), size)

@@ -1,0 +1,53 @@
+"""What a recipe says about FedOnce's local learning. Defaults: the paper's Table 5, as for its tables of columns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from vfl_common.config.augment import AugmentSettings
+from vfl_common.config.base import Section
+from vfl_common.config.models import OptimizerSettings
+from vfl_common.config.models import PositiveInt as Width
+
+Output = Literal["tanh", "linear", "sphere"]
+
+ADAM = OptimizerSettings(kind="adam", lr=1e-4, weight_decay=1e-5)  # Table 5, passive parties
+
+_ALL = {"objective", "rows", "active"}
+_TRAINED = _ALL | {"epochs", "batch_size", "optimizer", "output"}
+_KEYS = {
+    "nat": _TRAINED | {"match_every", "matching"},
+    "pca": _ALL,
+    "reconstruction": _TRAINED | {"decoder"},
+    "contrastive": _TRAINED | {"projector", "temperature", "augment"},
+}
+
+
+class FedOnceSettings(Section):
+    """One round is one epoch; ``pca`` has one round.
+
+    ``rows``: the aligned rows with labels, those that are uploaded later, or all of the party's training rows.
+    ``active``: the active party learns its encoder so too; otherwise it does nothing here.
+    """
+
+    objective: Literal["nat", "pca", "reconstruction", "contrastive"] = "nat"
+    rows: Literal["train", "local"] = "train"
+    active: bool = False
+    epochs: PositiveInt = 100  # T
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 100  # b; matching takes about b³: see docs/how-to.md
+    optimizer: OptimizerSettings | None = None  # ADAM; contrastive: SGD by the batch size
+    output: Output | None = None  # of the encoder; nat: tanh for columns, linear for images; else linear
+    matching: bool = True  # nat; false: each row keeps the target that it drew
+    match_every: PositiveInt = 1  # nat: f, epochs from one matching to the next
+    decoder: tuple[Width, ...] = (128,)  # reconstruction: widths of its hidden layers
+    projector: tuple[Width, ...] | None = Field(default=None, min_length=1)  # contrastive: as in contrastive's settings
+    temperature: PositiveFloat = 0.2  # contrastive
+    augment: AugmentSettings = AugmentSettings()  # contrastive
+
+    def model_post_init(self, _context: Any) -> None:
+        for key in sorted(self.model_fields_set - _KEYS[self.objective]):
+            raise ValueError(f"{key} means nothing with objective = {self.objective!r}; remove it")
+        if not self.matching and "match_every" in self.model_fields_set:
+            raise ValueError("match_every is for matching = true")

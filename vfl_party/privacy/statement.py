@@ -1,0 +1,31 @@
+"""What a report says about differential privacy."""
+
+from __future__ import annotations
+
+import math
+
+from vfl_common.config.privacy import Mode
+
+
+def statement(mode: Mode, epsilon: float, delta: float) -> str:
+    """One sentence on what is covered and what is not. ε is rounded up.
+
+    FedOnce-L1 protects the trained models, those of all parties together, and what is computed with them (section 4.1).
+    Section 4.2: the representations go to an active party that is trusted. ``matched``: the Hungarian match couples
+    records, so that clipping a record's gradient does not bound its influence.
+    """
+    outside = "the uploaded representations, the columns' means and scales and the reported training loss"
+    trusted = f"{outside} are not covered: the active party is trusted with them"
+    if math.isinf(epsilon):
+        return f"No guarantee: gradients were clipped, but a party added no noise to them; {trusted}."
+    shown = math.ceil(round(epsilon * 100, 6)) / 100
+    figures = f"epsilon = {shown:.2f}, delta = {delta:g}"
+    if mode == "matched":
+        return (
+            f"Guarantee not established: the targets were matched over batches, so that a record moves the targets of "
+            f"others, and the accountant's {figures} does not hold; {trusted}."
+        )
+    return (
+        f"The trained models of all parties together are ({figures})-differentially private for one training record; "
+        f"{trusted}."
+    )
