@@ -99,6 +99,7 @@ class Runner:
         resume: the folder of an unfinished run of the same recipe, offered to the server.
         observe: called after each round, with the party's own report.
         plan: the phases, in order.
+        privacy_json: what the summary is to say of differential privacy, from the active party.
     """
 
     session: Session
@@ -110,6 +111,7 @@ class Runner:
     observe: Observer
     plan: Sequence[Planned] = ()
     resume: RunFolder | None = None
+    privacy_json: str = ""
 
     def run(self) -> tuple[Outcome, RunFolder]:
         """Raises VflError; the server has been told then."""
@@ -164,7 +166,8 @@ class Runner:
             job.close(None)
             folder.note(trained=True)  # what is left is to tell the server
             self._save_ledger(folder)
-            outcome.summary_json = self.session.report(outcome.metrics, outcome.steps, time.monotonic() - started_s)
+            wall_s = time.monotonic() - started_s
+            outcome.summary_json = self.session.report(outcome.metrics, outcome.steps, wall_s, self.privacy_json)
             return outcome
         except BaseException as raised:
             error = raised

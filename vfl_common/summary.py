@@ -68,6 +68,20 @@ class Bytes(_Model):
     disagreements: list[str] = []
 
 
+class Privacy(_Model):
+    """What the training with differential privacy of all parties costs together: no party passes it.
+
+    ``noise_multiplier``: the least that a party uses; by moments division all use the same.
+    """
+
+    epsilon: float
+    delta: float
+    mode: str
+    division: str
+    noise_multiplier: float
+    statement: str  # one sentence: what is covered and what is not
+
+
 class Summary(_Model):
     """The whole run."""
 
@@ -84,6 +98,7 @@ class Summary(_Model):
     steps: int
     wall_s: float  # from the first start of training to the last report
     interruptions: int = 0
+    privacy: Privacy | None = None  # where a phase trains with differential privacy
 
 
 def load_summary(path: Path) -> Summary:

@@ -36,7 +36,7 @@ from vfl_common.runner import Outcome, Planned, Runner
 from vfl_party.context import Party
 from vfl_party.data import load_table
 from vfl_party.job import BeginWith, PartyJob, Prepared, encoder_settings, load_encoder, load_models, prepare
-from vfl_party.methods import build_phases
+from vfl_party.methods import build_phases, privacy_plan
 from vfl_party.prediction import ActivePredict, PassivePredict, TrainedRun, load_start, prepare_prediction
 from vfl_party.progress import Progress
 
@@ -211,6 +211,10 @@ class PartyApp:
             if phase.aggregates is not None and job == "train"
         )
         plan = [Planned(phase.name, phase.rounds, phase.alone) for phase in trial.phases]
+        privacy_json = ""
+        if place.is_active and job == "train":
+            private = privacy_plan(recipe, len(trial.party.rows("train")))
+            privacy_json = private.report().model_dump_json() if private is not None else ""
         del trial
         ledger = Ledger()
         meter = TcpMeter()
@@ -252,6 +256,7 @@ class PartyApp:
                 observe=progress.observe,
                 plan=plan,
                 resume=resume,
+                privacy_json=privacy_json,
             )
             try:
                 return runner.run()

@@ -22,7 +22,7 @@ from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.summary import PartySummary, Summary, gather_bytes
 from vfl_server.aggregation.aggregator import Aggregator
-from vfl_server.control.coordinator import Coordinator, Job, ledger_of, metrics_of
+from vfl_server.control.coordinator import Coordinator, Job, ledger_of, metrics_of, privacy_of
 from vfl_server.control.service import ControlService
 
 _TICK_S = 0.2
@@ -161,6 +161,7 @@ class ServerApp:
             steps=active.steps,
             wall_s=round(coordinator.wall_s, 3),
             interruptions=coordinator.generation - 1,
+            privacy=privacy_of(active),
         )
 
 

@@ -9,13 +9,16 @@ from pydantic import Field, PositiveFloat
 from vfl_common.config.base import Section
 
 Mode = Literal["fixed", "matched"]
+Division = Literal["moments", "simple"]
 
 
 class DpSettings(Section):
     """Either ``epsilon``, of all parties together, or the ``noise_multiplier`` that all of them use.
 
     ``mode``: ``fixed`` leaves every row its target; ``matched`` assigns targets over a batch, as FedOnce does, and then
-    no guarantee is established, because a row's gradient depends on the other rows.
+    no guarantee is established, because a row's gradient depends on the other rows. ``division`` of the budget among
+    the parties: ``moments`` adds up their Rényi divergences; ``simple`` gives each of k parties epsilon / k at
+    delta / k (FedOnce's Priv-Baseline), and so more noise.
     """
 
     epsilon: PositiveFloat | None = None
@@ -23,6 +26,7 @@ class DpSettings(Section):
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5  # less than 1 / rows, or losing one whole row is allowed
     max_grad_norm: PositiveFloat = 1.0  # L2, of one row's gradient over all of a party's parameters
     mode: Mode = "fixed"
+    division: Division = "moments"
 
     def model_post_init(self, _context: Any) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):

@@ -177,13 +177,14 @@ class Session:
         )
         self._send(control_pb2.PartyMessage(progress=message))
 
-    def report(self, metrics: dict[str, dict[str, float]], steps: int, wall_s: float) -> str:
+    def report(self, metrics: dict[str, dict[str, float]], steps: int, wall_s: float, privacy_json: str = "") -> str:
         """Reports this party's results, its ledger and the kernel's counts, and waits until all parties have.
 
         Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun where a party was lost
         meanwhile: the run goes on from a checkpoint.
         """
-        report = control_pb2.Report(metrics_json=json.dumps(metrics), steps=steps, wall_s=wall_s)
+        report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json)
+        report.metrics_json = json.dumps(metrics)
         for entry in self.ledger.entries():
             report.ledger.add(**asdict(entry))
         for count in self.meter.counts():

@@ -17,6 +17,7 @@ from vfl_common.models import TwoTowers
 from vfl_common.phase import Phase
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.privacy.gaussian import GaussianNoise
+from vfl_party.privacy.plan import Plan, PrivatePhase, make_plan
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Method:
 
     ``encoder``: the encoder that the phase trains and hands on to those after it, where that is not a single one.
     ``noise``: σ of the noise on what a passive party sends for evaluation and prediction, where the phase asks for any.
+    ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> what the phase is to spend
+    where its settings have ``dp``. ``trains``: whether rows leave a trace in the models.
     """
 
     settings: type[Section]
@@ -32,6 +35,8 @@ class Method:
     passive: Callable[[Party, str, Section], Phase]
     encoder: Callable[[Section, MakeEncoder], nn.Module] | None = None
     noise: Callable[[Section], float] | None = None
+    private: Callable[[str, Section, Recipe, int], PrivatePhase | None] | None = None
+    trains: bool = True
 
 
 def kinds() -> list[str]:
@@ -87,10 +92,29 @@ def sent_noise(recipe: Recipe) -> GaussianNoise:
     return GaussianNoise(max(asked))
 
 
+def privacy_plan(recipe: Recipe, rows: int) -> Plan | None:
+    """What the phases with ``dp`` are to spend over so many training rows, the same at every party; None without any.
+
+    Raises InputError where the phases do not fit together.
+    """
+    private, without = [], []
+    for phase in recipe.phases:
+        method = load_method(phase.kind)
+        found = method.private(phase.name, parse_settings(phase), recipe, rows) if method.private is not None else None
+        if found is not None:
+            private.append(found)
+        elif method.trains:
+            without.append(phase.name)
+    if recipe.start is not None:
+        without.insert(0, f"run {recipe.start.run}")
+    return make_plan(private, rows, without)
+
+
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     """This party's side of every phase of the recipe."""
     role = "active" if party.name == recipe.active.name else "passive"
     phases = []
+    privacy_plan(recipe, len(party.rows("train")))  # refused early, at every party
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), role)
         phases.append(side(party, phase.name, parse_settings(phase)))

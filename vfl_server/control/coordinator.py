@@ -21,7 +21,7 @@ from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.phase import Aggregation
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import clean, to_failure
-from vfl_common.summary import PartySummary
+from vfl_common.summary import PartySummary, Privacy
 from vfl_server.control import aggregations, membership
 from vfl_server.control.run_state import RunState, move
 
@@ -330,9 +330,11 @@ class Coordinator:
         texts += [count.peer for count in report.tcp]
         if (
             metrics_of(report) is None
+            or (report.privacy_json and privacy_of(report) is None)
             or len(texts) > 4 * MAX_ENTRIES
             or any(len(text) > MAX_TEXT for text in texts)
             or len(report.metrics_json) > MAX_RECIPE
+            or len(report.privacy_json) > MAX_RECIPE
         ):
             text = f"{member.name} sent a report that cannot be read"
             self._fail(PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=member.name))
@@ -396,6 +398,14 @@ def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None
         found = json.loads(report.metrics_json or "{}")
         return {str(split): {str(name): float(value) for name, value in of.items()} for split, of in found.items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def privacy_of(report: control_pb2.Report) -> Privacy | None:
+    """What a party reports of differential privacy; None where it is nothing, or anything else."""
+    try:
+        return Privacy.model_validate_json(report.privacy_json) if report.privacy_json else None
+    except ValueError:
         return None
 
 

@@ -52,4 +52,4 @@ class PassiveEvaluate(Phase):
         return RoundReport(0)
 
 
-METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate)  # type: ignore[arg-type]
+METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False)  # type: ignore[arg-type]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from vfl_common.optim import build_optimizer, build_schedule, clip
 from vfl_common.phase import RoundReport
 from vfl_common.seeds import derive_seed
-from vfl_party.context import Party
-from vfl_party.methods.fedonce.rows import diverged, finite, own_batches, rows_to_learn
-from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
+from vfl_party.context import Party, Rows
+from vfl_party.methods.fedonce.rows import diverged, rows_to_learn
+from vfl_party.methods.fedonce.settings import FedOnceSettings
+from vfl_party.methods.fedonce.training import Training
 
 
 def on_sphere(n: int, d: int, seed: int) -> Tensor:
@@ -44,7 +44,7 @@ def nat_loss(z_BD: Tensor, c_BD: Tensor) -> Tensor:
 
 
 class Nat:
-    """One party's encoder, its targets, and the optimizer.
+    """One party's encoder, its targets, and how it is trained.
 
     ``targets``: C_j permuted as matched so far, [n, D]; row i belongs to the i-th of the rows that are learnt from.
     With ``matching`` a batch's targets are dealt out anew among its rows and stay so: they migrate, and a row's target
@@ -55,21 +55,18 @@ class Nat:
         self._party, self._phase, self._settings = party, phase, settings
         self._rows = rows_to_learn(party, phase, settings.rows)
         self._encoder = party.models["encoder"]
-        self._params = list(self._encoder.parameters())
-        self._optimize = settings.optimizer or ADAM
-        self._optimizer = build_optimizer(self._optimize, self._params)
-        self._schedule = build_schedule(self._optimize, self._optimizer, settings.epochs)
+        self._training = Training(party, phase, settings, self._encoder, len(self._rows))
         seed = derive_seed(party.recipe.seed, phase, party.name, "targets")
         self.targets = on_sphere(len(self._rows), party.embedding_size, seed).to(party.device)  # line 3
 
     def run_round(self, epoch: int) -> RoundReport:
         """Line 4: one epoch. Tells the mean loss, and the share of the rows whose target is another one now."""
         party, settings, features = self._party, self._settings, self._party.need_features()
-        matching = settings.matching and epoch % settings.match_every == 0
-        batches = own_batches(party, self._phase, epoch, len(self._rows), settings.batch_size)
-        total, moved = torch.zeros((), device=party.device), 0
-        self._encoder.train()
-        for number, batch in enumerate(batches, 1):
+        matching = settings.matches and epoch % settings.match_every == 0
+        moved = 0
+
+        def loss(batch: Rows) -> Tensor:
+            nonlocal moved
             z_BD = self._encoder(*features.inputs(self._rows[batch]))
             c_BD = party.take(self.targets, batch)
             if matching:
@@ -77,18 +74,15 @@ class Nat:
                 moved += int((order != np.arange(len(order))).sum())
                 c_BD = party.take(c_BD, order)
                 self.targets[torch.from_numpy(batch).to(party.device)] = c_BD
-            loss = nat_loss(z_BD, c_BD)  # line 6
-            self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            clip(self._optimize, self._params)
-            self._optimizer.step()  # line 9
-            total += loss.detach()
-            party.tick(self._phase, epoch, settings.epochs, number, len(batches))
-        self._schedule.step()
-        found = {"loss": finite(total.item() / len(batches), party, self._phase)}
-        if matching:
-            found["moved"] = moved / len(self._rows)
-        return RoundReport(len(batches), {"local": found})
+            return nat_loss(z_BD, c_BD)  # line 6
+
+        report = self._training.run_epoch(epoch, loss)
+        if matching and report.steps:
+            report.metrics["local"]["moved"] = moved / len(self._rows)
+        return report
+
+    def close(self) -> None:
+        self._training.close()
 
     def _match(self, z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
         try:
@@ -97,13 +91,8 @@ class Nat:
             raise diverged(self._party, self._phase) from None
 
     def state(self) -> dict[str, Any]:
-        return {
-            "targets": self.targets,
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-        }
+        return {"targets": self.targets, **self._training.state()}
 
     def load_state(self, tree: dict[str, Any]) -> None:
         self.targets = tree["targets"].to(self._party.device)
-        self._optimizer.load_state_dict(tree["optimizer"])
-        self._schedule.load_state_dict(tree["schedule"])
+        self._training.load_state(tree)

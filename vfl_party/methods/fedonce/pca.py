@@ -54,6 +54,9 @@ class Pca:
         self._linear.bias.copy_(-axes_DF @ mean_F)
         return RoundReport(0, {"local": {"variance": kept}})
 
+    def close(self) -> None:
+        return
+
     def state(self) -> dict[str, Any]:
         return {}
 

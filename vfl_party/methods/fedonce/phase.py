@@ -22,6 +22,7 @@ class Learner(Protocol):
     """One way of learning an encoder without labels. The encoder's weights are the job's."""
 
     def run_round(self, round_: int) -> RoundReport: ...
+    def close(self) -> None: ...
     def state(self) -> Tree: ...
     def load_state(self, tree: Tree) -> None: ...
 
@@ -48,6 +49,9 @@ class Contrastive:
     def run_round(self, round_: int) -> RoundReport:
         tick = self._party.ticker(self._phase, round_, self._rounds, self._local.steps(1))
         return report(self._party.name, {"local": self._local.run(round_, 1, tick)}, self._warned)
+
+    def close(self) -> None:
+        return
 
     def state(self) -> Tree:
         return self._local.state()
@@ -79,6 +83,10 @@ class FedOnce(Phase):
 
     def run_round(self, round_: int) -> RoundReport:
         return RoundReport(0) if self._learner is None else self._learner.run_round(round_)
+
+    def finish(self) -> None:
+        if self._learner is not None:
+            self._learner.close()
 
     def state(self) -> Tree:
         return {} if self._learner is None else self._learner.state()

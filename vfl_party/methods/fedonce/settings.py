@@ -10,6 +10,7 @@ from vfl_common.config.augment import AugmentSettings
 from vfl_common.config.base import Section
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.config.models import PositiveInt as Width
+from vfl_common.config.privacy import DpSettings
 
 Output = Literal["tanh", "linear", "sphere"]
 
@@ -18,9 +19,9 @@ ADAM = OptimizerSettings(kind="adam", lr=1e-4, weight_decay=1e-5)  # Table 5, pa
 _ALL = {"objective", "rows", "active"}
 _TRAINED = _ALL | {"epochs", "batch_size", "optimizer", "output"}
 _KEYS = {
-    "nat": _TRAINED | {"match_every", "matching"},
+    "nat": _TRAINED | {"match_every", "matching", "dp"},
     "pca": _ALL,
-    "reconstruction": _TRAINED | {"decoder"},
+    "reconstruction": _TRAINED | {"decoder", "dp"},
     "contrastive": _TRAINED | {"projector", "temperature", "augment"},
 }
 
@@ -39,15 +40,40 @@ class FedOnceSettings(Section):
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 100  # b; matching takes about b³: see docs/how-to.md
     optimizer: OptimizerSettings | None = None  # ADAM; contrastive: SGD by the batch size
     output: Output | None = None  # of the encoder; nat: tanh for columns, linear for images; else linear
-    matching: bool = True  # nat; false: each row keeps the target that it drew
+    matching: bool = True  # nat; false, and with dp unless its mode is "matched": each row keeps its target
     match_every: PositiveInt = 1  # nat: f, epochs from one matching to the next
     decoder: tuple[Width, ...] = (128,)  # reconstruction: widths of its hidden layers
     projector: tuple[Width, ...] | None = Field(default=None, min_length=1)  # contrastive: as in contrastive's settings
     temperature: PositiveFloat = 0.2  # contrastive
     augment: AugmentSettings = AugmentSettings()  # contrastive
+    dp: DpSettings | None = None  # nat, reconstruction: FedOnce-L1
 
     def model_post_init(self, _context: Any) -> None:
+        if self.dp is not None and "dp" not in _KEYS[self.objective]:
+            text = "dp is for objective = 'nat' or 'reconstruction'"
+            raise ValueError(f"{text}: {self.objective} is not made private here; take one of them, or remove dp")
         for key in sorted(self.model_fields_set - _KEYS[self.objective]):
             raise ValueError(f"{key} means nothing with objective = {self.objective!r}; remove it")
         if not self.matching and "match_every" in self.model_fields_set:
             raise ValueError("match_every is for matching = true")
+        if self.dp is not None:
+            self._check_private(self.dp)
+
+    def _check_private(self, dp: DpSettings) -> None:
+        if self.rows != "train":
+            raise ValueError("rows = 'local' is not for dp: nobody knows how many rows of its own another party has")
+        if self.optimizer is not None and self.optimizer.clip_norm is not None:
+            raise ValueError("optimizer.clip_norm is not for dp, which clips the gradient of each row: max_grad_norm")
+        if dp.mode == "matched":
+            if self.objective != "nat" or not self.matching:
+                raise ValueError("dp.mode = 'matched' is for objective = 'nat' with matching; remove it")
+            return
+        for key in sorted({"matching", "match_every"} & self.model_fields_set):
+            if key == "match_every" or self.matching:
+                text = "is not for dp, because it makes a row's target depend on other rows"
+                raise ValueError(f"{key} {text}; remove it, or set dp.mode = 'matched', which guarantees nothing")
+
+    @property
+    def matches(self) -> bool:
+        """Whether targets are dealt out anew."""
+        return self.matching and (self.dp is None or self.dp.mode == "matched")

@@ -8,10 +8,12 @@ them, in eval mode, on rows as they are; each party sends one bundle, its traini
 from __future__ import annotations
 
 from vfl_common.config.base import Section
+from vfl_common.config.recipe import Recipe
 from vfl_party.methods import Method
 from vfl_party.methods.head.active import ActiveHead
 from vfl_party.methods.head.passive import PassiveHead
 from vfl_party.methods.head.settings import HeadSettings
+from vfl_party.privacy.plan import PrivatePhase
 
 
 def _noise(settings: Section) -> float:
@@ -19,4 +21,12 @@ def _noise(settings: Section) -> float:
     return settings.noise
 
 
-METHOD = Method(HeadSettings, ActiveHead, PassiveHead, noise=_noise)  # type: ignore[arg-type]
+def _private(name: str, settings: Section, recipe: Recipe, rows: int) -> PrivatePhase | None:
+    assert isinstance(settings, HeadSettings)  # noqa: S101 - parsed by our own METHOD
+    if settings.dp is None:
+        return None
+    dp = settings.dp.model_copy(update={"mode": "fixed"})  # labels are nobody else's: there is nothing to match
+    return PrivatePhase(name, dp, (recipe.active.name,), settings.batch_size, settings.epochs_over(rows))
+
+
+METHOD = Method(HeadSettings, ActiveHead, PassiveHead, noise=_noise, private=_private)  # type: ignore[arg-type]

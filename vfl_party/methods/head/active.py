@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,7 +18,9 @@ from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_common.seeds import batches
 from vfl_party.context import Party, Rows
 from vfl_party.exchange import expect
+from vfl_party.methods import privacy_plan
 from vfl_party.methods.head.settings import UPLOAD, HeadSettings
+from vfl_party.privacy.steps import PrivateSteps
 from vfl_party.scoring import embed
 
 
@@ -39,6 +44,15 @@ class ActiveHead(Phase):
         if norms and min(settings.batch_size, len(self._rows)) < 2:
             text = f"{where}: batch normalisation needs batches of at least two rows"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, or a larger batch_size")
+        self._params = list(self._models.parameters())
+        self._optimizer = build_optimizer(settings.optimizer, self._params)
+        self._positions = np.arange(len(self._rows), dtype=np.int64)
+        self._private: PrivateSteps | None = None
+        plan = privacy_plan(party.recipe, len(self._rows)) if settings.dp is not None else None
+        if plan is not None and settings.dp is not None:
+            size, norm = settings.batch_size, settings.dp.max_grad_norm
+            trained = self._models, self._optimizer, self._positions
+            self._private = PrivateSteps(plan, name, party.name, *trained, size, norm)
         self._r: dict[str, Tensor] = {}  # {passive party: its representations of the training rows, [N, D]}
 
     @property
@@ -66,30 +80,48 @@ class ActiveHead(Phase):
         _, targets = party.need_labels()
         y_N, r_ND = party.take(targets, self._rows), [self._r[each.name] for each in party.recipe.passives]
         own_ND = self._frozen()
-        params = list(self._models.parameters())
-        optimizer = build_optimizer(settings.optimizer, params)
         epochs = settings.epochs_over(len(self._rows))
-        schedule = build_schedule(settings.optimizer, optimizer, epochs)
-        positions = torch.arange(len(self._rows)).numpy()
+        schedule = build_schedule(settings.optimizer, self._optimizer, epochs)
+
+        def loss(batch: Rows) -> Tensor:
+            r_BD = [party.take(each, batch) for each in r_ND]
+            outputs = top(combine(rule, [*self._own(own_ND, batch), *r_BD]))
+            return self._loss(outputs, party.take(y_N, batch))
+
         steps, mean_loss = 0, 0.0
         self._models.train()
         for epoch in range(epochs):
-            total = torch.zeros((), device=party.device)
-            cut = batches(party.recipe.seed, self.name, epoch, positions, settings.batch_size)
-            for batch in cut:
-                own_BD = self._own(own_ND, batch)
-                r_BD = [party.take(each, batch) for each in r_ND]
-                loss = self._loss(top(combine(rule, [*own_BD, *r_BD])), party.take(y_N, batch))
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                clip(settings.optimizer, params)
-                optimizer.step()
-                total += loss.detach()
-            steps += len(cut)
-            mean_loss = total.item() / len(cut)
+            total, before, counted = torch.zeros((), device=party.device), steps, 0
+            for batch in self._batches(epoch):
+                value = self._private.step(batch, loss) if self._private is not None else self._step(batch, loss)
+                steps += 1
+                if value is not None:  # a private batch may be empty
+                    total += value
+                    counted += 1
+            if steps == before:  # the budget has ended
+                break
+            mean_loss = total.item() / counted if counted else mean_loss
             schedule.step()
             party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
-        return RoundReport(steps, {"train": {"loss": mean_loss}})
+        found = {"loss": mean_loss}
+        if self._private is not None:
+            return RoundReport(steps, {"train": {**found, "epsilon": self._private.epsilon}}, note=self._private.note)
+        return RoundReport(steps, {"train": found})
+
+    def _batches(self, epoch: int) -> Iterable[Rows]:
+        """Positions in the training rows."""
+        if self._private is not None:
+            return self._private.batches(epoch)
+        party = self._party
+        return batches(party.recipe.seed, self.name, epoch, self._positions, self._settings.batch_size)
+
+    def _step(self, batch: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
+        value = loss(batch)
+        self._optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        clip(self._settings.optimizer, self._params)
+        self._optimizer.step()
+        return value.detach()
 
     def _frozen(self) -> list[Tensor]:
         """The own representations of the training rows, [N, D], where there are any and they do not change."""
@@ -103,8 +135,15 @@ class ActiveHead(Phase):
             return [self._party.take(each, batch) for each in frozen_ND]
         return [self._models["encoder"](*self._party.need_features().inputs(self._rows[batch]))]
 
+    def finish(self) -> None:
+        if self._private is not None:
+            self._private.close()
+
     def state(self) -> Tree:
-        return {"representations": self._r}
+        private = self._private.state() if self._private is not None else None
+        return {"representations": self._r, "private": private}
 
     def load_state(self, tree: Tree) -> None:
         self._r = {name: r_ND.to(self._party.device) for name, r_ND in tree["representations"].items()}
+        if self._private is not None:
+            self._private.load_state(tree["private"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from vfl_common.config.budget import Budget
+from vfl_common.config.privacy import DpSettings
 
 UPLOAD, TRAIN = 0, 1  # the two rounds: a checkpoint lies between them, so that a later death need not repeat the upload
 
@@ -16,8 +17,15 @@ class HeadSettings(Budget):
 
     ``own_encoder``: the active party's; ``frozen`` as the phase before left it (SS-VFL-I), or ``trained`` together with
     the top model (FedOnce). ``noise``: σ of what a passive party adds to its upload, and to all that it sends for
-    evaluation and prediction afterwards (FedOnce, Table 8: "added to all the representations").
+    evaluation and prediction afterwards (FedOnce, Table 8: "added to all the representations"). ``dp``: the training is
+    private (FedOnce-L1); its ``mode`` means nothing here.
     """
 
     own_encoder: Literal["frozen", "trained"] = "frozen"
     noise: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
+    dp: DpSettings | None = None
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if self.dp is not None and self.optimizer.clip_norm is not None:
+            raise ValueError("optimizer.clip_norm is not for dp, which clips the gradient of each row: max_grad_norm")
