@@ -409,6 +409,15 @@ def test_reports_outlive_their_parties() -> None:
     run.coordinator.wait_until_empty(0.0)
 
 
+@pytest.mark.parametrize("privacy", ["{", '{"epsilon": 1}', '{"epsilon": "' + "9" * 20 + "x" + '"}', "[]"])
+def test_a_report_whose_privacy_cannot_be_read_ends_the_run(privacy: str) -> None:
+    run = Run()
+    members = run.begin()
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(report=control_pb2.Report(privacy_json=privacy)))
+    assert run.coordinator.state is RunState.FAILED
+    assert "p0 sent a report that cannot be read" in str(run.coordinator.failure)
+
+
 def test_a_report_before_an_interruption_does_not_count_after_it() -> None:
     run = Run()
     members = run.begin()

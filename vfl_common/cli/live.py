@@ -67,7 +67,7 @@ class Track:
             if found:
                 losses = " ".join(f"{name} {each[f'{step} loss']:.3g}" for name, each in found.items())
                 parts.append(f"{step} loss {losses}")
-                kept += [each.get(f"{step} spread", 1.0) for each in found.values()]
+                kept += [each[f"{step} spread"] for each in found.values() if f"{step} spread" in each]
         return [*parts, f"variance kept {min(kept):.0%}"] if kept else parts
 
     def text(self, now_s: float) -> str:

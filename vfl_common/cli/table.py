@@ -43,7 +43,7 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
     order = in_order(summary, phases)
     parts: list[Text | Table] = [Text.assemble("\n", (summary.run_id, "bold"), f"\n{_headline(summary)}")]
     if summary.privacy is not None:
-        parts += [Text(f"\nDifferential privacy: {summary.privacy.statement}", "yellow")]
+        parts += [Text(f"\nDifferential privacy: {summary.privacy.statement}")]
     for table in (_metrics(summary), _processes(summary), _by_party(summary, order), _by_phase(summary, order)):
         if table.row_count:
             parts += [Text(), table]

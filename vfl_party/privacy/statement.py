@@ -14,7 +14,7 @@ def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] =
     FedOnce-L1 protects the trained models, those of all parties together, and what is computed with them (section 4.1).
     Section 4.2: the representations go to an active party that is trusted. ``matched``: the Hungarian match couples
     records, so that clipping a record's gradient does not bound its influence. ``without``: what of the run trains
-    without privacy; its results carry every record into what is trained with them.
+    without privacy that is counted here; its results carry records into what is trained with them.
     """
     outside = "the uploaded representations, the columns' means and scales and the reported training loss"
     trusted = f"{outside} are not covered: the active party is trusted with them"
@@ -23,8 +23,8 @@ def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] =
     shown = math.ceil(round(epsilon * 100, 6)) / 100
     figures = f"epsilon = {shown:.2f}, delta = {delta:g}"
     if without:
-        named = f"{' and '.join(without)} train{'s' if len(without) == 1 else ''} without differential privacy"
-        return f"No guarantee: {named}, and the accountant's {figures} counts the other phases alone; {trusted}."
+        named = f"No guarantee: the training of {' and '.join(without)} is not covered"
+        return f"{named}, and the accountant's {figures} counts the other phases alone; {trusted}."
     if mode == "matched":
         return (
             f"Guarantee not established: the targets were matched over batches, so that a record moves the targets of "

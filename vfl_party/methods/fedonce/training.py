@@ -1,0 +1,86 @@
+"""An epoch of a learner that has a loss of its own: plainly, or with differential privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl_common.optim import build_optimizer, build_schedule, clip
+from vfl_common.phase import RoundReport
+from vfl_party.context import Party, Rows
+from vfl_party.methods import privacy_plan
+from vfl_party.methods.fedonce.rows import finite, own_batches
+from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
+from vfl_party.privacy.steps import PrivateSteps
+
+
+class Training:
+    """The optimizer over a module, its schedule and, with ``dp``, what makes its steps private.
+
+    n: how many rows are learnt from; batches hold positions 0 to n - 1.
+    """
+
+    def __init__(self, party: Party, phase: str, settings: FedOnceSettings, module: nn.Module, n: int) -> None:
+        self._party, self._phase, self._settings, self._module, self._n = party, phase, settings, module, n
+        self._params = list(module.parameters())
+        self._optimize = settings.optimizer or ADAM
+        self._optimizer = build_optimizer(self._optimize, self._params)
+        self._schedule = build_schedule(self._optimize, self._optimizer, settings.epochs)
+        self._private: PrivateSteps | None = None
+        plan = privacy_plan(party.recipe, n) if settings.dp is not None else None
+        if plan is not None and settings.dp is not None:
+            rows, size, norm = np.arange(n, dtype=np.int64), settings.batch_size, settings.dp.max_grad_norm
+            self._private = PrivateSteps(plan, phase, party.name, module, self._optimizer, rows, size, norm)
+
+    def run_epoch(self, epoch: int, loss: Callable[[Rows], Tensor]) -> RoundReport:
+        """Tells the mean loss and, with ``dp``, the joint ε."""
+        party, settings, private = self._party, self._settings, self._private
+        if private is not None and private.note:
+            return RoundReport(0)  # the budget ended in an earlier epoch
+        batches: Iterable[Rows]
+        if private is not None:
+            batches, count = private.batches(epoch), private.batches_an_epoch
+        else:
+            batches = own_batches(party, self._phase, epoch, self._n, settings.batch_size)
+            count = len(batches)
+        total, steps, counted = torch.zeros((), device=party.device), 0, 0
+        self._module.train()
+        for steps, batch in enumerate(batches, 1):
+            value = private.step(batch, loss) if private is not None else self._step(batch, loss)
+            if value is not None:
+                total += value
+                counted += 1
+            party.tick(self._phase, epoch, settings.epochs, steps, count)
+        if steps:
+            self._schedule.step()
+        found = {"loss": finite(total.item() / counted, party, self._phase)} if counted else {}
+        if private is not None:
+            return RoundReport(steps, {"local": {**found, "epsilon": private.epsilon}}, note=private.note)
+        return RoundReport(steps, {"local": found})
+
+    def _step(self, batch: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
+        value = loss(batch)
+        self._optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        clip(self._optimize, self._params)
+        self._optimizer.step()  # line 9 of the paper's Alg. 1
+        return value.detach()
+
+    def close(self) -> None:
+        if self._private is not None:
+            self._private.close()
+
+    def state(self) -> dict[str, Any]:
+        steps = {"private": self._private.state()} if self._private else {"optimizer": self._optimizer.state_dict()}
+        return {**steps, "schedule": self._schedule.state_dict()}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        if self._private is not None:
+            self._private.load_state(tree["private"])
+        else:
+            self._optimizer.load_state_dict(tree["optimizer"])
+        self._schedule.load_state_dict(tree["schedule"])

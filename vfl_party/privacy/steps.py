@@ -1,0 +1,86 @@
+"""The private steps of one phase at one party: DP-SGD that stops where the run's budget ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vfl_common.errors import InternalError
+from vfl_party.privacy import poisson
+from vfl_party.privacy.dpsgd import DpTraining, check_model
+from vfl_party.privacy.plan import Plan
+from vfl_party.privacy.poisson import Rows
+
+
+class PrivateSteps:
+    """Made with its phase, so that a model that cannot be trained so is refused early; ``begin`` comes later.
+
+    Between ``begin`` (or ``load_state``) and ``close`` the module is opacus's too, one phase at a time. ``note``: why
+    training stopped, empty while it goes on.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        phase: str,
+        party: str,
+        module: nn.Module,
+        optimizer: Optimizer,
+        rows: Rows,
+        batch_size: int,
+        max_grad_norm: float,
+    ) -> None:
+        check_model(module)
+        self._budget = plan.budget(phase, party)
+        self._spent = partial(plan.spent, phase, party)
+        noise = self._budget.own.noise_multiplier
+        self._make = partial(
+            DpTraining, module, optimizer, rows, batch_size, noise_multiplier=noise, max_grad_norm=max_grad_norm
+        )
+        self._training: DpTraining | None = None
+        self.batches_an_epoch = poisson.steps_an_epoch(len(rows), batch_size)
+        self.note = ""
+
+    def begin(self) -> DpTraining:
+        """Draws the keys of samples and noise, where that is not done: from here on they are part of ``state``."""
+        if self._training is None:
+            self._training = self._make()
+        return self._training
+
+    @property
+    def epsilon(self) -> float:
+        """The joint ε of all parties, of which this one has done what it has, and the others all that they plan."""
+        return self._spent(self.begin().spending.steps)
+
+    def batches(self, epoch: int) -> Iterator[Rows]:
+        """The batches of an epoch, each to be a step; none once the next step would pass the budget."""
+        training = self.begin()
+        for batch in training.batches(epoch):
+            done = training.spending.steps
+            if not self._budget.may_step(done):
+                self.note = self._budget.note(done)
+                return
+            yield batch
+
+    def step(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor | None:
+        """See ``DpTraining.step``."""
+        if self._training is None:
+            raise InternalError("a private step outside of its phase")
+        return self._training.step(rows, loss)
+
+    def close(self) -> None:
+        """The module trains as any other again."""
+        if self._training is not None:
+            self._training.close()
+            self._training = None
+
+    def state(self) -> dict[str, Any]:
+        """The party's secrets among it: see ``DpTraining.state``."""
+        return self.begin().state()
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self.begin().load_state(tree)
