@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -104,6 +105,22 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
     _, folder = PartyApp(place, console, wait_s).predict(run_, rows, output)
     result = {"output": str(output)} if place.is_active else {}
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--rows", type=click.IntRange(1), help="How many rows all parties hold; the data are not read then.")
+@click.option("--rounds", "ended", multiple=True, metavar="PHASE=N", help="As if a phase ended early, after N rounds.")
+def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
+    """Counts what a run would exchange: one JSON line. `vfl forecast` asks for it, and shows it to people.
+
+    PLAN is a recipe or a party file. Nothing is sent, no certificate is needed.
+    """
+    from vfl_party.forecast import forecast as count
+    from vfl_party.forecast import read_outlook, read_rounds
+
+    found = count(read_outlook(plan), rows, read_rounds(ended))
+    click.echo(json.dumps({"event": "forecast", **found.model_dump(mode="json")}, separators=(",", ":")))
 
 
 def main() -> None:

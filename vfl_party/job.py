@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,12 +22,13 @@ from vfl_common.models import build_top, combined_size, seeded
 from vfl_common.phase import Phase, Tree
 from vfl_common.runner import Job
 from vfl_common.seeds import derive_seed, split_rows
-from vfl_party.context import MakeEncoder, Party, rows_digest
+from vfl_party.context import MakeEncoder, Party, Rows, rows_digest
 from vfl_party.data import Features, Labels, Preprocessor, Table
 from vfl_party.exchange import NOTHING, TensorHub, TensorLink, expect
 from vfl_party.methods import handed_on
 
 OPENING = "open"  # the phase in which the rows are compared
+ROWS = expect(Kind.ROWS, count=(torch.int64, (1,)), digest=(torch.uint8, (32,)))  # what each passive party says of them
 BeginWith = Callable[[dict[str, nn.Module]], None]
 
 
@@ -51,7 +52,7 @@ class Prepared:
     features: Features | None
     labels: Labels | None
     targets: Tensor | None
-    splits: dict[str, np.ndarray[Any, np.dtype[np.int64]]]
+    splits: dict[str, Rows]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -70,6 +71,23 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
     return own or (place.encoder if place is not None else None) or recipe.model.encoder
 
 
+def divide_rows(recipe: Recipe, count: int) -> dict[str, Rows]:
+    """The splits of so many rows. Raises InputError where there are fewer training rows than are to be labelled."""
+    rows = recipe.rows
+    splits = split_rows(
+        recipe.seed,
+        count,
+        validation=rows.validation,
+        test=rows.test,
+        aligned=rows.aligned,
+        labelled=rows.labelled,
+    )
+    if rows.labelled is not None and len(splits["train"]) < rows.labelled:
+        text = f"recipe: rows: labelled = {rows.labelled}, but only {len(splits['aligned'])} rows are aligned and for"
+        raise InputError(Code.CONFIG_INVALID, f"{text} training; ask for fewer, or give more rows")
+    return splits
+
+
 def prepare(
     recipe: Recipe,
     name: str,
@@ -82,18 +100,7 @@ def prepare(
 
     ``unaligned``: rows that this party alone has; they come after those of ``table``, in the split ``local``.
     """
-    place, rows = recipe.party(name), recipe.rows
-    splits = split_rows(
-        recipe.seed,
-        len(table.ids),
-        validation=rows.validation,
-        test=rows.test,
-        aligned=rows.aligned,
-        labelled=rows.labelled,
-    )
-    if rows.labelled is not None and len(splits["train"]) < rows.labelled:
-        text = f"recipe: rows: labelled = {rows.labelled}, but only {len(splits['aligned'])} rows are aligned and for"
-        raise InputError(Code.CONFIG_INVALID, f"{text} training; ask for fewer, or give more rows")
+    place, splits = recipe.party(name), divide_rows(recipe, len(table.ids))
     preprocessor = features = labels = targets = None
     if place is None or place.features:
         preprocessor = Preprocessor.fit(
@@ -181,8 +188,7 @@ class PartyJob(Job):
             self.party.link.swap(step, Kind.ROWS, ours, NOTHING)
             return
         hub = self.party.need_hub()
-        spec = expect(Kind.ROWS, count=(torch.int64, (1,)), digest=(torch.uint8, (32,)))
-        received = hub.collect(step, spec)
+        received = hub.collect(step, ROWS)
         for name, rows in received.items():
             count = int(rows["count"][0])
             if count != len(ids) or not torch.equal(rows["digest"].cpu(), digest):

@@ -11,6 +11,7 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.models import combine, combined_size
 from vfl_party.context import Party, Rows
 from vfl_party.exchange import NOTHING, expect
+from vfl_party.traffic import Exchange, with_active
 
 CHUNK_ROWS = 1024
 
@@ -46,6 +47,13 @@ def send_embeddings(
         z_BD = noise(encoder(*features.inputs(chunk)))
         link.swap(StepKey(phase, round_, batch), Kind.EMBEDDING, {"z": z_BD}, NOTHING)
     return first_batch + len(chunks(rows))
+
+
+def scoring_traffic(party: Party, phase: str, round_: int, first_batch: int, rows: Rows) -> list[Exchange]:
+    """What the joint forward pass over ``rows`` exchanges, for a forecast."""
+    shapes = [(len(chunk), party.embedding_size) for chunk in chunks(rows)]
+    specs = [expect(Kind.EMBEDDING, z=(torch.float32, shape)) for shape in shapes]
+    return [with_active(party, StepKey(phase, round_, batch), up) for batch, up in enumerate(specs, first_batch)]
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vfl_common.cli.federation import divide
+from vfl_common.config.division import divide
 from vfl_common.config.recipe import load_recipe
 from vfl_common.devices import resolve_device
 from vfl_party.context import MakeEncoder, Party

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings, ViewSettings
-from vfl_common.config.recipe import PartySettings, Recipe, SimulateSettings
+from vfl_common.config.data import DataSettings
+from vfl_common.config.division import settings_of
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.identity.authority import create_authority, issue
-
-_NAMED = ("sklearn:", "torchvision:")
 
 
 @dataclass(frozen=True)
@@ -72,66 +69,6 @@ class Federation:
             "data": self.data[name].model_dump(mode="json", exclude_defaults=True, exclude_none=True),
         }
         write_atomic(self.party_path(name), to_toml(tables))
-
-
-def settings_of(recipe: Recipe) -> SimulateSettings:
-    """The recipe's [simulate]. Raises InputError where it has none."""
-    if recipe.simulate is None:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            f"recipe {recipe.name}: simulate: missing; say where each party's data comes from: [simulate.data] and "
-            "simulate.scheme, or a [simulate.parties.NAME] for each party",
-        )
-    return recipe.simulate
-
-
-def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
-    """Each party's data: its own, or its part of the one data set; relative paths are taken from ``base``.
-
-    The parts go to the parties that have features, in roster order. An active party without features reads the label
-    alone. Raises InputError where a party has no data, or the scheme does not fit their number.
-    """
-    simulate = settings_of(recipe)
-    roster = [party.name for party in recipe.parties]
-    for key, named in (("parties", simulate.parties), ("devices", simulate.devices)):
-        for name in named:
-            if name not in roster:
-                near = difflib.get_close_matches(name, roster, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"parties: {', '.join(roster)}"
-                raise _invalid(recipe, f"{key}.{name}: no party of the recipe; {hint}")
-    sharing = [p.name for p in recipe.parties if p.name not in simulate.parties and p.features]
-    data = {}
-    for party in recipe.parties:
-        own = simulate.parties.get(party.name)
-        if own is None and simulate.data is None:
-            raise _invalid(recipe, f"parties.{party.name}: missing; every party needs data of its own, or all a part")
-        data[party.name] = _absolute(own or _part(recipe, simulate, party, sharing), base)
-    return data
-
-
-def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings, sharing: list[str]) -> DataSettings:
-    """One party's part of the one data set."""
-    whole = simulate.data
-    assert whole is not None  # noqa: S101 - checked by the caller
-    if whole.view is not None:
-        raise _invalid(recipe, "data.view: simulate.scheme divides the data set; remove the view")
-    if not party.features:
-        return whole.model_copy(update={"columns": (), "image_shape": None, "numeric": (), "categorical": ()})
-    view = {"scheme": simulate.scheme, "part": sharing.index(party.name), "parts": len(sharing)}
-    where = f"recipe {recipe.name}: simulate.scheme ({len(sharing)} parties share the data set)"
-    return whole.model_copy(update={"view": parse(ViewSettings, view, where)})
-
-
-def _absolute(data: DataSettings, base: Path) -> DataSettings:
-    source = data.source if data.source.startswith(_NAMED) else str((base / data.source).resolve())
-    paths = {"source": source, "download_dir": str((base / data.download_dir).resolve())}
-    if data.unaligned is not None:
-        paths["unaligned"] = str((base / data.unaligned).resolve())
-    return data.model_copy(update=paths)
-
-
-def _invalid(recipe: Recipe, what: str) -> InputError:
-    return InputError(Code.CONFIG_INVALID, f"recipe {recipe.name}: simulate.{what}")
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ def cli() -> None:
       vfl demo                              five processes learn digits, in some ten seconds
       vfl simulate examples/diabetes.toml   the same with a recipe
       vfl study examples/study/digits.toml  several methods, seeds and numbers of labels, as a table
+      vfl forecast examples/digits.toml     bytes and time, before anything runs
       vfl report runs/20260101-120000-digits-1f2e
       vfl certs ca
     """
@@ -112,6 +113,36 @@ def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
     from vfl_common.cli.study_show import show_study
 
     show_study(study, out, jobs=jobs, as_json=as_json)
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("plan", metavar="RECIPE", type=click.Path(path_type=Path))
+@click.option("--bandwidth", default="100Mbit/s", show_default=True, help="Of every link: 10Mbit, 1Gbit/s, 100MB, …")
+@click.option("--latency", default="20ms", show_default=True, help="One way, half of what ping says: 20ms, 0.1s, …")
+@click.option("--rows", type=click.IntRange(1), help="How many rows all parties hold; the data are not read then.")
+@click.option(
+    "--rounds", multiple=True, metavar="PHASE=N", help="As if a phase with early stopping ended after N rounds."
+)
+@click.option("--json", "as_json", is_flag=True, help="Instead of the tables, all of it as one JSON line.")
+def forecast(
+    plan: Path, bandwidth: str, latency: str, rows: int | None, rounds: tuple[str, ...], as_json: bool
+) -> None:
+    """Say, before anything runs, what RECIPE will send: bytes by party, phase and direction, and the time it takes.
+
+    Instead of a recipe, a party file is taken too: its data then say how many rows there are. Every message is counted
+    with the size that it will have; the sessions with the server, which grow with time, are not counted. The time is
+    that of communication alone.
+
+    \b
+    Examples:
+      vfl forecast examples/digits.toml
+      vfl forecast recipe.toml --rows 250000 --bandwidth 1Gbit/s --latency 5ms
+      vfl forecast bank.toml --json
+    """
+    from vfl_common.cli.forecast import show_forecast
+    from vfl_common.cli.network import Network
+
+    show_forecast(plan, Network.read(bandwidth, latency), rows=rows, rounds=rounds, as_json=as_json)
 
 
 @cli.command(epilog=EXIT_CODES)

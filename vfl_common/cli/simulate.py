@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl_common.cli.federation import Federation, divide, settings_of
+from vfl_common.cli.federation import Federation
 from vfl_common.cli.launcher import Launcher, launching
 from vfl_common.cli.live import View, view
 from vfl_common.cli.processes import Process, ProcessFailed, culprit, end_all
 from vfl_common.config.base import parse, read_toml
+from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe
 
 _TICK_S = 0.1

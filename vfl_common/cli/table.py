@@ -15,7 +15,7 @@ from vfl_common.summary import LinkBytes, Summary
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
 FIRST = "open"  # the phase in which the rows are compared
-_PIPE_WIDTH = 120  # where there is no terminal
+PIPE_WIDTH = 120  # where there is no terminal
 
 
 def size(count: int) -> str:
@@ -34,7 +34,7 @@ def show(summary: Summary, phases: Sequence[str] = (), console: Console | None =
     if console is None:
         console = Console(highlight=False)
         if not console.is_terminal:
-            console.width = max(console.width, _PIPE_WIDTH)
+            console.width = max(console.width, PIPE_WIDTH)
     console.print(render(summary, phases))
 
 
@@ -71,7 +71,8 @@ def _headline(summary: Summary) -> str:
     return " · ".join(parts)
 
 
-def _table(title: str, show_footer: bool = False) -> Table:
+def new_table(title: str, show_footer: bool = False) -> Table:
+    """In the style of all our tables."""
     return Table(
         title=title,
         title_justify="left",
@@ -90,7 +91,7 @@ def splits(summary: Summary) -> list[str]:
 
 
 def _metrics(summary: Summary) -> Table:
-    table = _table("Metrics")
+    table = new_table("Metrics")
     table.add_column("rows")
     names = list(dict.fromkeys(name for named in summary.metrics.values() for name in named))
     for name in names:
@@ -102,7 +103,7 @@ def _metrics(summary: Summary) -> Table:
 
 
 def _processes(summary: Summary) -> Table:
-    table = _table("Processes")
+    table = new_table("Processes")
     for heading in ("name", "role", "device"):
         table.add_column(heading)
     for heading in ("pid", "steps", "seconds"):
@@ -115,7 +116,7 @@ def _processes(summary: Summary) -> Table:
 
 def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
     """Message bytes of each phase; of all: message bytes, payload, and what the kernel counted."""
-    table = _table("Message bytes by party, direction and phase")
+    table = new_table("Message bytes by party, direction and phase")
     table.add_column("party")
     table.add_column("direction")
     for phase in phases:
@@ -150,7 +151,7 @@ def _or_dash(count: int) -> str:
 
 
 def _by_phase(summary: Summary, phases: Sequence[str]) -> Table:
-    table = _table("Bytes by phase, every message counted once", show_footer=True)
+    table = new_table("Bytes by phase, every message counted once", show_footer=True)
     total = summary.bytes.total
     envelope = total.message_bytes - total.payload_bytes
     table.add_column("phase", "all")

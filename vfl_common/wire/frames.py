@@ -33,18 +33,53 @@ class Encoded(NamedTuple):
     kind: str
 
 
+class Sizes(NamedTuple):
+    """What one bundle comes to on the wire, as the ledger counts it."""
+
+    payload_bytes: int
+    message_bytes: int
+    messages: int
+
+
 def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> list[Encoded]:
     """The bundle's serialised frames, at least one."""
     frames: list[Encoded] = []
     chunks = list(_chunks(bundle, frame_bytes)) or [b""]
     header = _header(bundle.kind, tuple((name, each.dtype, each.shape) for name, each in bundle.tensors.items()))
     for index, chunk in enumerate(chunks):
-        frame = exchange_pb2.Frame(data=chunk, last=index == len(chunks) - 1)
-        if index == 0:
-            frame.step.phase, frame.step.round, frame.step.batch = step
-            frame.header.CopyFrom(header)
+        frame = _frame(step, header, index, len(chunks), chunk)
         frames.append(Encoded(frame.SerializeToString(), len(chunk), step.phase, _LABELS[bundle.kind]))
     return frames
+
+
+def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Sizes:
+    """What ``encode`` would make of a bundle of ``spec``, without its bytes: for a forecast."""
+    payload = spec.payload_bytes
+    count = max(1, -(-payload // frame_bytes))
+    chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
+    messages = (_envelope(step, spec, index, count) + _field(nbytes) for index, nbytes in enumerate(chunks))
+    return Sizes(payload, sum(messages), count)
+
+
+def _envelope(step: StepKey, spec: BundleSpec, index: int, count: int) -> int:
+    """Bytes of frame ``index`` of ``count`` without its data."""
+    return _frame(step, _spec_header(spec), index, count).ByteSize()
+
+
+def _field(nbytes: int) -> int:
+    """Bytes of ``Frame.data`` with so many bytes in it: tag, length, content; nothing where it is empty."""
+    return 1 + -(-nbytes.bit_length() // 7) + nbytes if nbytes else 0
+
+
+def _frame(
+    step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: int, data: bytes = b""
+) -> exchange_pb2.Frame:
+    """Frame ``index`` of the ``count`` of a bundle."""
+    frame = exchange_pb2.Frame(data=data, last=index == count - 1)
+    if index == 0:
+        frame.step.phase, frame.step.round, frame.step.batch = step
+        frame.header.CopyFrom(header)
+    return frame
 
 
 @lru_cache(maxsize=256)
@@ -57,10 +92,15 @@ def _header(kind: Kind, tensors: tuple[tuple[str, DType, tuple[int, ...]], ...])
 
 
 @lru_cache(maxsize=256)
+def _spec_header(spec: BundleSpec) -> tensor_pb2.BundleHeader:
+    """The announcement of exactly what ``spec`` expects."""
+    return _header(spec.kind, tuple((name, each.dtype, each.shape) for name, each in spec.tensors.items()))
+
+
+@lru_cache(maxsize=256)
 def _expected_header(spec: BundleSpec) -> bytes:
-    """The serialised announcement of exactly what ``spec`` expects."""
-    tensors = tuple((name, each.dtype, each.shape) for name, each in spec.tensors.items())
-    return _header(spec.kind, tensors).SerializeToString()
+    """The same, serialised."""
+    return _spec_header(spec).SerializeToString()
 
 
 def _chunks(bundle: Bundle, size: int) -> Iterator[bytes]:

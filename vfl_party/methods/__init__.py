@@ -18,6 +18,7 @@ from vfl_common.phase import Phase
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.privacy.gaussian import GaussianNoise
 from vfl_party.privacy.plan import Plan, PrivatePhase, make_plan
+from vfl_party.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Method:
     ``encoder``: the encoder that the phase trains and hands on to those after it, where that is not a single one.
     ``noise``: σ of the noise on what a passive party sends for evaluation and prediction, where the phase asks for any.
     ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> what the phase is to spend
-    where its settings have ``dp``. ``trains``: whether rows leave a trace in the models.
+    where its settings have ``dp``. ``trains``: whether rows leave a trace in the models. ``traffic``: what the phase is
+    going to exchange, for a forecast; the party may lack features and models, and the function exchanges nothing.
     """
 
     settings: type[Section]
@@ -37,6 +39,7 @@ class Method:
     noise: Callable[[Section], float] | None = None
     private: Callable[[str, Section, Recipe, int], PrivatePhase | None] | None = None
     trains: bool = True
+    traffic: Callable[[Party, str, Section], Traffic] | None = None
 
 
 def kinds() -> list[str]:

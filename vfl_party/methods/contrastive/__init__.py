@@ -18,6 +18,7 @@ from vfl_party.ssl.local import LocalSsl
 from vfl_party.ssl.plan import make_plan
 from vfl_party.ssl.report import report
 from vfl_party.ssl.tower import build_tower
+from vfl_party.traffic import silent
 
 
 class ContrastiveSettings(SslSettings):
@@ -59,4 +60,4 @@ class Contrastive(Phase):
             self._local.load_state(tree)
 
 
-METHOD = Method(ContrastiveSettings, Contrastive, Contrastive)  # type: ignore[arg-type]
+METHOD = Method(ContrastiveSettings, Contrastive, Contrastive, traffic=silent)  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ from vfl_common.metrics import evaluate
 from vfl_common.phase import Phase, RoundReport
 from vfl_party.context import Party
 from vfl_party.methods import Method, sent_noise
-from vfl_party.scoring import joint_outputs, send_embeddings
+from vfl_party.scoring import joint_outputs, scoring_traffic, send_embeddings
+from vfl_party.traffic import Exchange, Traffic
 
 
 class EvaluateSettings(Section):
@@ -52,4 +53,13 @@ class PassiveEvaluate(Phase):
         return RoundReport(0)
 
 
-METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False)  # type: ignore[arg-type]
+def traffic(party: Party, name: str, settings: Section) -> Traffic:
+    """See ``Method.traffic``."""
+    assert isinstance(settings, EvaluateSettings)  # noqa: S101 - parsed by our own METHOD
+    found: list[Exchange] = []
+    for split in settings.splits:
+        found += scoring_traffic(party, name, 0, len(found), party.rows(split))
+    return Traffic(found)
+
+
+METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, traffic=traffic)  # type: ignore[arg-type]

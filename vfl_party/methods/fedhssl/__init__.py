@@ -4,5 +4,6 @@ from vfl_party.methods import Method
 from vfl_party.methods.fedhssl.encoders import kept_encoder
 from vfl_party.methods.fedhssl.phase import ActiveFedHSSL, PassiveFedHSSL
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+from vfl_party.methods.fedhssl.traffic import traffic
 
-METHOD = Method(FedHSSLSettings, ActiveFedHSSL, PassiveFedHSSL, kept_encoder)  # type: ignore[arg-type]
+METHOD = Method(FedHSSLSettings, ActiveFedHSSL, PassiveFedHSSL, kept_encoder, traffic=traffic)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from vfl_party.methods.fedonce.encoders import learnt_encoder
 from vfl_party.methods.fedonce.phase import FedOnce
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.privacy.plan import PrivatePhase
+from vfl_party.traffic import silent
 
 
 def _private(name: str, settings: Section, recipe: Recipe, _rows: int) -> PrivatePhase | None:
@@ -23,4 +24,4 @@ def _private(name: str, settings: Section, recipe: Recipe, _rows: int) -> Privat
     return PrivatePhase(name, settings.dp, tuple(learn), settings.batch_size, settings.epochs)
 
 
-METHOD = Method(FedOnceSettings, FedOnce, FedOnce, learnt_encoder, private=_private)  # type: ignore[arg-type]
+METHOD = Method(FedOnceSettings, FedOnce, FedOnce, learnt_encoder, private=_private, traffic=silent)  # type: ignore[arg-type]

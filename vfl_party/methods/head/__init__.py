@@ -13,6 +13,7 @@ from vfl_party.methods import Method
 from vfl_party.methods.head.active import ActiveHead
 from vfl_party.methods.head.passive import PassiveHead
 from vfl_party.methods.head.settings import HeadSettings
+from vfl_party.methods.head.traffic import traffic
 from vfl_party.privacy.plan import PrivatePhase
 
 
@@ -29,4 +30,4 @@ def _private(name: str, settings: Section, recipe: Recipe, rows: int) -> Private
     return PrivatePhase(name, dp, (recipe.active.name,), settings.batch_size, settings.epochs_over(rows))
 
 
-METHOD = Method(HeadSettings, ActiveHead, PassiveHead, noise=_noise, private=_private)  # type: ignore[arg-type]
+METHOD = Method(HeadSettings, ActiveHead, PassiveHead, noise=_noise, private=_private, traffic=traffic)  # type: ignore[arg-type]

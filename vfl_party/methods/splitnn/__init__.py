@@ -4,5 +4,6 @@ from vfl_party.methods import Method
 from vfl_party.methods.splitnn.active import ActiveSplitNN
 from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.methods.splitnn.traffic import traffic
 
-METHOD = Method(SplitNNSettings, ActiveSplitNN, PassiveSplitNN)  # type: ignore[arg-type]
+METHOD = Method(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, traffic=traffic)  # type: ignore[arg-type]

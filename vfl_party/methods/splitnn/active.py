@@ -14,8 +14,9 @@ from vfl_common.models import combine
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
 from vfl_party.exchange import NOTHING, expect
+from vfl_party.methods.splitnn.batches import numbered
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining, numbered
+from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining
 from vfl_party.privacy.iso import IsoNoise
 from vfl_party.scoring import joint_outputs
 

@@ -8,8 +8,9 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
 from vfl_party.exchange import expect
+from vfl_party.methods.splitnn.batches import numbered
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining, numbered
+from vfl_party.methods.splitnn.training import BEST, STOP, VERDICT, OwnTraining
 from vfl_party.scoring import send_embeddings
 
 
@@ -48,8 +49,7 @@ class PassiveSplitNN(Phase):
         """Whether the active party ends the phase here."""
         if self._settings.early_stopping is None:
             return False
-        spec = expect(Kind.VERDICT, verdict=(torch.uint8, (1,)))
-        reply = self._party.need_link().swap(StepKey(self.name, round_, batch), Kind.ACK, {}, spec)
+        reply = self._party.need_link().swap(StepKey(self.name, round_, batch), Kind.ACK, {}, VERDICT)
         verdict = int(reply["verdict"][0])
         if verdict & BEST:
             self._training.keep_as_best()

@@ -4,63 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vfl_common.bundle import Kind
 from vfl_common.errors import Code, InputError
 from vfl_common.optim import build_optimizer, build_schedule, clip
-from vfl_common.seeds import batches
-from vfl_party.context import Party, Rows
+from vfl_party.context import Party
+from vfl_party.exchange import expect
+from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 
 BEST, STOP = 1, 2  # bits of the active party's verdict on an epoch
+VERDICT = expect(Kind.VERDICT, verdict=(torch.uint8, (1,)))
 
 
 class OwnTraining:
     """The party's optimizer and schedule over all its models, and a copy of their best weights."""
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
-        rows, batch_size = party.rows("train"), settings.batch_size
-        self._party, self._phase, self._every, self._batch_size = party, phase, settings.validate_every, batch_size
-        self._max_bytes = settings.max_bytes
-        self._row_bytes = 2 * 4 * party.embedding_size * len(party.recipe.passives)  # float32, there and back
-        self._epoch_bytes = self._row_bytes * sum(map(len, self._epoch(0)))  # the same in every epoch
-        if len(rows) == 0:
-            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows")
-        self.epochs = settings.epochs_over(len(rows))
-        if self._max_bytes is not None:
-            self.epochs = min(self.epochs, -(-self._max_bytes // max(1, self._epoch_bytes)))
-        self.rounds = -(-self.epochs // settings.validate_every)
+        batches, batch_size = Batches(party, phase, settings), settings.batch_size
+        self.batches, self.rounds = batches.of, batches.rounds
         self._models = nn.ModuleDict(party.models)
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
-        if norms and min(batch_size, len(rows)) < 2:
+        if norms and min(batch_size, len(party.rows("train"))) < 2:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
         self._params = list(self._models.parameters())
         self._settings = settings.optimizer
         self._optimizer = build_optimizer(self._settings, self._params)
-        self._schedule = build_schedule(self._settings, self._optimizer, self.epochs)
+        self._schedule = build_schedule(self._settings, self._optimizer, batches.epochs)
         self._best: dict[str, Tensor] | None = None
-
-    def batches(self, round_: int) -> list[list[Rows]]:
-        """The epochs of a round, each its batches, the same at every party."""
-        begin = round_ * self._every
-        epochs = [self._epoch(epoch) for epoch in range(begin, min(begin + self._every, self.epochs))]
-        return epochs if self._max_bytes is None else self._within(epochs, begin * self._epoch_bytes, self._max_bytes)
-
-    def _within(self, epochs: list[list[Rows]], sent: int, most: int) -> list[list[Rows]]:
-        """The batches that begin before ``most`` bytes have crossed, of which ``sent`` did before."""
-        kept: list[list[Rows]] = []
-        for epoch in epochs:
-            kept.append([])
-            for batch in epoch:
-                if sent < most:
-                    kept[-1].append(batch)
-                sent += self._row_bytes * len(batch)
-        return kept
-
-    def _epoch(self, epoch: int) -> list[Rows]:
-        return batches(self._party.recipe.seed, self._phase, epoch, self._party.rows("train"), self._batch_size)
 
     def train_mode(self) -> None:
         self._models.train()
@@ -95,8 +70,3 @@ class OwnTraining:
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
         self._best = tree["best"]
-
-
-def numbered(epochs: list[list[Rows]]) -> list[tuple[Rows, bool]]:
-    """The batches of some epochs one after the other, each with whether it is its epoch's last."""
-    return [(rows, batch + 1 == len(epoch)) for epoch in epochs for batch, rows in enumerate(epoch)]

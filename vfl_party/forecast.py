@@ -1,0 +1,187 @@
+"""Counts what a run is going to exchange, phase by phase, with the sizes that the wire's own encoder gives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import torch
+
+from vfl_common.bundle import StepKey
+from vfl_common.config.base import parse, read_toml
+from vfl_common.config.data import DataSettings, ids_only, unaligned_of
+from vfl_common.config.division import divide
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.party import load_party
+from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.forecast import Forecast, PhaseForecast
+from vfl_common.link import Hub, Link
+from vfl_common.summary import LinkBytes
+from vfl_common.wire.frames import sizes
+from vfl_party.context import Party
+from vfl_party.data import load_table
+from vfl_party.job import OPENING, ROWS, PartyJob, divide_rows, encoder_settings, prepare
+from vfl_party.methods import load_method, parse_settings
+from vfl_party.traffic import Exchange, Traffic, with_active
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Whose data tell of the run: one party's are enough, since all hold the same ids. ``data``: None where it has
+    none here."""
+
+    recipe: Recipe
+    name: str
+    data: DataSettings | None
+    encoder: EncoderSettings
+
+
+def read_outlook(path: Path) -> Outlook:
+    """From a party file, or from a recipe whose [simulate] says where data lie. Raises InputError."""
+    folder = path.resolve().parent
+    sys.path.append(str(folder))  # for an encoder of the user's own
+    tables = read_toml(path)
+    if "recipe" not in tables:
+        recipe = parse(Recipe, tables, str(path))
+        name = recipe.passives[0].name  # it has features, and needs no label
+        data = divide(recipe, folder)[name] if recipe.simulate is not None else None
+        return Outlook(recipe, name, data, encoder_settings(recipe, name, None))
+    file = load_party(path)
+    recipe = load_recipe(Path(file.recipe))
+    place = recipe.party(file.name)
+    if place is None:
+        known = ", ".join(party.name for party in recipe.parties)
+        text = f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+        raise InputError(Code.NOT_IN_RECIPE, text)
+    data = file.data if file.data is None or place.features else ids_only(file.data)
+    return Outlook(recipe, file.name, data, encoder_settings(recipe, file.name, file.encoder))
+
+
+def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
+    """The party as it would be before it joins, with nobody to talk to, and how many rows all hold.
+
+    ``rows``: that many instead of the data's; then the party has no features and no models. Raises InputError.
+    """
+    recipe, name, data = outlook.recipe, outlook.name, outlook.data
+    device = torch.device("cpu")
+    if rows is not None:
+        return Party(name, recipe, device, {}, None, None, None, divide_rows(recipe, rows)), rows
+    if data is None:
+        text = f"recipe {recipe.name} does not say where data lie, so nobody knows how many rows there are"
+        raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")
+    table = load_table(data, with_label=name == recipe.active.name)
+    more = unaligned_of(data)
+    unaligned = load_table(more, with_label=False) if more is not None else None
+    prepared = prepare(recipe, name, table, data, outlook.encoder, unaligned)
+    job = PartyJob(
+        recipe,
+        name,
+        prepared,
+        outlook.encoder,
+        device,
+        "",
+        _Nobody(),
+        tick=lambda *_: None,
+        make_phases=lambda _: (),
+    )
+    return job.party, len(table.ids)
+
+
+def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None) -> Forecast:
+    """The whole run. ``ended``: {phase: rounds}, as if phases with early stopping ended after so many.
+
+    Raises InputError where a phase could not be run so, or is not one that may end early.
+    """
+    recipe, count = outlook.recipe, _Count()
+    party, rows = lone_party(outlook, rows)
+    opening = [with_active(party, StepKey(OPENING, 0, 0), ROWS)]
+    phases = [PhaseForecast(name=OPENING, kind=OPENING, round_trips=count.add(opening))]
+    limits = dict(ended or {})
+    for phase in recipe.phases:
+        stated, settings = load_method(phase.kind).traffic, parse_settings(phase)
+        traffic = stated(party, phase.name, settings) if stated is not None else Traffic()
+        most = limits.pop(phase.name, None) if traffic.may_end_early else None
+        trips = count.add(_first_rounds(traffic.exchanges, most))
+        at_most, unknown = traffic.may_end_early and most is None, stated is None
+        phases.append(
+            PhaseForecast(name=phase.name, kind=phase.kind, round_trips=trips, at_most=at_most, unknown=unknown)
+        )
+    if limits:
+        text = f"--rounds: {next(iter(limits))} is no phase that may end early; its recipe says how many rounds it has"
+        raise InputError(Code.CONFIG_INVALID, text)
+    return Forecast(
+        recipe=recipe.name,
+        rows=rows,
+        server=recipe.server,
+        parties=tuple(each.name for each in recipe.parties),
+        phases=tuple(phases),
+        links=count.links(),
+    )
+
+
+def read_rounds(texts: Iterable[str]) -> dict[str, int]:
+    """``PHASE=N`` of the command line, each. Raises InputError."""
+    found = {}
+    for text in texts:
+        phase, _, number = text.partition("=")
+        if not (phase and number.isascii() and number.isdigit() and int(number[:10]) > 0):
+            raise InputError(Code.CONFIG_INVALID, f"--rounds {text}: give PHASE=N, as in splitnn=20")
+        found[phase] = int(number[:10])
+    return found
+
+
+def _first_rounds(exchanges: Iterable[Exchange], most: int | None) -> Iterable[Exchange]:
+    if most is None:
+        return exchanges
+    return takewhile(lambda exchange: exchange.step.round < most, exchanges)
+
+
+class _Count:
+    """Sums exchanges by sender, receiver, phase and kind, as the ledger does."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
+
+    def add(self, exchanges: Iterable[Exchange]) -> int:
+        """How many round trips they take: one for each step and peer."""
+        trips, before = 0, None
+        for exchange in exchanges:
+            trips += (exchange.step, exchange.peer) != before
+            before = exchange.step, exchange.peer
+            for spec, sent in ((exchange.up, True), (exchange.down, False)):
+                size = sizes(exchange.step, spec)
+                for party in exchange.asking:
+                    ends = (party, exchange.peer) if sent else (exchange.peer, party)
+                    total = self._sums.setdefault((*ends, exchange.step.phase, spec.kind.label), [0, 0, 0])
+                    for place, value in enumerate(size):
+                        total[place] += value
+        return trips
+
+    def links(self) -> tuple[LinkBytes, ...]:
+        return tuple(
+            LinkBytes(
+                sender=sender,
+                receiver=receiver,
+                phase=phase,
+                kind=kind,
+                payload_bytes=payload,
+                message_bytes=message,
+                messages=messages,
+            )
+            for (sender, receiver, phase, kind), (payload, message, messages) in self._sums.items()
+        )
+
+
+class _Nobody:
+    """See ``vfl_party.job.Transport``."""
+
+    link: Link | None = None
+    hub: Hub | None = None
+    server: Link | None = None
+
+    def end(self, error: VflError) -> None: ...
+    def close(self, error: BaseException | None) -> None: ...

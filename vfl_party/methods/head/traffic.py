@@ -1,0 +1,17 @@
+"""What the head exchanges: every passive party's upload, once."""
+
+from __future__ import annotations
+
+import torch
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_party.context import Party
+from vfl_party.exchange import expect
+from vfl_party.methods.head.settings import UPLOAD
+from vfl_party.traffic import Traffic, with_active
+
+
+def traffic(party: Party, name: str, _settings: object) -> Traffic:
+    """See ``Method.traffic``."""
+    up = expect(Kind.EMBEDDING, z=(torch.float32, (len(party.rows("train")), party.embedding_size)))
+    return Traffic([with_active(party, StepKey(name, UPLOAD, 0), up)])
