@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import BaseModel, ConfigDict
 
-from vfl_common.summary import LinkBytes
+from vfl_common.ledger import CONTROL
+from vfl_common.summary import Bytes, LinkBytes
 
 
 class _Model(BaseModel):
@@ -32,3 +35,33 @@ class Forecast(_Model):
     parties: tuple[str, ...]
     phases: tuple[PhaseForecast, ...]
     links: tuple[LinkBytes, ...]
+
+
+class LinkError(_Model):
+    """What was forecast and what the ledger counted, of message bytes from one process to another in one phase."""
+
+    sender: str
+    receiver: str
+    phase: str
+    forecast: int
+    counted: int
+
+    @property
+    def ratio(self) -> float:
+        """By how much the forecast is off: 0.03 is 3 % too much; infinite where nothing was counted."""
+        if self.forecast == self.counted:
+            return 0.0
+        return self.forecast / self.counted - 1 if self.counted else math.inf
+
+
+def against(forecast: Forecast, counted: Bytes) -> list[LinkError]:
+    """A forecast beside the account of the run, link by link; the sessions with the server are left out."""
+    sums: dict[tuple[str, str, str], list[int]] = {}
+    for place, links in enumerate((forecast.links, counted.by_link)):
+        for link in links:
+            if link.phase != CONTROL:
+                sums.setdefault((link.sender, link.receiver, link.phase), [0, 0])[place] += link.message_bytes
+    return [
+        LinkError(sender=sender, receiver=receiver, phase=phase, forecast=ours, counted=theirs)
+        for (sender, receiver, phase), (ours, theirs) in sums.items()
+    ]

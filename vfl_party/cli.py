@@ -109,7 +109,9 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--rows", type=click.IntRange(1), help="How many rows all parties hold; the data are not read then.")
+@click.option(
+    "--rows", type=click.IntRange(1, 100_000_000), help="How many rows all parties hold; the data are not read then."
+)
 @click.option("--rounds", "ended", multiple=True, metavar="PHASE=N", help="As if a phase ended early, after N rounds.")
 def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
     """Counts what a run would exchange: one JSON line. `vfl forecast` asks for it, and shows it to people.

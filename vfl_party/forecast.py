@@ -46,10 +46,7 @@ def read_outlook(path: Path) -> Outlook:
     sys.path.append(str(folder))  # for an encoder of the user's own
     tables = read_toml(path)
     if "recipe" not in tables:
-        recipe = parse(Recipe, tables, str(path))
-        name = recipe.passives[0].name  # it has features, and needs no label
-        data = divide(recipe, folder)[name] if recipe.simulate is not None else None
-        return Outlook(recipe, name, data, encoder_settings(recipe, name, None))
+        return outlook_of(parse(Recipe, tables, str(path)), folder)
     file = load_party(path)
     recipe = load_recipe(Path(file.recipe))
     place = recipe.party(file.name)
@@ -59,6 +56,14 @@ def read_outlook(path: Path) -> Outlook:
         raise InputError(Code.NOT_IN_RECIPE, text)
     data = file.data if file.data is None or place.features else ids_only(file.data)
     return Outlook(recipe, file.name, data, encoder_settings(recipe, file.name, file.encoder))
+
+
+def outlook_of(recipe: Recipe, folder: Path) -> Outlook:
+    """From a recipe whose relative paths are taken from ``folder``: as its first passive party sees it, which has
+    features and needs no label. Raises InputError."""
+    name = recipe.passives[0].name
+    data = divide(recipe, folder)[name] if recipe.simulate is not None else None
+    return Outlook(recipe, name, data, encoder_settings(recipe, name, None))
 
 
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:

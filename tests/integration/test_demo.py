@@ -38,6 +38,16 @@ def run_folder(out: Path) -> Path:
     return folder
 
 
+def foretold(links: list[dict[str, Any]]) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """By sender, receiver, phase and kind, what a forecast and a summary must agree on, to the byte."""
+    counts = ("payload_bytes", "message_bytes", "messages")
+    return {
+        tuple(link[key] for key in ("sender", "receiver", "phase", "kind")): tuple(link[key] for key in counts)
+        for link in links
+        if link["phase"] != "control"
+    }
+
+
 def processes_of(run: Path) -> list[int]:
     """Processes that still run for this run: their standard error goes into its folder."""
     found = []
@@ -85,6 +95,12 @@ def test_the_demo(tmp_path: Path) -> None:
     of_server = [link for link in counted["by_link"] if "server" in (link["sender"], link["receiver"])]
     assert not any(link["payload_bytes"] for link in of_server)  # no embedding ever goes there
 
+    said = vfl("forecast", REPO / "examples" / "digits.toml", "--json", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    tables = json.loads(said.stdout)
+    assert foretold(tables["links"]) == foretold(counted["by_link"])
+    assert tables["total"]["seconds"] == sum(phase["seconds"] for phase in tables["phases"]) > 600 * 0.04
+
     for name in ("bank", "hospital", "retailer", "telecom"):
         assert len((folder / name / "metrics.jsonl").read_text().splitlines()) == 31
         for part in ("log.jsonl", "ledger.json", "checkpoints", "stderr"):
@@ -111,6 +127,33 @@ def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
     assert summary["metrics"]["test"]["auc"] > 0.75
     for text in ("Metrics", "Processes", "Message bytes by party", "hospital", "seed 1"):
         assert text in result.stdout
+
+    # Early stopping: the forecast is the most that it could have been, and exact once the rounds are known.
+    said = vfl("forecast", recipe, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    for text in ("600 rows", "splitnn may end early, so this is the most", "100 Mbit/s a link", "round trips"):
+        assert text in said.stdout
+    lines = (run_folder(tmp_path / "runs") / "bank" / "metrics.jsonl").read_text().splitlines()
+    rounds = max(line["round"] for line in map(json.loads, lines) if line["phase"] == "splitnn")
+    party = REPO / "examples" / "own-files" / "bank.toml"
+    known = vfl("forecast", party, "--rounds", f"splitnn={rounds}", "--json", cwd=tmp_path)
+    assert known.returncode == 0, known.stderr
+    assert foretold(json.loads(known.stdout)["links"]) == foretold(summary["bytes"]["by_link"])
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["missing.toml"], "error: missing.toml: no such file"),
+        ([REPO / "examples" / "digits.toml", "--bandwidth", "fast"], "error: --bandwidth fast: give a number above 0"),
+    ],
+)
+def test_a_forecast_that_cannot_be_made(args: Sequence[str | Path], sentence: str, tmp_path: Path) -> None:
+    result = vfl("forecast", *args, cwd=tmp_path)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(sentence)
+    assert result.stdout == ""
 
 
 def changed(folder: Path, example: str, *changes: tuple[str, str]) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vfl_common.bundle import ITEM_BYTES, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import CATALOGUE, Code, PeerError
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2, tensor_pb2
-from vfl_common.wire.frames import FRAME_BYTES, Assembly, announced, encode, parse_frame, step_of
+from vfl_common.wire.frames import FRAME_BYTES, Assembly, announced, encode, parse_frame, sizes, step_of
 
 STEP = StepKey("train", 2, 7)
 
@@ -93,6 +93,23 @@ def test_what_is_encoded_is_assembled(step: StepKey, bundle: Bundle, frame_bytes
         assert (got.tensors[name].dtype, got.tensors[name].shape) == (buffer.dtype, buffer.shape)
         assert got.tensors[name].data == buffer.data
         assert not got.tensors[name].data.readonly
+
+
+@given(steps, bundles(), st.integers(1, 40))
+def test_sizes_are_known_without_the_bytes(step: StepKey, bundle: Bundle, frame_bytes: int) -> None:
+    encoded = encode(step, bundle, frame_bytes)
+    want = (bundle.payload_bytes, sum(len(frame.data) for frame in encoded), len(encoded))
+    assert sizes(step, spec_of(bundle), frame_bytes) == want
+
+
+@pytest.mark.parametrize("rows", [0, 1, 31, 32, 4095, 4096, 4097, 12288, 14000])
+def test_sizes_of_large_bundles(rows: int) -> None:
+    """Frames of their usual size: 4096 rows of 64 numbers fill one."""
+    data = memoryview(bytearray(rows * 64 * 4))
+    bundle = Bundle(Kind.EMBEDDING, {"z": Buffer(DType.FLOAT32, (rows, 64), data)})
+    encoded = encode(STEP, bundle)
+    want = (rows * 256, sum(len(frame.data) for frame in encoded), len(encoded))
+    assert sizes(STEP, spec_of(bundle)) == want
 
 
 @given(steps, bundles(), st.integers(1, 40), st.data())

@@ -119,7 +119,9 @@ def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
 @click.argument("plan", metavar="RECIPE", type=click.Path(path_type=Path))
 @click.option("--bandwidth", default="100Mbit/s", show_default=True, help="Of every link: 10Mbit, 1Gbit/s, 100MB, …")
 @click.option("--latency", default="20ms", show_default=True, help="One way, half of what ping says: 20ms, 0.1s, …")
-@click.option("--rows", type=click.IntRange(1), help="How many rows all parties hold; the data are not read then.")
+@click.option(
+    "--rows", type=click.IntRange(1, 100_000_000), help="How many rows all parties hold; the data are not read then."
+)
 @click.option(
     "--rounds", multiple=True, metavar="PHASE=N", help="As if a phase with early stopping ended after N rounds."
 )

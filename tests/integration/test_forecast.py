@@ -1,0 +1,95 @@
+"""The forecast of the examples beside the ledgers of their runs, to the byte.
+
+Of each recipe a few rounds are counted, which have the same messages as a whole run. Recipes whose phases are of the
+same kinds, and for which the same is forecast, differ in what is computed and not in what is sent: one of them is run.
+``benchmarks/forecast.py`` runs every recipe, in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vfl_common.cli.launcher import Launcher, launching
+from vfl_common.cli.live import View
+from vfl_common.cli.simulate import run_federation
+from vfl_common.config.base import parse, read_toml
+from vfl_common.config.recipe import Recipe
+from vfl_common.forecast import against
+from vfl_common.summary import load_summary
+from vfl_party.forecast import forecast, outlook_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECIPES = sorted(path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text())
+MOST = 0.03  # what may be promised; what is found is 0
+SHORT = {"epochs": 2, "rounds": 2, "steps": 6, "validate_every": 2}  # of steps: a round of two epochs and one of one
+
+RUN = [
+    "breast-cancer.toml",
+    "diabetes.toml",
+    "digits.toml",
+    "fedonce/breast-cancer-l1.toml",
+    "fedonce/diabetes.toml",
+    "fedonce/digits.toml",
+    "own-files/recipe.toml",
+    "ssl/fedcssl-byol.toml",
+    "ssl/fedcssl-moco.toml",
+    "ssl/fedhssl-byol.toml",
+    "ssl/fedhssl-moco.toml",
+    "ssl/fedlocal-byol.toml",
+    "ssl/fedsplitnn.toml",
+    "ssl/ssvfl-c-moco.toml",
+    "ssl/ssvfl-i-moco.toml",
+]
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher | None]:
+    with launching(1) as found:
+        yield found
+
+
+def shortened(path: Path) -> dict[str, Any]:
+    tables = read_toml(path)
+    for phase in tables["phases"]:
+        phase.update({key: min(most, phase[key]) for key, most in SHORT.items() if key in phase})
+    return tables
+
+
+def distinct() -> dict[str, list[Path]]:
+    """{name: recipes of the same kinds of phases with the same forecast}."""
+    groups: dict[object, list[Path]] = {}
+    for path in RECIPES:
+        recipe = parse(Recipe, shortened(path), str(path))
+        said = forecast(outlook_of(recipe, path.parent))
+        groups.setdefault((said.links, tuple(phase.kind for phase in recipe.phases)), []).append(path)
+    return {str(paths[0].relative_to(EXAMPLES)): paths for paths in groups.values()}
+
+
+def test_every_example_can_be_forecast() -> None:
+    groups = distinct()
+    assert sorted(path for paths in groups.values() for path in paths) == RECIPES
+    assert set(groups) == set(RUN)  # a new example with messages of its own belongs there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
+def test_the_ledger_is_as_forecast(name: str, launcher: Launcher | None, tmp_path: Path) -> None:
+    path = EXAMPLES / name
+    tables = shortened(path)
+    recipe = parse(Recipe, tables, str(path))
+    said = forecast(outlook_of(recipe, path.parent))
+    run_federation(tables, recipe, path.parent, tmp_path / "run", View(recipe), launcher)
+    summary = load_summary(tmp_path / "run" / "summary.json")
+    assert summary.bytes.agrees
+    links = against(said, summary.bytes)
+    assert {link.phase for link in links} <= {phase.name for phase in said.phases}
+    for link in links:
+        assert abs(link.ratio) <= MOST, link
+        assert link.forecast == link.counted, link
+    assert {each for each in said.links if each.message_bytes} == {
+        each for each in summary.bytes.by_link if each.phase != "control"
+    }

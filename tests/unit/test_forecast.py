@@ -1,0 +1,230 @@
+"""What a forecast is made of: batches, rounds, sizes, the network's time, and what it says where it cannot know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vfl_party.forecast
+from tests.harness import cases
+from vfl_common.cli.forecast import as_tables, duration, notes, rate
+from vfl_common.cli.network import Network, read_bandwidth, read_latency
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import InputError
+from vfl_common.forecast import Forecast, against
+from vfl_common.ledger import CONTROL
+from vfl_common.summary import ByteCount, Bytes, LinkBytes
+from vfl_party.context import Party
+from vfl_party.forecast import forecast, outlook_of, read_rounds
+from vfl_party.job import divide_rows
+from vfl_party.methods import load_method
+from vfl_party.methods.splitnn.batches import Batches
+from vfl_party.methods.splitnn.settings import SplitNNSettings
+
+HERE = Path(__file__).parent
+
+
+def recipe(*phases: dict[str, Any], **splits: Any) -> Recipe:
+    rows = {"validation": 0.1, "test": 0.2, **splits}
+    return Recipe.model_validate(cases.recipe(3, model={"embedding_size": 8}, rows=rows) | {"phases": list(phases)})
+
+
+def of(*phases: dict[str, Any], rows: int = 1000, ended: dict[str, int] | None = None, **splits: Any) -> Forecast:
+    return forecast(outlook_of(recipe(*phases, **splits), HERE), rows, ended)
+
+
+def payloads(found: Forecast, phase: str) -> dict[tuple[str, str, str], int]:
+    return {(link.sender, link.receiver, link.kind): link.payload_bytes for link in found.links if link.phase == phase}
+
+
+# -- what the methods state -----------------------------------------------------------------------------------------
+
+
+def test_split_training_and_evaluation_are_counted() -> None:
+    """700 training rows in batches of 64, 100 for validation, 200 for testing; two passive parties."""
+    found = of({"kind": "splitnn", "epochs": 3, "batch_size": 64}, {"kind": "evaluate"})
+    assert found.rows == 1000
+    up, down = 3 * (700 + 100) * 8 * 4, 3 * 700 * 8 * 4
+    want = {}
+    for name in ("p1", "p2"):
+        want |= {(name, "p0", "embedding"): up, ("p0", name, "gradient"): down, ("p0", name, "ack"): 0}
+    assert payloads(found, "splitnn") == want
+    assert payloads(found, "evaluate")["p2", "p0", "embedding"] == 300 * 8 * 4
+    assert [(phase.name, phase.round_trips) for phase in found.phases] == [
+        ("open", 1),
+        ("splitnn", 3 * (11 + 1)),
+        ("evaluate", 2),
+    ]
+    assert not any(phase.at_most or phase.unknown for phase in found.phases)
+
+
+def test_early_stopping_makes_it_an_upper_bound() -> None:
+    phase = {"kind": "splitnn", "epochs": 10, "early_stopping": {"patience": 2}}
+    most, known = of(phase), of(phase, ended={"splitnn": 4})
+    assert [each.at_most for each in most.phases] == [False, True]
+    assert [each.at_most for each in known.phases] == [False, False]
+    assert known.phases[1].round_trips == 4 * (11 + 1 + 1)  # batches, validation, verdict
+    assert payloads(known, "splitnn")["p0", "p1", "verdict"] == 4
+    assert most.phases[1].round_trips == 10 * (11 + 1 + 1)
+    assert any("this is the most" in each for each in notes(most, Network(1e8, 0.02)))
+    assert not any("this is the most" in each for each in notes(known, Network(1e8, 0.02)))
+
+
+@pytest.mark.parametrize("ended", [{"splitnn": 2}, {"nothing": 2}])
+def test_rounds_are_for_phases_that_may_end_early(ended: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="is no phase that may end early"):
+        of({"kind": "splitnn", "epochs": 3}, ended=ended)
+
+
+@pytest.mark.parametrize("text", ["splitnn", "splitnn=", "=3", "splitnn=0", "splitnn=x", "splitnn=-1"])
+def test_rounds_are_read(text: str) -> None:
+    assert read_rounds(["a=3", "b-c=12"]) == {"a": 3, "b-c": 12}
+    with pytest.raises(InputError, match="give PHASE=N"):
+        read_rounds([text])
+
+
+def test_a_method_that_states_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = replace(load_method("head"), traffic=None)
+    monkeypatch.setattr(vfl_party.forecast, "load_method", lambda kind: silent if kind == "head" else load_method(kind))
+    found = of({"kind": "head", "epochs": 1, "name": "top"}, {"kind": "evaluate"})
+    assert [each.unknown for each in found.phases] == [False, True, False]
+    assert payloads(found, "top") == {}
+    assert "top: the method head does not state what it exchanges: it is not counted." in notes(
+        found, Network(1e8, 0.02)
+    )
+
+
+def test_who_is_alone_exchanges_nothing() -> None:
+    found = of({"kind": "contrastive"}, {"kind": "fedonce"}, {"kind": "head", "epochs": 50})
+    assert [each.round_trips for each in found.phases] == [1, 0, 0, 1]
+    assert payloads(found, "head")["p1", "p0", "embedding"] == 700 * 8 * 4
+
+
+def test_fedhssl_without_data() -> None:
+    """Projections of full batches are known from the recipe; weights that are averaged are not."""
+    cross = {"kind": "fedhssl", "ssl": "simsiam", "local": False, "aggregate": False, "rounds": 2, "batch_size": 300}
+    found = of(cross | {"projector": [16, 24]})
+    assert payloads(found, "fedhssl")["p0", "p1", "embedding"] == 2 * 2 * 300 * 24 * 4
+    with pytest.raises(InputError, match=r"phase fedhssl: how large the weights .* leave out --rows"):
+        of({"kind": "fedhssl", "ssl": "simsiam", "rounds": 2, "batch_size": 300})
+    with pytest.raises(InputError, match="batch_size = 400 is more than the 350 aligned"):
+        of(cross | {"batch_size": 400}, aligned=0.5)
+
+
+def test_what_nobody_knows_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"how many rows there are: give --rows N, or a party file"):
+        forecast(outlook_of(recipe({"kind": "evaluate"}), HERE))
+    with pytest.raises(InputError, match="only 35 rows are aligned"):
+        of({"kind": "evaluate"}, rows=50, labelled=40)
+    with pytest.raises(InputError, match="there are no labelled training rows"):
+        of({"kind": "splitnn", "epochs": 1}, rows=1, test=0.89)
+
+
+@given(
+    rows=st.integers(3, 400),
+    size=st.integers(1, 70),
+    epochs=st.integers(1, 5),
+    every=st.integers(1, 3),
+    most=st.none() | st.integers(1, 40_000),
+)
+def test_sizes_are_those_of_the_batches(rows: int, size: int, epochs: int, every: int, most: int | None) -> None:
+    given_ = recipe({"kind": "evaluate"})
+    party = Party("p1", given_, torch.device("cpu"), {}, None, None, None, divide_rows(given_, rows))
+    settings = SplitNNSettings(epochs=epochs, batch_size=size, validate_every=every, max_bytes=most)
+    batches = Batches(party, "splitnn", settings)
+    whole = [[len(batch) for epoch in batches.of(round_) for batch in epoch] for round_ in range(batches.rounds)]
+    assert [batches.sizes(round_) for round_ in range(batches.rounds)] == whole
+    sent = [2 * 4 * 8 * 2 * count for each in whole for count in each]
+    if most is not None:
+        assert sum(sent[:-1]) < most
+        assert sum(sent) >= most or len(whole) * every >= epochs
+
+
+# -- time -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("100Mbit/s", 100e6),
+        ("10Mbit", 10e6),
+        ("1Gbit", 1e9),
+        ("1.5 Gbps", 1.5e9),
+        ("100MB", 800e6),
+        ("12.5MB/s", 100e6),
+        ("56kbit/s", 56e3),
+        ("64kb", 64e3),
+        ("9600bit/s", 9600.0),
+        ("3MBps", 24e6),
+        ("2 mbytes/s", 16e6),
+        (".5tbit", 5e11),
+    ],
+)
+def test_bandwidth_is_read(text: str, bits: float) -> None:
+    assert read_bandwidth(text) == pytest.approx(bits)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "100", "fast", "-1Mbit", "0Mbit", "1e3Mbit", "10 Mbit per s", "nan", "10MiB", "5Mbit/h"]
+)
+def test_bandwidth_without_a_sense_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--bandwidth .*: give a number above 0 with a unit"):
+        read_bandwidth(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value_s"), [("20ms", 0.02), ("0.1s", 0.1), ("500us", 5e-4), ("2 µs", 2e-6), ("0", 0.0)]
+)
+def test_latency_is_read(text: str, value_s: float) -> None:
+    assert read_latency(text) == pytest.approx(value_s)
+
+
+@pytest.mark.parametrize("text", ["", "20", "-1ms", "2h", "4000s", "ms"])
+def test_latency_without_a_sense_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--latency .*: give a number with a unit"):
+        read_latency(text)
+
+
+def test_time_is_round_trips_and_bytes() -> None:
+    network = Network.read("8Mbit/s", "50ms")
+    assert network.seconds(10, 0) == pytest.approx(1.0)
+    assert network.seconds(0, 3_000_000) == pytest.approx(3.0)
+    found = of({"kind": "splitnn", "epochs": 3}, {"kind": "evaluate"})
+    told = as_tables(found, network)
+    assert told["total"]["seconds"] == pytest.approx(
+        0.1 * sum(phase.round_trips for phase in found.phases)
+        + sum(link.message_bytes for link in found.links) / 1_000_000
+    )
+    assert told["total"]["seconds"] == pytest.approx(sum(phase["seconds"] for phase in told["phases"]))
+    assert told["total"]["message_bytes"] == sum(phase["message_bytes"] for phase in told["phases"])
+
+
+def test_numbers_for_people() -> None:
+    assert [rate(bits) for bits in (1e9, 100e6, 56e3, 300)] == ["1 Gbit/s", "100 Mbit/s", "56 kbit/s", "300 bit/s"]
+    assert [duration(s) for s in (0.35, 42.3, 720, 12600)] == ["0.35 s", "42 s", "12 min", "3.5 h"]
+
+
+# -- against the ledger ---------------------------------------------------------------------------------------------
+
+
+def counted(*links: LinkBytes) -> Bytes:
+    return Bytes(total=ByteCount(), by_phase={}, by_link=list(links), tcp=[], agrees=True)
+
+
+def test_what_was_not_forecast_is_an_error_too() -> None:
+    found = of({"kind": "evaluate"})
+    assert all(each.ratio == 0 for each in against(found, counted(*found.links)))
+    more = found.links[0].model_copy(update={"message_bytes": 2 * found.links[0].message_bytes})
+    assert min(each.ratio for each in against(found, counted(more, *found.links[1:]))) < -0.2
+    missing = against(found, counted(*(link for link in found.links if link.phase != "evaluate")))
+    assert {each.phase: each.ratio for each in missing} == {"open": 0.0, "evaluate": float("inf")}
+    session = found.links[0].model_copy(update={"phase": CONTROL, "receiver": "server"})
+    assert all(each.ratio == 0 for each in against(found, counted(session, *found.links)))
+    unforeseen = found.links[0].model_copy(update={"phase": "more"})
+    assert -1.0 in [each.ratio for each in against(found, counted(unforeseen, *found.links))]
