@@ -74,7 +74,18 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
     device = torch.device("cpu")
     if rows is not None:
-        return Party(name, recipe, device, {}, None, None, None, divide_rows(recipe, rows)), rows
+        splits = divide_rows(recipe, rows)
+        party = Party(
+            name=name,
+            recipe=recipe,
+            device=device,
+            models={},
+            features=None,
+            labels=None,
+            targets=None,
+            splits=splits,
+        )
+        return party, rows
     if data is None:
         text = f"recipe {recipe.name} does not say where data lie, so nobody knows how many rows there are"
         raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")
