@@ -81,12 +81,14 @@ class ExchangeHub:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._expect: BundleSpec | None = None  # the main thread only
         self._hurried = True  # the main thread only
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Condition(threading.Lock())  # guards what follows
         self._ended: VflError | None = None
         self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
         self._step: StepKey | None = None
         self._arrived: dict[str, Bundle] = {}
         self._owed: dict[str, _Stream] = {}  # where the reply of a party that has arrived goes
+        self._late: frozenset[str] = frozenset()  # of this step: answered, though they have not arrived
+        self._awaited: set[str] = set()  # late ones that have not come for their reply yet
         self._replies: dict[str, tuple[StepKey, list[Encoded]]] = {}  # the last reply to each, to give it again
 
     # -- any thread ---------------------------------------------------------------------------------------------
@@ -126,6 +128,7 @@ class ExchangeHub:
             if self._ended is not None:
                 return
             self._ended = error
+            self._lock.notify_all()
             streams = list(self._streams.values())
         self._events.put(error)
         for stream in streams:
@@ -142,9 +145,13 @@ class ExchangeHub:
         """The whole of a repeated bundle is in: its reply, now or as soon as it is computed."""
         stream.repeating = None
         with self._lock:
+            if stream.closed:
+                return
             answered = self._replies.get(stream.party)
             if answered is not None and answered[0] == step:
                 stream.outbox.put(answered[1])
+                self._awaited.discard(stream.party)
+                self._lock.notify_all()
             else:
                 self._owed[stream.party] = stream
 
@@ -153,10 +160,21 @@ class ExchangeHub:
     def unhurried(self) -> None:
         self._hurried = False
 
+    def wait_for_late(self) -> None:
+        """Waits until every late party has had its reply. Raises what ended this generation."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._awaited or self._ended is not None)
+            if self._ended is not None and self._awaited:
+                raise self._ended
+
     def collect(
-        self, step: StepKey, expect: BundleSpec, arrived: Callable[[str, Bundle], None] | None = None
+        self,
+        step: StepKey,
+        expect: BundleSpec,
+        arrived: Callable[[str, Bundle], None] | None = None,
+        deadline_s: float = math.inf,
     ) -> dict[str, Bundle]:
-        if self._arrived:
+        if self._arrived or self._late:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         with self._lock:
             self._step, self._expect, self._owed = step, expect, {}
@@ -167,10 +185,11 @@ class ExchangeHub:
                 raise self._ended
             waited_s = 0.0 if started_s is None else now_s - started_s
             timeout_s = self._timeout_s if self._hurried else math.inf
-            decision = decide(waited_s, self._arrived.keys(), self.roster, timeout_s)
+            decision = decide(waited_s, self._arrived.keys(), self.roster, timeout_s, deadline_s)
             if isinstance(decision, Proceed):
                 self._hurried = True
-                return {party: self._arrived[party] for party in self.roster}
+                self._late = frozenset(self.roster) - self._arrived.keys()
+                return {party: self._arrived[party] for party in self.roster if party in self._arrived}
             if isinstance(decision, GiveUp):
                 late = ", ".join(decision.late)
                 text = f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
@@ -190,7 +209,7 @@ class ExchangeHub:
                 started_s = now_s
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
-        if step != self._step or set(replies) != set(self._arrived):
+        if step != self._step or set(replies) != self._arrived.keys() | self._late:
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
         encoded: dict[int, list[Encoded]] = {}  # one bundle may be the reply to all
         for party, bundle in replies.items():  # the first reply is on its way while the second is encoded
@@ -198,9 +217,13 @@ class ExchangeHub:
             encoded[id(bundle)] = frames
             with self._lock:
                 self._replies[party] = (step, frames)
-                self._owed[party].outbox.put(frames)
+                if party in self._owed:
+                    self._owed[party].outbox.put(frames)
+                elif party in self._streams:  # what it has sent of its bundle is dropped; it sends it all again
+                    self._streams.pop(party).close()
         with self._lock:
-            self._arrived, self._owed = {}, {}
+            self._awaited |= self._late
+            self._arrived, self._owed, self._late = {}, {}, frozenset()
 
     def _take(self, stream: _Stream, frame: exchange_pb2.Frame) -> str | None:
         """One frame, in the order of its stream; the party whose bundle is complete with it."""

@@ -33,7 +33,7 @@ class FedHSSL(Phase):
         gamma = settings.guidance(preset)
         plan, encoders = make_plan(settings, preset, gamma), two_encoders(party, settings)
         self._cross = self._local = self._aggregation = None
-        self.alone = not (settings.cross or settings.aggregate)
+        self.alone_from = None if settings.cross or settings.aggregate else 0
         if settings.cross:
             peers = [party.recipe.active.name]
             if party.name == party.recipe.active.name:
