@@ -132,10 +132,12 @@ def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] 
         for steps in [phase.epochs * poisson.steps_an_epoch(rows, phase.batch_size)]
         for party in phase.parties
     ]
+    if not shares:
+        return None  # the phases are those of passive parties, and there are none
     mode: Mode = "matched" if any(phase.dp.mode == "matched" for phase in phases) else "fixed"
     if dp.epsilon is not None:
         shares = _with_noise(dp.epsilon, dp, shares)
-    return Plan(dp, mode, tuple(shares), tuple(outside)) if shares else None
+    return Plan(dp, mode, tuple(shares), tuple(outside))
 
 
 def _with_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[Share]:

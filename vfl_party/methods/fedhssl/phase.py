@@ -29,6 +29,9 @@ class FedHSSL(Phase):
         if party.features is None:
             text = f"recipe: phases: {name}: {party.name} has no features, and every party's encoder takes part"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give it features")
+        if (settings.cross or settings.aggregate) and not party.recipe.passives:
+            text = f"recipe: phases: {name}: {party.name} is alone, and cross and aggregate are steps of several"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; set both to false, or add a passive party")
         preset = party.recipe.preset
         gamma = settings.guidance(preset)
         plan, encoders = make_plan(settings, preset, gamma), two_encoders(party, settings)

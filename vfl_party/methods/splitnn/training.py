@@ -23,6 +23,9 @@ class OwnTraining:
         rows, batch_size = party.rows("train"), settings.batch_size
         self._party, self._phase, self._every, self._batch_size = party, phase, settings.validate_every, batch_size
         self._max_bytes = settings.max_bytes
+        if settings.max_bytes is not None and not party.recipe.passives:
+            text = f"recipe: phases: {phase}: max_bytes: {party.name} is alone, so no bytes cross"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or add a passive party")
         self._row_bytes = 2 * 4 * party.embedding_size * len(party.recipe.passives)  # float32, there and back
         self._epoch_bytes = self._row_bytes * sum(map(len, self._epoch(0)))  # the same in every epoch
         if len(rows) == 0:
