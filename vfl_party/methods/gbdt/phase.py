@@ -33,7 +33,7 @@ def lightgbm(where: str) -> Any:
 class ActiveGbdt(Phase):
     """One round: all trees, then their metrics."""
 
-    alone = True
+    alone_from = 0
 
     def __init__(self, party: Party, name: str, settings: GbdtSettings) -> None:
         self.name, self.rounds = name, 1
@@ -109,7 +109,7 @@ class ActiveGbdt(Phase):
 class PassiveGbdt(Phase):
     """Nothing to do."""
 
-    alone = True
+    alone_from = 0
 
     def __init__(self, _party: Party, name: str, _settings: GbdtSettings) -> None:
         self.name, self.rounds = name, 1
