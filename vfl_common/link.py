@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -39,11 +40,16 @@ class Hub(Protocol):
     """The computing side. Steps are strictly one after the other: collect, reply, collect, reply, …"""
 
     def collect(
-        self, step: StepKey, expect: BundleSpec, arrived: Callable[[str, Bundle], None] | None = None
+        self,
+        step: StepKey,
+        expect: BundleSpec,
+        arrived: Callable[[str, Bundle], None] | None = None,
+        deadline_s: float = math.inf,
     ) -> dict[str, Bundle]:
         """Waits until every party of the roster has sent its bundle of ``step``: {party: bundle}, in roster order.
 
-        ``arrived`` is called with each bundle as it comes, in this thread, while others are still on their way.
+        ``arrived`` is called with each bundle as it comes, in this thread, while others are still on their way. After
+        ``deadline_s`` those that have not arrived whole are left out: they are late.
 
         Raises PeerError where a bundle is not what ``expect`` says, InterruptedRun where this generation has ended,
         LostError where a party takes longer than the recipe's ``run.step_timeout_s``.
@@ -51,7 +57,7 @@ class Hub(Protocol):
         ...
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
-        """Answers every party's bundle of ``step``; returns at once."""
+        """Answers every party's bundle of ``step``; returns at once. The late get theirs whenever they come."""
         ...
 
     def unhurried(self) -> None:

@@ -26,7 +26,8 @@ class RoundReport:
 
     ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends with this round (the
     same on all sides); ``kept``: the metrics of the weights that the phase ends with, where those are an earlier
-    round's; ``note``: a sentence for people.
+    round's; ``note``: a sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says
+    (the same on all sides).
     """
 
     steps: int
@@ -34,6 +35,7 @@ class RoundReport:
     done: bool = False
     kept: dict[str, dict[str, float]] | None = None
     note: str = ""
+    checkpoint: bool = False
 
 
 class Phase(ABC):
@@ -50,11 +52,10 @@ class Phase(ABC):
     # is made. A phase that aggregates runs all its rounds: the server waits for each.
     aggregates: BundleSpec | None = None
 
-    # Whether this side exchanges nothing in its rounds: it need not repeat one because another party has to.
-    alone: bool = False
-    # Whether others may still be at work on their own when this side is done: the next exchange waits for them as long
-    # as they live, whatever ``run.step_timeout_s`` says.
-    others_work: bool = False
+    # The round from which on this side exchanges nothing. It need not repeat those rounds because another party has to;
+    # where no phase follows, a passive party is not needed any more; and as the others may be at work on their own too,
+    # the next exchange waits as long as they live, whatever ``run.step_timeout_s`` says.
+    alone_from: int | None = None
 
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:

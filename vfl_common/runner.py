@@ -3,8 +3,9 @@
 Positions. The rounds of all phases are numbered through: a checkpoint's label is ``<position>.<phase>.<round>`` with
 the position zero-padded, so that labels sort, and parties compare labels without knowing each other's phases.
 
-A party that is ahead by rounds in which it was alone (``Phase.alone``) need not go back with the others: it offers the
-labels of those rounds too, though it has no checkpoint there, and goes on from the one that it has.
+A party that is ahead by rounds in which it was alone (``Phase.alone_from``) need not go back with the others: it offers
+the labels of those rounds too, though it has no checkpoint there, and goes on from the one that it has. For the same
+reason a party that was alone at the end is not needed by a run that goes on from one of them: it may leave.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from vfl_common.errors import Code, InputError, InterruptedRun, VflError
+from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_common.rpc.session import Joining, Session, Start
@@ -73,6 +74,7 @@ class Outcome:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0
     summary_json: str = ""
+    label: str = ""  # of the last checkpoint
 
 
 Observer = Callable[[str, int, int, int, RoundReport], None]  # phase, round, rounds, steps so far, report
@@ -84,7 +86,7 @@ class Planned:
 
     name: str
     rounds: int
-    alone: bool
+    alone_from: int | None
 
 
 @dataclass
@@ -150,24 +152,26 @@ class Runner:
         error: BaseException | None = None
         try:
             self.session.watch(job.end)
-            first, steps = 0, 0
             tree: Tree = None
             label = self._own(folder, start.checkpoint)
+            if start.left and not alone_after(start.checkpoint, self.plan):
+                text = f"the server starts without {', '.join(start.left)}, who are needed from {start.checkpoint!r} on"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=self.session.server)
             if label:
                 tree = self._load(folder, label)
                 job.load_state(tree["job"])
-                first, steps = position_of(label), tree["steps"]
                 log.info("going on from %s", label, extra={"event": "resumed"})
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
             job.open()
-            outcome = self._phases(job, folder, first, steps, tree)
+            outcome = self._phases(job, folder, label, tree)
             self.session.check()
             job.close(None)
             folder.note(trained=True)  # what is left is to tell the server
             self._save_ledger(folder)
             wall_s = time.monotonic() - started_s
-            outcome.summary_json = self.session.report(outcome.metrics, outcome.steps, wall_s, self.privacy_json)
+            free = (outcome.label, *reachable(outcome.label, self.plan)) if outcome.label else ()
+            outcome.summary_json = self.session.report(outcome.metrics, outcome.steps, wall_s, self.privacy_json, free)
             return outcome
         except BaseException as raised:
             error = raised
@@ -177,9 +181,10 @@ class Runner:
             if error is not None:
                 job.close(error)
 
-    def _phases(self, job: Job, folder: RunFolder, first: int, steps: int, tree: Tree) -> Outcome:
-        outcome = Outcome(steps=steps, metrics=dict(tree["metrics"]) if tree else {})
-        begin = 0
+    def _phases(self, job: Job, folder: RunFolder, label: str, tree: Tree) -> Outcome:
+        """What is left after the checkpoint ``tree`` with that label; both empty at the beginning."""
+        outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label) if tree else Outcome()
+        begin, first = 0, position_of(label) if tree else 0
         for phase in job.phases:
             end = begin + phase.rounds
             if first < end:  # a position names the next round to run
@@ -188,7 +193,7 @@ class Runner:
                 if first >= begin and tree:  # others may have to repeat what this party did alone
                     job.unhurried()
                 self._rounds(phase, job, folder, outcome, begin, max(first, begin))
-                if phase.alone or phase.others_work:
+                if phase.alone_from is not None:
                     job.unhurried()
             begin = end
         return outcome
@@ -204,13 +209,12 @@ class Runner:
             self.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
             if done:
                 phase.finish()
-            if folder.checkpoints is not None and (done or (round_ + 1) % self.checkpoint_every == 0):
-                position = begin + (phase.rounds if done else round_ + 1)
+            due = done or report.checkpoint or (round_ + 1) % self.checkpoint_every == 0
+            if folder.checkpoints is not None and due:
+                outcome.label = label_of(begin + (phase.rounds if done else round_ + 1), phase.name, round_ + 1)
                 state = {} if done else phase.state()
-                folder.checkpoints.save(
-                    label_of(position, phase.name, round_ + 1),
-                    {"job": job.state(), "phase": state, "steps": outcome.steps, "metrics": outcome.metrics},
-                )
+                tree = {"job": job.state(), "phase": state, "steps": outcome.steps, "metrics": outcome.metrics}
+                folder.checkpoints.save(outcome.label, tree)
                 self._save_ledger(folder)
             if done:
                 return
@@ -244,13 +248,25 @@ def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
     names = [phase.name for phase in plan]
     found: list[str] = []
     for at in range(names.index(name) if name in names else -1, -1, -1):
-        if not plan[at].alone:
+        free = plan[at].alone_from
+        if free is None:
             break
         begin = sum(phase.rounds for phase in plan[:at])
-        found += [label_of(begin + round_, plan[at].name, round_) for round_ in range(done - 1, 0, -1)]
+        found += [label_of(begin + round_, plan[at].name, round_) for round_ in range(done - 1, max(free, 1) - 1, -1)]
+        if free > 0:
+            break
         found.append(label_of(begin, plan[at - 1].name, plan[at - 1].rounds) if at else "")
         done = plan[at - 1].rounds
     return found[:MOST_OFFERED]
+
+
+def alone_after(label: str, plan: Sequence[Planned]) -> bool:
+    """Whether a party exchanges nothing from ``label`` on to the end of the run."""
+    if not plan:
+        return False
+    total, last = sum(phase.rounds for phase in plan), plan[-1]
+    end = label_of(total, last.name, last.rounds)
+    return label == end or label in reachable(end, plan)
 
 
 def label_of(position: int, phase: str, rounds_done: int) -> str:

@@ -110,6 +110,8 @@ class _Grpc:
             link.end(error)
 
     def close(self, error: BaseException | None) -> None:
+        if self.grpc_hub is not None and error is None:
+            self.grpc_hub.wait_for_late()
         if self.service is not None and error is None:
             self.service.wait_until_idle(_CLOSE_S)
         self.meter.sample()  # the kernel's counts go with the sockets
@@ -210,7 +212,7 @@ class PartyApp:
             for phase in trial.phases
             if phase.aggregates is not None and job == "train"
         )
-        plan = [Planned(phase.name, phase.rounds, phase.alone) for phase in trial.phases]
+        plan = [Planned(phase.name, phase.rounds, phase.alone_from) for phase in trial.phases]
         privacy_json = ""
         if place.is_active and job == "train":
             private = privacy_plan(recipe, len(trial.party.rows("train")))
@@ -318,7 +320,7 @@ class PartyApp:
         servers = [self._link(place.file.server, recipe.server, start, ledger, patience_s)] if aggregates else []
         server = servers[0] if servers else None
         if service is not None:
-            roster = [party.name for party in recipe.passives]
+            roster = [party.name for party in recipe.passives if party.name not in start.left]
             hub = ExchangeHub(
                 start.run_id,
                 start.generation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -56,15 +57,15 @@ class TensorHub:
     hub: Hub
     device: torch.device
 
-    def collect(self, step: StepKey, expect: BundleSpec) -> dict[str, dict[str, Tensor]]:
-        """{party: its tensors, without gradient}, in roster order. Raises as ``Hub.collect``."""
+    def collect(self, step: StepKey, expect: BundleSpec, deadline_s: float = math.inf) -> dict[str, dict[str, Tensor]]:
+        """{party: its tensors, without gradient}, in roster order; the late are left out. Raises as ``Hub.collect``."""
         received: dict[str, dict[str, Tensor]] = {}
 
         def arrived(party: str, bundle: Bundle) -> None:
             received[party] = to_tensors(bundle, self.device)
             check_finite(received[party], party=party, step=step)
 
-        return {party: received[party] for party in self.hub.collect(step, expect, arrived)}
+        return {party: received[party] for party in self.hub.collect(step, expect, arrived, deadline_s)}
 
     def reply(self, step: StepKey, kind: Kind, tensors: Mapping[str, Tensors]) -> None:
         """Answers each party with its tensors."""

@@ -60,8 +60,8 @@ def read_outlook(path: Path) -> Outlook:
 
 def outlook_of(recipe: Recipe, folder: Path) -> Outlook:
     """From a recipe whose relative paths are taken from ``folder``: as its first passive party sees it, which has
-    features and needs no label. Raises InputError."""
-    name = recipe.passives[0].name
+    features and needs no label, or the active party where it is alone. Raises InputError."""
+    name = (recipe.passives or recipe.parties)[0].name
     data = divide(recipe, folder)[name] if recipe.simulate is not None else None
     return Outlook(recipe, name, data, encoder_settings(recipe, name, None))
 
@@ -166,6 +166,8 @@ class _Count:
         """How many round trips they take: one for each step and peer."""
         trips, before = 0, None
         for exchange in exchanges:
+            if not exchange.asking:
+                continue  # the active party is alone
             trips += (exchange.step, exchange.peer) != before
             before = exchange.step, exchange.peer
             for spec, sent in ((exchange.up, True), (exchange.down, False)):

@@ -27,7 +27,7 @@ from vfl_common.run_folder import RunFolder
 from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.job import Prepared
-from vfl_party.methods import sent_noise
+from vfl_party.methods import nothing_kept, sent_noise
 from vfl_party.scoring import joint_outputs, send_embeddings
 
 PHASE = "predict"
@@ -51,11 +51,15 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     folder = RunFolder(path, path.resolve().parent.name)
     if not folder.facts().get("trained"):
         raise InputError(Code.CHECKPOINT_INVALID, f"{path}: this run was not finished; finish it, or give another")
+    recipe = parse(Recipe, json.loads((path / "recipe.json").read_text()), str(path / "recipe.json"))
+    left = nothing_kept(recipe)
+    if left is not None:
+        text = f"{path}: its phase {left} keeps no model; give a run of another method"
+        raise InputError(Code.CHECKPOINT_INVALID, text)
     store = CheckpointStore(path / "checkpoints", keep=2)
     labels = store.labels()
     if not labels:
         raise InputError(Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints")
-    recipe = parse(Recipe, json.loads((path / "recipe.json").read_text()), str(path / "recipe.json"))
     return TrainedRun(folder.run_id, recipe, store.load(labels[-1])["job"])
 
 

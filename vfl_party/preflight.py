@@ -110,7 +110,8 @@ def _network(place: Place, offline: bool) -> Iterator[Finding]:
     if place.is_active:
         try:
             check_address(place.file.listen)
-            yield Finding("listen", True, f"{place.file.listen} is free; passive parties must be able to reach it")
+            reach = "; passive parties must be able to reach it" if place.recipe.passives else ""
+            yield Finding("listen", True, f"{place.file.listen} is free{reach}")
         except VflError as error:
             yield Finding("listen", False, str(error))
     if offline:

@@ -23,6 +23,7 @@ from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.summary import PartySummary, Summary, gather_bytes
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job, ledger_of, metrics_of, privacy_of
+from vfl_server.control.departures import Departures
 from vfl_server.control.service import ControlService
 
 _TICK_S = 0.2
@@ -70,6 +71,8 @@ class ServerApp:
             fail=lambda error: coordinator.fail(error),
         )
 
+        departures = Departures(folder.path / "left.json")
+
         def started(generation: int, checkpoint: str, aggregations: tuple[Aggregation, ...]) -> None:
             folder.note(generation=generation)
             aggregator.begin(generation, checkpoint, aggregations)
@@ -81,6 +84,8 @@ class ServerApp:
             folder.facts().get("generation", 0),
             on_start=started,
             on_end=aggregator.end,
+            on_leave=departures.add,
+            left=departures.read(),
             emit=self.console.emit,
         )
         # Of each party a session, one that is ending and one that is refused, and its streams of weights; and spare.

@@ -207,6 +207,31 @@ def test_a_party_that_is_late_is_named(transport: str) -> None:
         assert (told.value.code, told.value.party) == (Code.STEP_TIMEOUT, "south")
 
 
+def test_a_late_party_is_left_out_and_answered_when_it_comes(transport: str) -> None:
+    spec = spec_for(Kind.EMBEDDING, {"z": torch.zeros(1)})
+    with exchange(transport) as found:
+
+        def ask(party: str, step: StepKey, value: float) -> float:
+            bundle = to_bundle(Kind.EMBEDDING, {"z": torch.tensor([value])})
+            return to_tensors(found.link(party).swap(step, bundle, spec), CPU)["z"].item()
+
+        values = zip(PASSIVES, (10.0, 11.0), strict=True)
+        answers = {name: to_bundle(Kind.EMBEDDING, {"z": torch.tensor([value])}) for name, value in values}
+        north = soon(lambda: ask("north", FIRST, 1.0))
+        received = found.hub.collect(FIRST, spec, deadline_s=0.3)
+        assert tuple(received) == ("north",)
+        with pytest.raises(InternalError):  # the late one is owed an answer too
+            found.hub.reply(FIRST, {"north": answers["north"]})
+        found.hub.reply(FIRST, answers)
+        assert north.result(WAIT_S) == 10.0
+        second = soon(lambda: found.hub.collect(SECOND, spec))
+        assert soon(lambda: ask("south", FIRST, 2.0)).result(WAIT_S) == 11.0
+        later = [soon(lambda name=name: ask(name, SECOND, 3.0)) for name in PASSIVES]
+        assert tuple(second.result(WAIT_S)) == PASSIVES
+        found.hub.reply(SECOND, answers)
+        assert [each.result(WAIT_S) for each in later] == [10.0, 11.0]
+
+
 def test_an_interruption_from_another_thread_wakes_collect_and_swap(transport: str) -> None:
     with exchange(transport) as found:
         asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))

@@ -73,19 +73,33 @@ def frames(step: StepKey, bundle: Bundle, **size: int) -> list[bytes]:
 # -- connections that break -----------------------------------------------------------------------------------------
 
 
-def test_a_request_that_breaks_is_sent_again(found: GrpcExchange) -> None:
+@pytest.mark.parametrize("collecting", [False, True])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_request_that_breaks_goes_on_where_it_broke(
+    share: float, times: int, collecting: bool, found: GrpcExchange
+) -> None:
+    """Cut after such a share of its bytes; of three frames, those that came whole do not come again."""
+    values = bytes(range(250)) * (SIZE // 250)
+    bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (SIZE,), memoryview(values))})
     with Proxy(found.address) as proxy:
-        proxy.hold_at(sent=SIZE // 2)
         link = found.new_link("north", address=proxy.address)
-        asked = soon(lambda: link.swap(FIRST, big(7), NOTHING))
-        collected = soon(lambda: found.hub.collect(FIRST, BIG))
-        proxy.wait_until_held()
-        proxy.cut()
+        collected = soon(lambda: found.hub.collect(FIRST, BIG)) if collecting else None
+        proxy.hold_at(sent=int(share * SIZE))
+        asked = soon(lambda: link.swap(FIRST, bundle, NOTHING))
+        for time_ in range(times):
+            proxy.wait_until_held()
+            if time_ + 1 < times:
+                proxy.hold_at(sent=proxy.sent + SIZE // 20)  # before another frame is whole
+            proxy.cut()
         proxy.release()
-        assert collected.result(WAIT_S)["north"].tensors["w"].data == bytes([7]) * SIZE
+        got = (collected or soon(lambda: found.hub.collect(FIRST, BIG))).result(WAIT_S)
+        assert got["north"].tensors["w"].data == values
         found.hub.reply(FIRST, {"north": ACK})
         assert asked.result(WAIT_S).kind is Kind.ACK
-        assert proxy.connections == 2
+        assert proxy.connections == 1 + times
+        (entry,) = [each for each in found.ledger.entries() if (each.kind, each.direction) == ("weights", "received")]
+        assert (entry.payload_bytes, entry.messages) == (SIZE, 3)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -118,10 +132,12 @@ def test_a_party_that_reconnects_while_its_step_is_computed_gets_the_reply(found
         before = proxy.sent
         proxy.cut()
         give_up_s = time.monotonic() + WAIT_S
-        while proxy.sent < before + SIZE and time.monotonic() < give_up_s:
-            time.sleep(0.01)  # until it has been sent again
+        first = found.hub._incoming["north"].stream
+        while found.hub._incoming["north"].stream is first and time.monotonic() < give_up_s:
+            time.sleep(0.01)  # until it has asked, over another stream, how much has come
         found.hub.reply(FIRST, {"north": big(2)})
         assert asked.result(WAIT_S).tensors["w"].data == bytes([2]) * SIZE
+        assert proxy.sent < before + SIZE // 10  # and nothing is sent again
 
 
 def test_frames_of_an_older_stream_are_of_no_account() -> None:
@@ -331,7 +347,7 @@ def test_no_memory_is_taken_for_what_is_not_expected() -> None:
 def test_a_reply_to_another_step_is_refused(found: GrpcExchange) -> None:
     asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
     found.hub.collect(FIRST, NOTHING)
-    stream = found.hub._owed["north"]
+    stream = found.hub._incoming["north"].stream
     stream.outbox.put(encode(SECOND, ACK))
     with pytest.raises(PeerError) as caught:
         asked.result(WAIT_S)

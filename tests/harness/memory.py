@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +25,17 @@ class MemoryHub:
         self._due: set[str] = set()
 
     def collect(
-        self, step: StepKey, expect: BundleSpec, each: Callable[[str, Bundle], None] | None = None
+        self,
+        step: StepKey,
+        expect: BundleSpec,
+        each: Callable[[str, Bundle], None] | None = None,
+        deadline_s: float = math.inf,
     ) -> dict[str, Bundle]:
         if self._due:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         self._step = step
-        give_up_s = time.monotonic() + self._timeout_s
+        began_s = time.monotonic()
+        give_up_s = began_s + min(self._timeout_s, deadline_s)
         arrived: dict[str, Bundle] = {}
         with self.changed:
             while True:
@@ -44,12 +50,13 @@ class MemoryHub:
                     check(expect, bundle, party, step)
                     arrived[party] = bundle
                 late = [party for party in self.roster if party not in arrived]
-                if not late:
-                    self._due = set(arrived)
+                if not late or time.monotonic() >= began_s + deadline_s:
+                    self._due = set(self.roster)
                     for party, bundle in arrived.items() if each is not None else ():
                         each(party, bundle)
-                    return {party: arrived[party] for party in self.roster}
-                if not self.changed.wait(give_up_s - time.monotonic()) and time.monotonic() >= give_up_s:
+                    return {party: arrived[party] for party in self.roster if party in arrived}
+                waited = self.changed.wait(max(0.0, give_up_s - time.monotonic()))
+                if not waited and time.monotonic() >= began_s + self._timeout_s:
                     text = f"{', '.join(late)} took longer than {self._timeout_s:g} s for {step}"
                     raise LostError(Code.STEP_TIMEOUT, text, public=text, party=late[0])
 

@@ -6,6 +6,7 @@ as built, seeds, order of batches, tables and their preprocessing. Settings are 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,13 @@ from vfl_common.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 
 
-def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """{party: {"encoder.…": tensor, "top.…": tensor}} after ``fedonce`` (nat) and ``head`` (own encoder trained)."""
+def train(
+    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], late: Collection[str] = ()
+) -> dict[str, dict[str, Tensor]]:
+    """{party: {"encoder.…": tensor, "top.…": tensor}} after ``fedonce`` (nat) and ``head`` (own encoder trained).
+
+    ``late``: parties for whose representations zeros stand, in training and, by zero weights, ever after.
+    """
     recipe = Recipe.model_validate(recipe_tables)
     local, head = recipe.phases[:2]
     found: dict[str, dict[str, Tensor]] = {}
@@ -46,10 +52,15 @@ def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dic
                 y = labels.encode(table.labels)[torch.from_numpy(rows)]
                 continue
             r = _local(recipe, local.name, local.settings, party.name, encoder, x)
-            uploaded.append(r)  # line 16, and line 19 at the other end
+            uploaded.append(torch.zeros_like(r) if party.name in late else r)  # line 16, and line 19 at the other end
             prefix = "encoder.body" if flatten else "encoder"  # tables end in tanh, images in a linear layer
             found[party.name] = {f"{prefix}.{name}": tensor for name, tensor in encoder.state_dict().items()}
         top = _host(recipe, head.name, head.settings, own, x_own, uploaded, y)
+    with torch.no_grad():
+        for place, party in enumerate(recipe.passives, 1):
+            if party.name in late:
+                d = recipe.model.embedding_size
+                top[0].weight[:, d * place : d * (place + 1)] = 0.0
     found[active] = {f"encoder.{name}": tensor for name, tensor in own.state_dict().items()}
     found[active] |= {f"top.{name}": tensor for name, tensor in top.state_dict().items()}
     return found
@@ -110,7 +121,7 @@ def _local(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, enco
 
 def _host(
     recipe: Recipe, phase: str, settings: dict[str, Any], own: nn.Module, x: Tensor, r: list[Tensor], y: Tensor
-) -> nn.Module:
+) -> nn.Sequential:
     """Lines 20 to 30: the aggregation model f_w, which is the active party's encoder and what comes after it."""
     width = (1 + len(r)) * recipe.model.embedding_size
     with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):

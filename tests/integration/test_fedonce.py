@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +146,12 @@ def test_bad_input_is_one_sentence(change: dict[str, Any], words: list[str], tmp
     assert all(word in line for word in words), line
 
 
-WIDE = 256
+WIDE = 4096
 UPLOAD_BYTES = 4 * WIDE * 160  # of 200 rows, 160 for training
 
 
 def wide() -> dict[str, Any]:
-    """Uploads of 160 KiB, so that a fault can be put in the middle of one; dropout, to draw random numbers."""
+    """Uploads of 2.5 MiB, so that a fault can be put in the middle of one; dropout, to draw random numbers."""
     tables = recipe(3, "binary", epochs=3)
     tables["model"] |= {"embedding_size": WIDE, "encoder": {"kind": "mlp", "hidden": [12], "dropout": 0.2}}
     return tables
@@ -176,14 +177,92 @@ def test_a_fault_in_the_middle_of_the_upload_changes_nothing(fault: str, tmp_pat
         assert [event["checkpoint"] for event in started] == ["", "000003.fedonce.3"][: len(started)]
         assert_equal(parameters(federation), parameters(whole))
         uploads = {name: uploaded(federation, name, peer) for name, peer in (("p2", "p0"), ("p0", "p2"))}
-    if fault == "cut":  # sent again from the beginning: the sender counts both, the receiver what was complete
-        assert uploads == {"p2": 2 * UPLOAD_BYTES, "p0": UPLOAD_BYTES}
+    if fault == "cut":  # it goes on after the first MiB; the sender counts what was under way too
+        assert uploads["p0"] == UPLOAD_BYTES
+        assert UPLOAD_BYTES < uploads["p2"] <= 2 * UPLOAD_BYTES - (1 << 20)
 
 
 def uploaded(federation: Federation, name: str, peer: str) -> int:
     """Payload bytes of the upload on the link with ``peer``, as ``name`` counted them."""
     found = [entry for entry in federation.ledger(name) if (entry.peer, entry.phase) == (peer, "head")]
     return sum(entry.payload_bytes for entry in found if entry.kind == "embedding")
+
+
+def once(epochs: int, **head: Any) -> dict[str, Any]:
+    """No phase after the upload but the active party's training."""
+    tables = recipe(3, "binary")
+    tables["phases"] = tables["phases"][:2]
+    tables["phases"][1] |= {"epochs": epochs} | head
+    return tables
+
+
+@pytest.mark.parametrize("killed", ["p0", "server"])
+def test_passive_parties_leave_after_the_upload_and_nobody_needs_them(killed: str, tmp_path: Path) -> None:
+    tables, tables_of = once(400), data(3, "binary")
+    with Federation(tmp_path, tables, tables_of) as federation:
+        server = federation.start_server()
+        address = federation.address
+        for name in federation.names:
+            federation.start_party(name)
+        for name in ("p1", "p2"):
+            assert federation.programs[name].wait() == 0
+            server.wait_for("left")
+        assert federation.programs["p0"].process.poll() is None  # in the midst of its training
+        assert "completed" not in {event["event"] for event in server.events}
+        federation.programs[killed].kill()
+        if killed == "server":
+            federation.start_server(address)
+        else:
+            server.wait_for("interrupted")
+            federation.start_party("p0")
+        summary = federation.finish()
+        assert [party["name"] for party in summary["parties"]] == ["server", "p0", "p1", "p2"]
+        assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 4 * 88 * 3 * 2  # uploaded once
+        assert largest_deviation(parameters(federation), reference_fedonce.train(tables, tables_of)) <= TOLERANCE
+
+
+def test_a_late_party_counts_as_zeros_and_ends_well(tmp_path: Path) -> None:
+    """Half of its upload has come when the deadline passes; what it sends again is answered, and not used."""
+    tables, tables_of = wide(), cases.columns("sklearn:breast_cancer", 3, limit=200)
+    tables["phases"][1]["deadline_s"] = 3.0
+    with held(tmp_path, tables, tables_of, sent=HANDSHAKE_BYTES + UPLOAD_BYTES // 2) as (federation, proxy):
+        note = federation.programs["server"].wait_for("note")
+        assert (note["party"], "without p2" in note["note"]) == ("p0", True)
+        proxy.release()
+        summary = federation.finish()
+        notes = [event for event in server_events(federation, "note") if event["party"] == "p2"]
+        assert "trained without" in notes[0]["note"]
+        assert summary["interruptions"] == 0
+        got = parameters(federation)
+        top = got["p0"]["top.0.weight"]
+        assert not top[:, 2 * WIDE :].any()
+        assert top[:, : 2 * WIDE].any()
+
+
+def test_with_a_late_party_the_model_is_that_of_zeros(tmp_path: Path) -> None:
+    tables, tables_of = once(3, deadline_s=2.0), data(3, "binary")
+    with Federation(tmp_path, tables, tables_of) as federation:
+        federation.start_server()
+        late = federation.start_party("p2")
+        for name in ("p0", "p1"):
+            federation.start_party(name)
+        late.wait_for("progress")  # it has joined
+        late.signal(signal.SIGSTOP)
+        federation.programs["server"].wait_for("note", party="p0")
+        late.signal(signal.SIGCONT)
+        federation.finish()
+        want = reference_fedonce.train(tables, tables_of, late=("p2",))
+        assert largest_deviation(parameters(federation), want) <= TOLERANCE
+
+
+def test_a_deadline_needs_concatenation(tmp_path: Path) -> None:
+    tables = once(3, deadline_s=2.0)
+    tables["model"]["combine"] = "sum"
+    with Federation(tmp_path, tables, data(3, "binary")) as federation:
+        federation.start_server()
+        program = federation.start_party("p0")
+        assert program.wait(60) == 2, program.stderr
+        assert "deadline_s needs model.combine = 'concat'" in program.stderr
 
 
 def test_the_kernel_counts_little_more_than_the_upload(tmp_path: Path) -> None:

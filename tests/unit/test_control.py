@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from hypothesis import strategies as st
 
 from tests.harness import cases
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import CATALOGUE, Code, InternalError, LostError, PeerError, VflError
+from vfl_common.errors import CATALOGUE, Code, InputError, InternalError, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_server.control import membership
 from vfl_server.control.coordinator import Coordinator, Member, ledger_of
+from vfl_server.control.departures import Departures
 from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common, silent
 from vfl_server.control.run_state import MOVES, RunState, move
 
@@ -49,7 +51,27 @@ def test_the_run_begins_when_all_are_there_however_late_it_is() -> None:
     decision = membership.decide(99.0, 5.0, ROSTER, {name: ["000001.a.1", "000002.a.2"] for name in ROSTER})
     assert isinstance(decision, Begin)
     assert decision.checkpoint == "000002.a.2"
-    assert "3" in decision.reason
+
+
+END, BEFORE, EARLY = "000005.head.2", "000004.head.1", "000003.fedonce.3"
+
+
+@pytest.mark.parametrize(
+    ("ready", "left", "want"),
+    [
+        ({"p0": [BEFORE]}, {"p1": [END, BEFORE], "p2": [END, BEFORE]}, Begin(BEFORE)),
+        ({"p0": [BEFORE], "p2": [END, BEFORE, EARLY]}, {"p1": [END, BEFORE]}, Begin(BEFORE)),
+        ({"p0": [EARLY]}, {"p1": [END, BEFORE], "p2": [END, BEFORE, EARLY]}, Wait(("p1",), 5.0)),
+        ({"p0": []}, {"p1": [END, BEFORE], "p2": [END, ""]}, Wait(("p1",), 5.0)),
+        ({"p0": []}, {"p1": [END, ""], "p2": [END, ""]}, Begin("")),
+        ({}, {"p1": [END, BEFORE]}, Wait(("p0", "p2"), 5.0)),
+        ({"p0": [BEFORE, END], "p1": [BEFORE]}, {"p2": [END, BEFORE]}, Begin(BEFORE)),
+    ],
+)
+def test_who_has_left_is_waited_for_only_where_it_is_needed(
+    ready: dict[str, list[str]], left: dict[str, list[str]], want: Begin | Wait
+) -> None:
+    assert membership.decide(0.0, 5.0, ROSTER, ready, left) == want
 
 
 @pytest.mark.parametrize(
@@ -432,6 +454,73 @@ def test_a_report_before_an_interruption_does_not_count_after_it() -> None:
     run.report(members["p0"])
     run.report(members["p1"])
     assert run.coordinator.state is RunState.COMPLETED
+
+
+def free(member: Member, run: Run, *labels: str) -> None:
+    report = control_pb2.Report(steps=3, wall_s=1.0, free_from=labels)
+    run.coordinator.handle(member, control_pb2.PartyMessage(report=report))
+
+
+def test_a_passive_party_that_was_alone_at_the_end_may_go() -> None:
+    run = Run()
+    members = run.begin()
+    free(members["p0"], run, END, BEFORE)  # the active party stays: it gets the summary
+    assert kinds(members["p0"]) == []
+    free(members["p1"], run, END)  # not alone
+    assert kinds(members["p1"]) == []
+    free(members["p2"], run, END, BEFORE)
+    assert kinds(members["p2"]) == ["complete", "end"]
+    assert ("left", {"party": "p2"}) in run.events
+    assert run.coordinator.state is RunState.COMPLETED
+    assert set(run.coordinator.reports()) == set(ROSTER)
+
+
+def test_the_run_goes_on_without_those_who_left_also_after_another_was_lost() -> None:
+    run = Run()
+    members = run.begin()
+    free(members["p2"], run, END, BEFORE)
+    run.coordinator.closed(members["p2"])
+    assert run.coordinator.state is RunState.RUNNING
+    run.coordinator.closed(members["p1"])
+    assert run.coordinator.state is RunState.WAITING
+    run.join("p0", BEFORE, member=members["p0"])
+    again = run.join("p1", EARLY, BEFORE)
+    assert run.started == [(1, ""), (2, BEFORE)]
+    ((_, start),) = [each for each in told(again) if each[0] == "start"]
+    assert list(start.left) == ["p2"]
+    run.report(members["p0"])
+    run.report(again)
+    assert run.coordinator.state is RunState.COMPLETED
+    assert [party.name for party in run.coordinator.parties()] == list(ROSTER)
+
+
+def test_who_left_and_is_needed_again_is_named() -> None:
+    run = Run()
+    members = run.begin()
+    free(members["p2"], run, END, BEFORE)
+    run.coordinator.closed(members["p0"])
+    run.join("p1", EARLY, BEFORE, member=members["p1"])
+    active = run.join("p0", EARLY)
+    ((_, waiting),) = [each for each in told(active) if each[0] == "waiting"]
+    assert list(waiting.missing) == ["p2"]
+    run.join("p2", EARLY)
+    assert run.started == [(1, ""), (2, EARLY)]
+
+
+def test_a_server_that_is_started_again_knows_who_has_left(tmp_path: Path) -> None:
+    run, departures = Run(), Departures(tmp_path / "left.json")
+    assert departures.read() == {}
+    members = run.begin()
+    run.coordinator._on_leave = departures.add
+    for name in ("p1", "p2"):
+        free(members[name], run, END, BEFORE)
+    found = departures.read()
+    assert list(found) == ["p1", "p2"]
+    assert all(list(left.report.free_from) == [END, BEFORE] for left in found.values())
+    assert [left.identity.pid for left in found.values()] == [101, 102]
+    (tmp_path / "left.json").write_text('{"p1": {"identity": 3}}')
+    with pytest.raises(InputError, match=r"left\.json: cannot be read"):
+        departures.read()
 
 
 def test_a_party_that_stops_stops_the_run_and_the_others_learn_whose_fault_it_was() -> None:

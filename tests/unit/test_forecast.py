@@ -106,6 +106,19 @@ def test_who_is_alone_exchanges_nothing() -> None:
     assert payloads(found, "head")["p1", "p0", "embedding"] == 700 * 8 * 4
 
 
+def test_a_deadline_makes_the_acknowledgement_say_whether_it_was_met() -> None:
+    head = {"kind": "head", "epochs": 1}
+    assert payloads(of(head), "head")["p0", "p1", "ack"] == 0
+    assert payloads(of(head | {"deadline_s": 5.0}), "head")["p0", "p1", "ack"] == 1
+
+
+def test_a_party_alone_exchanges_nothing() -> None:
+    tables = cases.recipe(1) | {"phases": [{"kind": "splitnn", "epochs": 3}, {"kind": "evaluate"}]}
+    found = forecast(outlook_of(Recipe.model_validate(tables), HERE), 100)
+    assert found.links == ()
+    assert [each.round_trips for each in found.phases] == [0, 0, 0]
+
+
 def test_fedhssl_without_data() -> None:
     """Projections of full batches are known from the recipe; weights that are averaged are not."""
     cross = {"kind": "fedhssl", "ssl": "simsiam", "local": False, "aggregate": False, "rounds": 2, "batch_size": 300}

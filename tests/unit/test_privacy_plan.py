@@ -213,3 +213,10 @@ def test_reconstruction_trains_its_decoder_privately_too() -> None:
     assert {"loss", "epsilon"} == report.metrics["local"].keys()
     assert {"decoder", "private", "schedule"} == phase.state().keys()
     phase.finish()
+
+
+@pytest.mark.parametrize("delta", [1 / N, 0.5])
+def test_a_delta_that_lets_a_whole_row_go_is_refused(delta: float) -> None:
+    with pytest.raises(InputError, match=r"dp\.delta = .* of fedonce is not below 1 / 300 training rows"):
+        plan_of(FEDONCE | {"dp": DP | {"delta": delta}})
+    assert plan_of(FEDONCE | {"dp": DP | {"delta": 0.99 / N}}).epsilon <= 4.0

@@ -54,6 +54,13 @@ def test_a_step_without_parties_goes_on() -> None:
     assert decide(0.0, (), (), 10.0) == Proceed()
 
 
+def test_a_deadline_leaves_the_late_out() -> None:
+    assert decide(1.0, ("north",), ROSTER, 10.0, 2.0) == Wait(1.0)
+    assert decide(2.0, ("north",), ROSTER, 10.0, 2.0) == Proceed()
+    assert decide(2.0, (), ROSTER, 10.0, 2.0) == Proceed()
+    assert decide(10.0, ("north",), ROSTER, 10.0, 20.0) == GiveUp(tuple(each for each in ROSTER if each != "north"))
+
+
 # -- failures -------------------------------------------------------------------------------------------------------
 
 SECRET = "/home/hospital/patients.csv: id 4711 has column 'hiv'"

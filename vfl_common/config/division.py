@@ -38,17 +38,16 @@ def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
                 near = difflib.get_close_matches(name, roster, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"parties: {', '.join(roster)}"
                 raise _invalid(recipe, f"{key}.{name}: no party of the recipe; {hint}")
-    sharing = [p.name for p in recipe.parties if p.name not in simulate.parties and p.features]
     data = {}
     for party in recipe.parties:
         own = simulate.parties.get(party.name)
         if own is None and simulate.data is None:
             raise _invalid(recipe, f"parties.{party.name}: missing; every party needs data of its own, or all a part")
-        data[party.name] = _absolute(own or _part(recipe, simulate, party, sharing), base)
+        data[party.name] = _absolute(own or _part(recipe, simulate, party), base)
     return data
 
 
-def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings, sharing: list[str]) -> DataSettings:
+def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings) -> DataSettings:
     """One party's part of the one data set."""
     whole = simulate.data
     assert whole is not None  # noqa: S101 - checked by the caller
@@ -56,6 +55,7 @@ def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings, shar
         raise _invalid(recipe, "data.view: simulate.scheme divides the data set; remove the view")
     if not party.features:
         return whole.model_copy(update={"columns": (), "image_shape": None, "numeric": (), "categorical": ()})
+    sharing = recipe.sharing
     view = {"scheme": simulate.scheme, "part": sharing.index(party.name), "parts": len(sharing)}
     where = f"recipe {recipe.name}: simulate.scheme ({len(sharing)} parties share the data set)"
     return whole.model_copy(update={"view": parse(ViewSettings, view, where)})

@@ -102,7 +102,10 @@ class SimulateSettings(Section):
 
 
 class Recipe(Section):
-    """An ordered list of phases with all that the parties must agree on."""
+    """An ordered list of phases with all that the parties must agree on.
+
+    The active party may be alone: what a party, or all in one place, learns without the others (Solo, Combine).
+    """
 
     name: Name
     method: str
@@ -126,11 +129,11 @@ class Recipe(Section):
             raise ValueError(f"the name {doubles[0]!r} is used twice among the parties and the server")
         if sum(party.role == "active" for party in self.parties) != 1:
             raise ValueError('parties: exactly one party has role = "active"')
-        if not any(party.role == "passive" for party in self.parties):
-            raise ValueError('parties: at least one party has role = "passive"')
         for party in self.parties:
             if party.role == "passive" and not party.features:
                 raise ValueError(f"parties: {party.name} is passive and must have features")
+        if not any(party.features for party in self.parties):
+            raise ValueError(f"parties: {self.active.name} is alone and must have features, or add a passive party")
         if self.rows.validation + self.rows.test >= 1.0:
             raise ValueError("rows: validation + test leave no training rows")
         for name in names:
@@ -151,6 +154,12 @@ class Recipe(Section):
     @property
     def passives(self) -> tuple[PartySettings, ...]:
         return tuple(party for party in self.parties if party.role == "passive")
+
+    @property
+    def sharing(self) -> tuple[str, ...]:
+        """The parties among whom ``simulate.data`` is divided, in the order of its parts."""
+        own = self.simulate.parties if self.simulate is not None else {}
+        return tuple(party.name for party in self.parties if party.features and party.name not in own)
 
     def party(self, name: str) -> PartySettings | None:
         return next((party for party in self.parties if party.name == name), None)

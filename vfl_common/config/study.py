@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from vfl_common.config.alone import alone, combined
 from vfl_common.config.base import Section, parse, read_toml
 from vfl_common.config.recipe import Name, PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
@@ -29,6 +30,8 @@ class StudyMethod(Section):
     pretrain_of: Name | None = None  # an earlier method, whose pretraining this one shares
     tower: Literal["cross", "local"] | None = None  # of that pretraining's two encoders, this one alone
     finetune: Phases = ()  # instead of the study's
+    alone: Name | None = None  # Solo: this party trains by itself, with the labels
+    combined: bool = False  # Combine: one party has all columns and the labels
     overrides: dict[str, Any] = Field(default_factory=dict)  # {"model.encoder.channels": value}, in the recipe
 
     @model_validator(mode="after")
@@ -38,9 +41,16 @@ class StudyMethod(Section):
                 raise ValueError(f"overrides: {key!r} is set by the study itself")
         if self.pretrain and self.pretrain_of is not None:
             raise ValueError("give pretrain or pretrain_of, not both")
+        if self.alone is not None and self.combined:
+            raise ValueError("give alone or combined, not both")
         if self.tower is not None and self.pretrain_of is None:
             raise ValueError("tower takes a part of another method's pretraining: it needs pretrain_of")
         return self
+
+    @property
+    def federation(self) -> tuple[Any, ...]:
+        """What decides which parties there are, and what they hold."""
+        return self.overrides, self.alone, self.combined
 
 
 class Study(Section):
@@ -68,8 +78,9 @@ class Study(Section):
                 if other is None or not other.pretrain:
                     text = f"pretrain_of: no method {method.pretrain_of!r} with a pretraining of its own is above it"
                     raise ValueError(f"methods: {method.name}: {text}")
-                if other.overrides != method.overrides:
-                    raise ValueError(f"methods: {method.name}: pretrain_of: the two have different overrides")
+                if other.federation != method.federation:
+                    text = "the two have different overrides, or not the same parties"
+                    raise ValueError(f"methods: {method.name}: pretrain_of: {text}")
             if not self.finetune and not method.finetune:
                 raise ValueError(f"methods: {method.name} has no phases; give [[finetune]], or a finetune of its own")
         return self
@@ -146,6 +157,10 @@ def _chain(
     tables = copy.deepcopy(base) | {"method": method.name, "seed": seed}
     for key, value in method.overrides.items():
         _set(tables, key, value, where)
+    if method.alone is not None:
+        tables = alone(tables, parse(Recipe, tables, where), method.alone, where)
+    elif method.combined:
+        tables = combined(tables, parse(Recipe, tables, where), where)
     name = f"{study.name}.{method.name}.s{seed}"
     tuning = tables | {"phases": _written(method.finetune or study.finetune)}
     pretrain: PlannedRun | None = None

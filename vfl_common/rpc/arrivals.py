@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Everyone is there."""
+    """Everyone is there, or nobody else is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,15 @@ _PROCEED = Proceed()
 
 
 def decide(
-    waited_s: float, arrived: Collection[str], roster: Sequence[str], timeout_s: float
+    waited_s: float,
+    arrived: Collection[str],
+    roster: Sequence[str],
+    timeout_s: float,
+    deadline_s: float = math.inf,
 ) -> Proceed | Wait | GiveUp:
-    """Proceed when all of ``roster`` have arrived, otherwise wait until ``timeout_s``, then give up on the late."""
-    if len(arrived) == len(roster):
+    """Proceed when all of ``roster`` have arrived or at ``deadline_s``; give up on the late at ``timeout_s``."""
+    if len(arrived) == len(roster) or waited_s >= deadline_s:
         return _PROCEED
     if waited_s < timeout_s:
-        return Wait(timeout_s - waited_s)
+        return Wait(min(timeout_s, deadline_s) - waited_s)
     return GiveUp(tuple(party for party in roster if party not in arrived))

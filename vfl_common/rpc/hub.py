@@ -1,9 +1,10 @@
 """The computing side of an exchange over gRPC.
 
 gRPC's threads only move frames: one thread a stream puts each frame into one queue, and the main thread, inside
-``collect``, does everything else (order, specs, assembly). A bundle that a party sends again, over a new stream after
-the old one broke, never reaches the queue: the stream's own thread sees to it that it gets the reply that was, or will
-be, computed, even where the main thread does not collect for a long time, or never again.
+``collect``, does everything else (order, specs, assembly). What came of a bundle before its stream broke is kept: over
+a new stream the party asks for it and sends the rest. A bundle that came whole never reaches the queue again: the
+stream's own thread sees to it that the party gets the reply that was, or will be, computed, even where the main thread
+does not collect for a long time, or never again.
 """
 
 from __future__ import annotations
@@ -41,15 +42,26 @@ class _Stream:
         self.delivered = 0  # frames; counted by the stream's thread alone
         self.taken = 0  # counted by the main thread alone
         self.closed = False
-        self.repeating: StepKey | None = None  # the stream's thread only: what is coming in was sent before
-        self.assembly: Assembly | None = None  # the main thread only
+        self.repeating: StepKey | None = None  # the stream's thread only: what is coming in came whole before
+        self.incoming: _Incoming | None = None  # the stream's thread only
 
     def close(self) -> None:
         self.closed = True
         self.outbox.put(None)
 
 
-_Event = tuple[_Stream, exchange_pb2.Frame] | VflError
+class _Incoming:
+    """One bundle on its way in, over one stream or several after one another."""
+
+    def __init__(self, step: StepKey, kind: str, stream: _Stream) -> None:
+        self.step, self.kind = step, kind
+        self.stream = stream  # on which its sender waits for the reply
+        self.frames = 0  # delivered
+        self.whole = False
+        self.assembly: Assembly | None = None  # the main thread only
+
+
+_Event = tuple[_Stream, _Incoming | None, exchange_pb2.Frame] | VflError
 
 
 class ExchangeHub:
@@ -81,12 +93,14 @@ class ExchangeHub:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._expect: BundleSpec | None = None  # the main thread only
         self._hurried = True  # the main thread only
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Condition(threading.Lock())  # guards what follows
         self._ended: VflError | None = None
         self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
         self._step: StepKey | None = None
+        self._incoming: dict[str, _Incoming] = {}  # the newest bundle of each party
         self._arrived: dict[str, Bundle] = {}
-        self._owed: dict[str, _Stream] = {}  # where the reply of a party that has arrived goes
+        self._late: frozenset[str] = frozenset()  # of this step: answered, though they have not arrived
+        self._awaited: set[str] = set()  # late ones that have not come for their reply yet
         self._replies: dict[str, tuple[StepKey, list[Encoded]]] = {}  # the last reply to each, to give it again
 
     # -- any thread ---------------------------------------------------------------------------------------------
@@ -105,10 +119,10 @@ class ExchangeHub:
     def deliver(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
         """Passes one frame to the main thread; waits while too many are unread.
 
-        The frames of a bundle that this party has sent before go no further: its reply is due here from now on.
+        The frames of a bundle that came whole before go no further: its reply is due here from now on.
         """
         if frame.HasField("header"):
-            stream.repeating = self._repeated(stream.party, step_of(frame))
+            self._begun(stream, step_of(frame), label(frame))
         if stream.repeating is not None:
             if frame.last:
                 self._repeat(stream, stream.repeating)
@@ -117,8 +131,26 @@ class ExchangeHub:
             if stream.closed or self._ended is not None:
                 return
             time.sleep(0.001)
-        stream.delivered += 1
-        self._events.put((stream, frame))
+        with self._lock:
+            if stream.closed:  # its party goes on over another, from the frame after the last one counted here
+                return
+            stream.delivered += 1
+            if stream.incoming is not None:
+                stream.incoming.frames += 1
+                stream.incoming.whole = frame.last
+            self._events.put((stream, stream.incoming, frame))
+
+    def resume(self, stream: _Stream, step: StepKey) -> exchange_pb2.Resume:
+        """What has come of a bundle over streams of this party that broke; the rest is to come over ``stream``."""
+        with self._lock:
+            answered, incoming = self._replies.get(stream.party), self._incoming.get(stream.party)
+            if answered is not None and answered[0] == step:
+                self._give_again(stream, answered[1])
+                return exchange_pb2.Resume(whole=True)
+            if incoming is None or incoming.step != step:
+                return exchange_pb2.Resume()
+            stream.incoming, incoming.stream = incoming, stream
+            return exchange_pb2.Resume(frames=incoming.frames, whole=incoming.whole)
 
     def end(self, error: VflError) -> None:
         """Ends this generation: ``collect`` raises ``error``, the streams are told and closed. Repeats do nothing."""
@@ -126,40 +158,63 @@ class ExchangeHub:
             if self._ended is not None:
                 return
             self._ended = error
+            self._lock.notify_all()
             streams = list(self._streams.values())
         self._events.put(error)
         for stream in streams:
             stream.outbox.put(error)
 
-    def _repeated(self, party: str, step: StepKey) -> StepKey | None:
-        """``step`` where a bundle of ``party`` for it has arrived already, or was answered."""
+    def _begun(self, stream: _Stream, step: StepKey, kind: str) -> None:
+        """The first frame of a bundle has come: is it a new one, or one that came whole before?"""
         with self._lock:
-            answered = self._replies.get(party)
-            known = (answered is not None and answered[0] == step) or (step == self._step and party in self._arrived)
-            return step if known else None
+            answered, incoming = self._replies.get(stream.party), self._incoming.get(stream.party)
+            known = answered is not None and answered[0] == step
+            known = known or (incoming is not None and incoming.step == step and incoming.whole)
+            stream.repeating = step if known else None
+            if not known and not stream.closed:
+                stream.incoming = self._incoming[stream.party] = _Incoming(step, kind, stream)
 
     def _repeat(self, stream: _Stream, step: StepKey) -> None:
         """The whole of a repeated bundle is in: its reply, now or as soon as it is computed."""
         stream.repeating = None
         with self._lock:
+            if stream.closed:
+                return
             answered = self._replies.get(stream.party)
             if answered is not None and answered[0] == step:
-                stream.outbox.put(answered[1])
+                self._give_again(stream, answered[1])
             else:
-                self._owed[stream.party] = stream
+                self._incoming[stream.party].stream = stream
+
+    def _give_again(self, stream: _Stream, reply: list[Encoded]) -> None:
+        """Under the lock."""
+        stream.outbox.put(reply)
+        self._awaited.discard(stream.party)
+        self._lock.notify_all()
 
     # -- the main thread ----------------------------------------------------------------------------------------
 
     def unhurried(self) -> None:
         self._hurried = False
 
+    def wait_for_late(self) -> None:
+        """Waits until every late party has had its reply. Raises what ended this generation."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._awaited or self._ended is not None)
+            if self._ended is not None and self._awaited:
+                raise self._ended
+
     def collect(
-        self, step: StepKey, expect: BundleSpec, arrived: Callable[[str, Bundle], None] | None = None
+        self,
+        step: StepKey,
+        expect: BundleSpec,
+        arrived: Callable[[str, Bundle], None] | None = None,
+        deadline_s: float = math.inf,
     ) -> dict[str, Bundle]:
-        if self._arrived:
+        if self._arrived or self._late:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         with self._lock:
-            self._step, self._expect, self._owed = step, expect, {}
+            self._step, self._expect = step, expect
         now_s = time.monotonic()
         started_s = None if self._from_first else now_s
         while True:
@@ -167,10 +222,11 @@ class ExchangeHub:
                 raise self._ended
             waited_s = 0.0 if started_s is None else now_s - started_s
             timeout_s = self._timeout_s if self._hurried else math.inf
-            decision = decide(waited_s, self._arrived.keys(), self.roster, timeout_s)
+            decision = decide(waited_s, self._arrived.keys(), self.roster, timeout_s, deadline_s)
             if isinstance(decision, Proceed):
                 self._hurried = True
-                return {party: self._arrived[party] for party in self.roster}
+                self._late = frozenset(self.roster) - self._arrived.keys()
+                return {party: self._arrived[party] for party in self.roster if party in self._arrived}
             if isinstance(decision, GiveUp):
                 late = ", ".join(decision.late)
                 text = f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
@@ -190,7 +246,7 @@ class ExchangeHub:
                 started_s = now_s
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
-        if step != self._step or set(replies) != set(self._arrived):
+        if step != self._step or set(replies) != self._arrived.keys() | self._late:
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
         encoded: dict[int, list[Encoded]] = {}  # one bundle may be the reply to all
         for party, bundle in replies.items():  # the first reply is on its way while the second is encoded
@@ -198,37 +254,41 @@ class ExchangeHub:
             encoded[id(bundle)] = frames
             with self._lock:
                 self._replies[party] = (step, frames)
-                self._owed[party].outbox.put(frames)
+                if party in self._arrived:
+                    self._incoming[party].stream.outbox.put(frames)
+                    continue
+                self._incoming.pop(party, None)  # what has come of its bundle is of no use
+                self._awaited.add(party)
+                if party in self._streams:  # it opens another, and gets its answer there
+                    self._streams.pop(party).close()
         with self._lock:
-            self._arrived, self._owed = {}, {}
+            self._arrived, self._late = {}, frozenset()
 
-    def _take(self, stream: _Stream, frame: exchange_pb2.Frame) -> str | None:
-        """One frame, in the order of its stream; the party whose bundle is complete with it."""
+    def _take(self, stream: _Stream, incoming: _Incoming | None, frame: exchange_pb2.Frame) -> str | None:
+        """One frame, in the order in which its party sent them; the party whose bundle is complete with it."""
+        party = stream.party
         stream.taken += 1
-        if stream.closed:  # its party sends the whole bundle again, over another stream
+        if incoming is None:
+            raise malformed(f"{party} sent a frame that belongs to no bundle", party)
+        if self._incoming.get(party) is not incoming:  # it has begun again, over another stream
             return None
         if frame.HasField("header"):
-            self._begin(stream, frame)
-        if stream.assembly is None:
-            raise malformed(f"{stream.party} sent a frame that belongs to no bundle", stream.party)
-        bundle = stream.assembly.feed(frame)
+            self._begin(party, incoming, frame)
+        if incoming.assembly is None:
+            raise malformed(f"{party} sent a frame that belongs to no bundle", party)
+        bundle = incoming.assembly.feed(frame)
         if bundle is None:
             return None
-        stream.assembly = None
-        with self._lock:
-            if stream.closed:
-                return None
-            self._arrived[stream.party] = bundle
-            self._owed[stream.party] = stream
-            return stream.party
+        incoming.assembly = None
+        self._arrived[party] = bundle
+        return party
 
-    def _begin(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
+    def _begin(self, party: str, incoming: _Incoming, frame: exchange_pb2.Frame) -> None:
         """The first frame of a bundle."""
-        step = step_of(frame)
-        if step != self._step or self._expect is None:
-            text = f"{stream.party} sent {step} while {self._step} is under way"
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=stream.party)
-        stream.assembly = Assembly(frame, self._expect, party=stream.party, allocate=self._allocate)
+        if incoming.step != self._step or self._expect is None:
+            text = f"{party} sent {incoming.step} while {self._step} is under way"
+            raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=party)
+        incoming.assembly = Assembly(frame, self._expect, party=party, allocate=self._allocate)
 
 
 class ExchangeService:
@@ -268,10 +328,10 @@ class ExchangeService:
         try:
             with self._admitted(context) as party:
                 self._meter.name_caller(context.peer(), party)
-                hub = self._attach(requests, party)
+                hub, resume = self._attach(requests, party)
                 stream = hub.open(party)
                 if context.add_callback(stream.close):  # otherwise the stream has ended already
-                    yield from self._until_it_ends(hub, stream, requests)
+                    yield from self._until_it_ends(hub, stream, requests, resume)
         except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns the public text and no more
             yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
 
@@ -295,11 +355,13 @@ class ExchangeService:
             with self._changed:
                 self._held[party] -= 1
 
-    def _until_it_ends(self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes]) -> Iterator[bytes]:
+    def _until_it_ends(
+        self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes], resume: StepKey | None
+    ) -> Iterator[bytes]:
         with self._changed:
             self._open += 1
         try:
-            yield from self._serve(hub, stream, requests)
+            yield from self._serve(hub, stream, requests, resume)
         except PeerError as error:  # a party of this run that breaks the protocol ends it
             hub.end(error)
             raise
@@ -309,7 +371,8 @@ class ExchangeService:
                 self._open -= 1
                 self._changed.notify_all()
 
-    def _attach(self, requests: Iterator[bytes], party: str) -> ExchangeHub:
+    def _attach(self, requests: Iterator[bytes], party: str) -> tuple[ExchangeHub, StepKey | None]:
+        """The hub that the party asks for, and the step that it wants to go on with, if any."""
         data = next(requests, b"")
         frame = parse_frame(data, party=party)
         if not frame.HasField("attach"):
@@ -328,22 +391,20 @@ class ExchangeService:
             hub = self._hub
         if hub is None or (hub.run_id, hub.generation) != (attach.run_id, attach.generation):
             raise PeerError(Code.STALE_GENERATION, f"{party} attached to another generation", party=party)
-        return hub
+        resume = attach.resume
+        return hub, StepKey(resume.phase, resume.round, resume.batch) if attach.HasField("resume") else None
 
-    def _serve(self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes]) -> Iterator[bytes]:
-        add = self._ledger.add
-        party, phase, kind = stream.party, "", ""
-        while True:
-            for data in requests:
-                frame = parse_frame(data, party=party)
-                if frame.HasField("header"):
-                    phase, kind = frame.step.phase, label(frame)
-                add(party, phase, kind, "received", len(frame.data), len(data))
-                hub.deliver(stream, frame)
-                if frame.last or not stream.outbox.empty():
-                    break
-            else:
-                return  # the party has closed its side
+    def _serve(
+        self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes], resume: StepKey | None
+    ) -> Iterator[bytes]:
+        add, party, whole = self._ledger.add, stream.party, False
+        if resume is not None:
+            found = hub.resume(stream, resume)
+            whole, data = found.whole, exchange_pb2.Frame(resume=found).SerializeToString()
+            add(party, CONTROL, CONTROL, "sent", 0, len(data))
+            yield data
+        while whole or self._bundle(hub, stream, requests):
+            whole = False
             reply = stream.outbox.get()
             if reply is None:
                 return
@@ -352,3 +413,17 @@ class ExchangeService:
             for encoded in reply:
                 add(party, encoded.phase, encoded.kind, "sent", encoded.payload_bytes, len(encoded.data))
                 yield encoded.data
+
+    def _bundle(self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes]) -> bool:
+        """Passes on one bundle, or what is left of it; false where the party has closed its side."""
+        party = stream.party
+        phase, kind = (stream.incoming.step.phase, stream.incoming.kind) if stream.incoming is not None else ("", "")
+        for data in requests:
+            frame = parse_frame(data, party=party)
+            if frame.HasField("header"):
+                phase, kind = frame.step.phase, label(frame)
+            self._ledger.add(party, phase, kind, "received", len(frame.data), len(data))
+            hub.deliver(stream, frame)
+            if frame.last or not stream.outbox.empty():
+                return True
+        return False

@@ -1,4 +1,4 @@
-"""The asking side of an exchange over gRPC: one stream, opened again when it breaks, the last bundle sent again."""
+"""The asking side of an exchange over gRPC: one stream, opened again when it breaks, where the last bundle goes on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ExchangeLink:
     ) -> None:
         self._make_channel = channel
         self._me, self._peer = me, peer
-        self._attach = exchange_pb2.Attach(run_id=run_id, generation=generation, protocol=PROTOCOL)
+        self._run_id, self._generation = run_id, generation
         self._ledger = ledger
         self._reconnect_s, self._timeout_s, self._allocate = reconnect_s, timeout_s, allocate
         self._lock = threading.Lock()
@@ -56,7 +56,8 @@ class ExchangeLink:
         self._channel: grpc.Channel | None = None
         self._call: grpc.Call | None = None
         self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
-        self._frames: list[Encoded] = []  # the last bundle, to be sent again over another stream
+        self._frames: list[Encoded] = []  # the last bundle, of which what is missing goes over another stream
+        self._step: StepKey | None = None  # its own
         self._give_up_s: float | None = None
         self._hurried = True
         self._asked: tuple[float, StepKey] | None = None  # since when, and for which step, a reply is due
@@ -71,7 +72,7 @@ class ExchangeLink:
         self._hurried = False
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
-        self._frames = encode(step, bundle)
+        self._frames, self._step = encode(step, bundle), step
         self._give_up_s = None
         try:
             self._put()
@@ -81,8 +82,8 @@ class ExchangeLink:
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
         while True:
             try:
-                call = self._call or self._put()
                 self._asked = (time.monotonic(), step)
+                call = self._call or self._put()
                 reply = self._receive(call, step, expect)
                 self._asked, self._hurried = None, True
                 return reply
@@ -90,11 +91,25 @@ class ExchangeLink:
                 self._broken(step, error)
 
     def _put(self) -> grpc.Call:
-        """Hands the last bundle to the stream, a new one if need be."""
-        call = self._call or self._open()
-        for frame in self._frames:
+        """Hands the last bundle to the stream; to a new one, where need be, what the peer has not got of it."""
+        began = self._give_up_s is not None and len(self._frames) > 1  # one frame is sent again: that takes no longer
+        call, there = self._call, 0
+        if call is None:
+            call = self._open(self._step if began else None)
+            there = self._there(call) if began else 0
+        for frame in self._frames[there:]:
             self._requests.put(frame)
         return call
+
+    def _there(self, call: grpc.Call) -> int:
+        """How many frames of the last bundle the peer has got over streams that broke."""
+        for data in call:
+            frame = self._parse(data)
+            self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
+            if not frame.HasField("resume"):
+                raise malformed(f"{self._peer} was asked how much it has, and sent something else", self._peer)
+            return len(self._frames) if frame.resume.whole else frame.resume.frames
+        raise _StreamEnded
 
     def _broken(self, step: StepKey, error: grpc.RpcError) -> None:
         """The stream broke: returns after a pause where it may be tried again. Raises what ended the generation, or
@@ -134,12 +149,16 @@ class ExchangeLink:
             late.cancel()
         self._drop()
 
-    def _open(self) -> grpc.Call:
+    def _open(self, resume: StepKey | None) -> grpc.Call:
+        """A new stream; ``resume``: a bundle that is to go on over it."""
         self._channel = self._make_channel()
         requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
         method = self._channel.stream_stream(f"/{SERVICE}/Swap")
-        attach = exchange_pb2.Frame(attach=self._attach).SerializeToString()
-        requests.put(Encoded(attach, 0, CONTROL, CONTROL))
+        frame = exchange_pb2.Frame()
+        frame.attach.run_id, frame.attach.generation, frame.attach.protocol = self._run_id, self._generation, PROTOCOL
+        if resume is not None:
+            frame.attach.resume.phase, frame.attach.resume.round, frame.attach.resume.batch = resume
+        requests.put(Encoded(frame.SerializeToString(), 0, CONTROL, CONTROL))
         call = method(self._sending(requests))
         with self._lock:
             self._call, self._requests = call, requests
@@ -159,11 +178,7 @@ class ExchangeLink:
         assembly: Assembly | None = None
         kind = ""
         for data in call:
-            frame = parse_frame(data, party=self._peer)
-            if frame.HasField("failure"):
-                if frame.failure.code == int(Code.STALE_GENERATION):  # it is not there yet, or we are behind
-                    raise _StreamEnded
-                raise from_failure(frame.failure, sender=self._peer, me=self._me)
+            frame = self._parse(data)
             if frame.HasField("header"):
                 kind = label(frame)
                 if step_of(frame) != step:
@@ -177,6 +192,15 @@ class ExchangeLink:
             if bundle is not None:
                 return bundle
         raise _StreamEnded
+
+    def _parse(self, data: bytes) -> exchange_pb2.Frame:
+        """Raises what the peer says instead of an answer."""
+        frame = parse_frame(data, party=self._peer)
+        if frame.HasField("failure"):
+            if frame.failure.code == int(Code.STALE_GENERATION):  # it is not there yet, or we are behind
+                raise _StreamEnded
+            raise from_failure(frame.failure, sender=self._peer, me=self._me)
+        return frame
 
     def _watch(self) -> None:
         """Ends the link when a living peer does not answer in time: gRPC's deadlines are for whole streams."""

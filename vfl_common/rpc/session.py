@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 import grpc
@@ -50,6 +50,7 @@ class Start:
     generation: int
     checkpoint: str  # empty: from the beginning
     exchange_address: str  # of the active party
+    left: tuple[str, ...] = ()  # parties that are not needed any more, and do not take part
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Session:
             raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=self.server)
         if start.exchange_address:
             split_address(start.exchange_address)
-        return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address)
+        return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address, tuple(start.left))
 
     def watch(self, watcher: Callable[[VflError], None] | None) -> None:
         """``watcher`` is called, from another thread, when the current generation ends; at once if it has."""
@@ -177,13 +178,23 @@ class Session:
         )
         self._send(control_pb2.PartyMessage(progress=message))
 
-    def report(self, metrics: dict[str, dict[str, float]], steps: int, wall_s: float, privacy_json: str = "") -> str:
-        """Reports this party's results, its ledger and the kernel's counts, and waits until all parties have.
+    def report(
+        self,
+        metrics: dict[str, dict[str, float]],
+        steps: int,
+        wall_s: float,
+        privacy_json: str = "",
+        free_from: Sequence[str] = (),
+    ) -> str:
+        """Reports this party's results, its ledger and the kernel's counts, and waits until it is not needed any more.
+
+        That is when all parties have reported; for a passive party that was alone at the end, at once. ``free_from``:
+        the labels of its last checkpoint and of those after which it has exchanged nothing.
 
         Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun where a party was lost
         meanwhile: the run goes on from a checkpoint.
         """
-        report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json)
+        report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json, free_from=free_from)
         report.metrics_json = json.dumps(metrics)
         for entry in self.ledger.entries():
             report.ledger.add(**asdict(entry))

@@ -28,8 +28,9 @@ class Method:
     ``encoder``: the encoder that the phase trains and hands on to those after it, where that is not a single one.
     ``noise``: σ of the noise on what a passive party sends for evaluation and prediction, where the phase asks for any.
     ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> what the phase is to spend
-    where its settings have ``dp``. ``trains``: whether rows leave a trace in the models. ``traffic``: what the phase is
-    going to exchange, for a forecast; the party may lack features and models, and the function exchanges nothing.
+    where its settings have ``dp``. ``trains``: whether rows leave a trace in the models. ``kept``: whether what it
+    learns is in the party's models at all; where it is not, it is the recipe's only phase. ``traffic``: what the phase
+    is going to exchange, for a forecast; the party may lack features and models, and the function exchanges nothing.
     """
 
     settings: type[Section]
@@ -39,6 +40,7 @@ class Method:
     noise: Callable[[Section], float] | None = None
     private: Callable[[str, Section, Recipe, int], PrivatePhase | None] | None = None
     trains: bool = True
+    kept: bool = True
     traffic: Callable[[Party, str, Section], Traffic] | None = None
 
 
@@ -95,6 +97,11 @@ def sent_noise(recipe: Recipe) -> GaussianNoise:
     return GaussianNoise(max(asked))
 
 
+def nothing_kept(recipe: Recipe) -> str | None:
+    """The first phase whose model ends with it, by name; None where there is none."""
+    return next((phase.name for phase in recipe.phases if not load_method(phase.kind).kept), None)
+
+
 def privacy_plan(recipe: Recipe, rows: int) -> Plan | None:
     """What the phases with ``dp`` are to spend over so many training rows, the same at every party; None without any.
 
@@ -118,6 +125,10 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     role = "active" if party.name == recipe.active.name else "passive"
     phases = []
     privacy_plan(recipe, len(party.rows("train")))  # refused early, at every party
+    left = nothing_kept(recipe)
+    if left is not None and (len(recipe.phases) > 1 or recipe.start is not None):
+        text = f"recipe: phases: {left} trains a model of its own that no other phase sees"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; make it the only phase, and remove start")
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), role)
         phases.append(side(party, phase.name, parse_settings(phase)))

@@ -107,12 +107,17 @@ class Plan:
 def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] = ()) -> Plan | None:
     """The plan of a recipe's private phases over so many training rows; None where there are none.
 
-    outside: names of what trains without privacy. Raises InputError where two phases do not share one budget, or where
-    no noise gives its epsilon.
+    outside: names of what trains without privacy. Raises InputError where two phases do not share one budget, where
+    delta is too large for so many rows, or where no noise gives epsilon.
     """
     if not phases or not rows:
         return None
     dp = phases[0].dp
+    if dp.delta * rows >= 1.0:
+        text = f"recipe: phases: dp.delta = {dp.delta:g} of {phases[0].name} is not below 1 / {rows} training rows"
+        raise InputError(
+            Code.CONFIG_INVALID, f"{text}: giving away one whole row would be within it; take {0.1 / rows:.0e} or less"
+        )
     for phase in phases[1:]:
         for key in _ALIKE:
             if getattr(phase.dp, key) != getattr(dp, key):
@@ -127,10 +132,12 @@ def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] 
         for steps in [phase.epochs * poisson.steps_an_epoch(rows, phase.batch_size)]
         for party in phase.parties
     ]
+    if not shares:
+        return None  # the phases are those of passive parties, and there are none
     mode: Mode = "matched" if any(phase.dp.mode == "matched" for phase in phases) else "fixed"
     if dp.epsilon is not None:
         shares = _with_noise(dp.epsilon, dp, shares)
-    return Plan(dp, mode, tuple(shares), tuple(outside)) if shares else None
+    return Plan(dp, mode, tuple(shares), tuple(outside))
 
 
 def _with_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[Share]:

@@ -10,8 +10,9 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from vfl_common.config.recipe import Recipe, first_difference
@@ -32,7 +33,7 @@ Emit = Callable[..., None]
 MAX_TEXT = 200  # characters of what a party says of itself
 MAX_RECIPE = 16_384  # characters by which a party's recipe may be longer than ours, to look for the difference
 MAX_METRICS = 32  # in a party's progress
-MAX_ENTRIES = 4_096  # ledger lines in a report
+MAX_ENTRIES = 4_096  # ledger lines in a report, or labels
 
 
 @dataclass
@@ -50,6 +51,14 @@ class Member:
     report: control_pb2.Report | None = None
 
 
+@dataclass(frozen=True)
+class Left:
+    """A party that was alone at the end, has reported and is not needed any more."""
+
+    identity: PartySummary
+    report: control_pb2.Report
+
+
 class Coordinator:
     """Run state and membership of one run.
 
@@ -61,6 +70,8 @@ class Coordinator:
         on_start: called, under the lock, with (generation, checkpoint, what all parties aggregate) when a generation
             starts, before the parties are told.
         on_end: called, under the lock, when a generation that was started ends, or the run does, with the reason.
+        on_leave: called, under the lock, with a party that is not needed any more, before it is told that it may go.
+        left: those that left before this process of the server began.
         emit: tells the person or program in front of the server what happens.
     """
 
@@ -73,17 +84,20 @@ class Coordinator:
         *,
         on_start: Callable[[int, str, tuple[Aggregation, ...]], None],
         on_end: Callable[[VflError], None] = lambda _: None,
+        on_leave: Callable[[Left], None] = lambda _: None,
+        left: Mapping[str, Left] = MappingProxyType({}),
         emit: Emit,
     ) -> None:
         self.recipe, self.job, self.run_id, self.generation = recipe, job, run_id, generation
         self._roster = tuple(party.name for party in recipe.parties)
         self._phases = tuple(phase.name for phase in recipe.phases)
         self._canonical = recipe.canonical_json()
-        self._on_start, self._on_end, self._emit = on_start, on_end, emit
+        self._on_start, self._on_end, self._on_leave, self._emit = on_start, on_end, on_leave, emit
         self._lock = threading.Condition()
         self._members: dict[str, Member] = {}
-        self._identities: dict[str, PartySummary] = {}
-        self._reports: dict[str, control_pb2.Report] = {}  # of the completed run: a party may leave after its own
+        self._identities = {name: each.identity for name, each in left.items()}
+        self._reports: dict[str, control_pb2.Report] = {}  # of the completed run
+        self._left = dict(left)
         self.state = RunState.WAITING
         self.failure: VflError | None = None
         self._waiting_since_s = time.monotonic()
@@ -202,6 +216,7 @@ class Coordinator:
         if self.state is RunState.RUNNING:  # it has left the generation before we noticed
             self._interrupt(f"{member.name} joins again", lost=[])
         member.join, member.joined, member.aggregations, member.report = join, True, declared, None
+        self._left.pop(member.name, None)
         self._identities[member.name] = PartySummary(
             name=member.name, role="active" if join.role == "active" else "passive", pid=join.pid, device=join.device
         )
@@ -265,7 +280,8 @@ class Coordinator:
             if member.joined
         }
         waited_s = time.monotonic() - self._waiting_since_s
-        decision = membership.decide(waited_s, self._deadline_s, self._roster, ready)
+        left = {name: each.report.free_from for name, each in self._left.items()}
+        decision = membership.decide(waited_s, self._deadline_s, self._roster, ready, left)
         if isinstance(decision, membership.Begin):
             self._begin(decision)
         elif isinstance(decision, membership.GiveUp):
@@ -280,7 +296,7 @@ class Coordinator:
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
         try:
-            declared = {name: self._members[name].aggregations for name in self._roster}
+            declared = {name: member.aggregations for name, member in self._in_order()}
             self._on_start(self.generation, decision.checkpoint, aggregations.agreed(declared, self._phases))
         except VflError as error:
             self._fail(error)
@@ -297,6 +313,7 @@ class Coordinator:
                         generation=self.generation,
                         checkpoint=decision.checkpoint,
                         exchange_address=address if member.name != self.recipe.active.name else "",
+                        left=list(self._left),
                     )
                 )
             )
@@ -327,7 +344,7 @@ class Coordinator:
         if self.state is not RunState.RUNNING:
             return  # the party has not heard yet that its generation has ended
         texts = [text for entry in report.ledger for text in (entry.peer, entry.phase, entry.kind, entry.direction)]
-        texts += [count.peer for count in report.tcp]
+        texts += [count.peer for count in report.tcp] + list(report.free_from)
         if (
             metrics_of(report) is None
             or (report.privacy_json and privacy_of(report) is None)
@@ -340,10 +357,23 @@ class Coordinator:
             self._fail(PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=member.name))
             return
         member.report = report
+        if len(report.free_from) > 1 and member.name != self.recipe.active.name and self.job == "train":
+            self._let_go(member, report)
         self._maybe_complete()
+
+    def _let_go(self, member: Member, report: control_pb2.Report) -> None:
+        """A party that was alone at the end: whatever happens to the others, it need not come back."""
+        self._left[member.name] = left = Left(self._identities[member.name], report)
+        self._on_leave(left)
+        del self._members[member.name]
+        member.outbox.put(control_pb2.ServerMessage(complete=control_pb2.Complete()))
+        member.outbox.put(None)
+        self._lock.notify_all()
+        self._emit("left", party=member.name)
 
     def _maybe_complete(self) -> None:
         reports = {name: member.report for name, member in self._members.items() if member.report is not None}
+        reports |= {name: each.report for name, each in self._left.items()}
         if self.state is RunState.RUNNING and set(reports) == set(self._roster):
             self._reports = reports
             self.state = move(self.state, RunState.COMPLETED)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """All parties are there: start a generation from ``checkpoint`` (empty: from the beginning)."""
+    """All parties that are needed are there: start a generation from ``checkpoint`` (empty: from the beginning)."""
 
     checkpoint: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,11 @@ class GiveUp:
 
 
 def decide(
-    waited_s: float, deadline_s: float, roster: Sequence[str], ready: Mapping[str, Sequence[str]]
+    waited_s: float,
+    deadline_s: float,
+    roster: Sequence[str],
+    ready: Mapping[str, Sequence[str]],
+    left: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Begin | Wait | GiveUp:
     """Whether the run may start.
 
@@ -40,11 +44,14 @@ def decide(
         deadline_s: how long it may wait.
         roster: all parties of the recipe.
         ready: {party: labels of its checkpoints, oldest first} for those that have joined.
+        left: {party: labels from which the run does not need it} for those that have left.
     """
-    missing = tuple(party for party in roster if party not in ready)
+    missing = tuple(party for party in roster if party not in ready and party not in left)
     if not missing:
         checkpoint = newest_common(ready.values())
-        return Begin(checkpoint, f"all {len(roster)} parties are here")
+        missing = tuple(party for party in roster if party not in ready and checkpoint not in left[party])
+        if not missing:
+            return Begin(checkpoint)
     if waited_s < deadline_s:
         return Wait(missing, deadline_s - waited_s)
     return GiveUp(missing, f"{', '.join(missing)} did not come within {deadline_s:g} s")

@@ -35,7 +35,7 @@ class ContrastiveSettings(SslSettings):
 class Contrastive(Phase):
     """Either side: LocalCL of Alg. 4. A party without features has nothing to do."""
 
-    alone = True
+    alone_from = 0
 
     def __init__(self, party: Party, name: str, settings: ContrastiveSettings) -> None:
         self.name, self.rounds = name, settings.rounds

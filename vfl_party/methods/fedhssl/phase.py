@@ -29,11 +29,14 @@ class FedHSSL(Phase):
         if party.features is None:
             text = f"recipe: phases: {name}: {party.name} has no features, and every party's encoder takes part"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give it features")
+        if (settings.cross or settings.aggregate) and not party.recipe.passives:
+            text = f"recipe: phases: {name}: {party.name} is alone, and cross and aggregate are steps of several"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; set both to false, or add a passive party")
         preset = party.recipe.preset
         gamma = settings.guidance(preset)
         plan, encoders = make_plan(settings, preset, gamma), two_encoders(party, settings)
         self._cross = self._local = self._aggregation = None
-        self.alone = not (settings.cross or settings.aggregate)
+        self.alone_from = None if settings.cross or settings.aggregate else 0
         if settings.cross:
             peers = [party.recipe.active.name]
             if party.name == party.recipe.active.name:

@@ -71,7 +71,7 @@ _LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], Learner]] = {
 class FedOnce(Phase):
     """Alg. 1, lines 2 to 15. The active party, and a party without features, have nothing to do."""
 
-    alone = True
+    alone_from = 0
 
     def __init__(self, party: Party, name: str, settings: FedOnceSettings) -> None:
         self.name = name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -19,13 +20,16 @@ from vfl_common.seeds import batches
 from vfl_party.context import Party, Rows
 from vfl_party.exchange import expect
 from vfl_party.methods import privacy_plan
-from vfl_party.methods.head.settings import UPLOAD, HeadSettings
+from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
+from vfl_party.methods.head.upload import without, zeros
 from vfl_party.privacy.steps import PrivateSteps
 from vfl_party.scoring import embed
 
 
 class ActiveHead(Phase):
     """Two rounds: the upload, and the training."""
+
+    alone_from = TRAIN
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds = name, 2
@@ -35,6 +39,9 @@ class ActiveHead(Phase):
         where = f"recipe: phases: {name}"
         if len(self._rows) == 0:
             raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
+        if settings.deadline_s is not None and party.recipe.model.combine != "concat":
+            text = f"{where}: deadline_s needs model.combine = 'concat': zeros for a late party would change the"
+            raise InputError(Code.CONFIG_INVALID, f"{text} {party.recipe.model.combine} of all the others")
         self._trains_encoder = settings.own_encoder == "trained"
         if self._trains_encoder and party.features is None:
             text = f"{where}: own_encoder = 'trained', but {party.name} has no features"
@@ -54,6 +61,8 @@ class ActiveHead(Phase):
             trained = self._models, self._optimizer, self._positions
             self._private = PrivateSteps(plan, name, party.name, *trained, size, norm)
         self._r: dict[str, Tensor] = {}  # {passive party: its representations of the training rows, [N, D]}
+        self._late: list[str] = []
+        self._owed = False  # the acknowledgement
 
     @property
     def _trained(self) -> tuple[str, ...]:
@@ -67,15 +76,30 @@ class ActiveHead(Phase):
     def _collect(self, round_: int) -> RoundReport:
         """One bundle from each passive party: FedOnce's Alg. 1, line 19."""
         party, step = self._party, StepKey(self.name, round_, 0)
-        hub = party.need_hub()
-        spec = expect(Kind.EMBEDDING, z=(torch.float32, (len(self._rows), party.embedding_size)))
-        received = hub.collect(step, spec)
-        hub.acknowledge(step, received)
-        self._r = {name: tensors["z"] for name, tensors in received.items()}
-        return RoundReport(0)
+        n, d = len(self._rows), party.embedding_size
+        spec, deadline_s = expect(Kind.EMBEDDING, z=(torch.float32, (n, d))), self._settings.deadline_s
+        received = party.need_hub().collect(step, spec, math.inf if deadline_s is None else deadline_s)
+        self._late = [each.name for each in party.recipe.passives if each.name not in received]
+        self._r = {name: tensors["z"] for name, tensors in received.items()} | zeros(self._late, n, d, party.device)
+        self._owed = True
+        late = f"trained without {', '.join(self._late)}, who did not come within {deadline_s} s" if self._late else ""
+        return RoundReport(0, note=late, checkpoint=True)
+
+    def _acknowledge(self) -> None:
+        """Once the representations are in a checkpoint: a party that has this answer may leave."""
+        if not self._owed:  # this generation began here
+            return
+        self._owed, party, step = False, self._party, StepKey(self.name, UPLOAD, 0)
+        names = [each.name for each in party.recipe.passives]
+        if self._settings.deadline_s is None:
+            party.need_hub().acknowledge(step, dict.fromkeys(names))
+            return
+        used = {name: torch.tensor([name not in self._late], dtype=torch.uint8) for name in names}
+        party.need_hub().reply(step, Kind.ACK, {name: {"used": each} for name, each in used.items()})
 
     def _train(self, round_: int) -> RoundReport:
         """SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
+        self._acknowledge()
         party, settings, rule, top = self._party, self._settings, self._party.recipe.model.combine, self._models["top"]
         _, targets = party.need_labels()
         y_N, r_ND = party.take(targets, self._rows), [self._r[each.name] for each in party.recipe.passives]
@@ -103,6 +127,7 @@ class ActiveHead(Phase):
             mean_loss = total.item() / counted if counted else mean_loss
             schedule.step()
             party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
+        without(self._models["top"], party.recipe, self._late)
         found = {"loss": mean_loss}
         if self._private is not None:
             return RoundReport(steps, {"train": {**found, "epsilon": self._private.epsilon}}, note=self._private.note)
@@ -141,9 +166,10 @@ class ActiveHead(Phase):
 
     def state(self) -> Tree:
         private = self._private.state() if self._private is not None else None
-        return {"representations": self._r, "private": private}
+        return {"representations": self._r, "late": self._late, "private": private}
 
     def load_state(self, tree: Tree) -> None:
         self._r = {name: r_ND.to(self._party.device) for name, r_ND in tree["representations"].items()}
+        self._late = list(tree["late"])
         if self._private is not None:
             self._private.load_state(tree["private"])

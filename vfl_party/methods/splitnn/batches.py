@@ -18,6 +18,9 @@ class Batches:
         rows = len(party.rows("train"))
         if rows == 0:
             raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows")
+        if settings.max_bytes is not None and not party.recipe.passives:
+            text = f"recipe: phases: {phase}: max_bytes: {party.name} is alone, so no bytes cross"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or add a passive party")
         row_bytes = 2 * 4 * party.embedding_size * len(party.recipe.passives)  # float32, there and back
         self._sizes = [len(batch) for batch in self._epoch(0)]  # the same in every epoch
         self._bytes = [row_bytes * size for size in self._sizes]

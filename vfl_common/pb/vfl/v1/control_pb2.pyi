@@ -130,20 +130,22 @@ class TcpCount(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json")
+    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from")
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     TCP_FIELD_NUMBER: _ClassVar[int]
     METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     WALL_S_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_JSON_FIELD_NUMBER: _ClassVar[int]
+    FREE_FROM_FIELD_NUMBER: _ClassVar[int]
     ledger: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
     tcp: _containers.RepeatedCompositeFieldContainer[TcpCount]
     metrics_json: str
     steps: int
     wall_s: float
     privacy_json: str
-    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ...) -> None: ...
+    free_from: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("missing", "deadline_s")
@@ -154,16 +156,18 @@ class Waiting(_message.Message):
     def __init__(self, missing: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address")
+    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address", "left")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     checkpoint: str
     exchange_address: str
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ...) -> None: ...
+    left: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Interrupt(_message.Message):
     __slots__ = ("generation", "lost", "reason")

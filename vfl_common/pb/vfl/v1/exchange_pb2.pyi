@@ -18,27 +18,39 @@ class StepKey(_message.Message):
     def __init__(self, phase: _Optional[str] = ..., round: _Optional[int] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("run_id", "generation", "protocol")
+    __slots__ = ("run_id", "generation", "protocol", "resume")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     protocol: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
+    resume: StepKey
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., protocol: _Optional[int] = ..., resume: _Optional[_Union[StepKey, _Mapping]] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("frames", "whole")
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    frames: int
+    whole: bool
+    def __init__(self, frames: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("attach", "step", "header", "last", "failure", "data")
+    __slots__ = ("attach", "step", "header", "last", "failure", "data", "resume")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     step: StepKey
     header: _tensor_pb2.BundleHeader
     last: bool
     failure: _failure_pb2.Failure
     data: bytes
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., step: _Optional[_Union[StepKey, _Mapping]] = ..., header: _Optional[_Union[_tensor_pb2.BundleHeader, _Mapping]] = ..., last: _Optional[bool] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    resume: Resume
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., step: _Optional[_Union[StepKey, _Mapping]] = ..., header: _Optional[_Union[_tensor_pb2.BundleHeader, _Mapping]] = ..., last: _Optional[bool] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., data: _Optional[bytes] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...

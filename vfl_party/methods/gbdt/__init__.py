@@ -1,0 +1,12 @@
+"""Gradient-boosted decision trees with LightGBM, at the active party alone: a baseline, on its own columns.
+
+In a recipe of one party that has all columns it is trees on all (a study's ``combined``). Nothing crosses, and nothing
+is handed on: the trees end with the phase.
+"""
+
+from vfl_party.methods import Method
+from vfl_party.methods.gbdt.phase import ActiveGbdt, PassiveGbdt
+from vfl_party.methods.gbdt.settings import GbdtSettings
+from vfl_party.traffic import silent
+
+METHOD = Method(GbdtSettings, ActiveGbdt, PassiveGbdt, kept=False, traffic=silent)  # type: ignore[arg-type]

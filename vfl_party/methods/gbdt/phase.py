@@ -1,0 +1,118 @@
+"""Both sides of the phase, of which one does nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vfl_common.errors import Code, InputError
+from vfl_common.metrics import evaluate
+from vfl_common.phase import Phase, RoundReport
+from vfl_common.seeds import derive_seed
+from vfl_party.context import Party, Rows
+from vfl_party.methods.gbdt.settings import GbdtSettings
+
+OBJECTIVES = {"binary": "binary", "multiclass": "multiclass", "regression": "regression"}
+INSTALL = "pip install 'vfl[gbdt]', or pip install lightgbm"
+
+
+def lightgbm(where: str) -> Any:
+    """The package, which is an optional one. Raises InputError with the command that installs it."""
+    try:
+        import lightgbm
+    except (ImportError, OSError) as error:  # OSError: libgomp, which its library needs, is not there
+        text = f"{where}: gbdt needs LightGBM, which cannot be imported here ({str(error).splitlines()[0]})"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; {INSTALL}") from None
+    return lightgbm
+
+
+class ActiveGbdt(Phase):
+    """One round: all trees, then their metrics."""
+
+    alone_from = 0
+
+    def __init__(self, party: Party, name: str, settings: GbdtSettings) -> None:
+        self.name, self.rounds = name, 1
+        self._party, self._settings = party, settings
+        where = f"recipe: phases: {name}"
+        self._lightgbm = lightgbm(where)
+        if party.features is None:
+            raise InputError(Code.CONFIG_INVALID, f"{where}: {party.name} has no features to grow trees on")
+        if len(party.rows("train")) == 0:
+            raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
+        if settings.early_stopping is not None and len(party.rows("validation")) == 0:
+            text = f"{where}: early_stopping needs validation rows; set rows.validation"
+            raise InputError(Code.CONFIG_INVALID, text)
+
+    def run_round(self, _round: int) -> RoundReport:
+        party, settings, lgb = self._party, self._settings, self._lightgbm
+        x_NF, categorical = self._columns()
+        labels, targets = party.need_labels()
+        y_N = targets.reshape(-1).cpu().numpy()
+
+        def data(rows: Rows, reference: Any = None) -> Any:
+            return lgb.Dataset(x_NF[rows], y_N[rows], reference, categorical_feature=categorical)
+
+        train = data(party.rows("train"))
+        callbacks, watched = [self._tick], []
+        if settings.early_stopping is not None:
+            watched = [data(party.rows("validation"), train)]
+            callbacks.append(lgb.early_stopping(settings.early_stopping, verbose=False))
+        trees = lgb.train(self._parameters(), train, settings.trees, watched, callbacks=callbacks)
+        metrics: dict[str, dict[str, float]] = {}
+        for split in settings.splits:
+            rows = party.rows(split)
+            if len(rows):
+                outputs = self._outputs(trees, x_NF[rows])
+                metrics[split] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
+        kept = trees.best_iteration if settings.early_stopping is not None else trees.current_iteration()
+        return RoundReport(0, metrics, note=f"{self.name}: {kept} of at most {settings.trees} rounds of boosting")
+
+    def _parameters(self) -> dict[str, Any]:
+        party, settings = self._party, self._settings
+        classes = {"num_class": party.recipe.task.classes} if party.recipe.task.classes else {}
+        return classes | {
+            "objective": OBJECTIVES[party.recipe.task.kind],
+            "learning_rate": settings.lr,
+            "num_leaves": settings.leaves,
+            "min_data_in_leaf": settings.min_rows,
+            "num_threads": torch.get_num_threads(),
+            "seed": derive_seed(party.recipe.seed, self.name) % 2**31,
+            "deterministic": True,
+            "force_row_wise": True,  # otherwise it measures which way is faster, and rounding follows
+            "verbosity": -1,
+        }
+
+    def _columns(self) -> tuple[npt.NDArray[np.float32], list[int]]:
+        """All rows as the encoder sees them, images as rows of pixels, [N, F], and which columns are categories."""
+        features = self._party.need_features()
+        x_NF = features.x.flatten(1).cpu().numpy()
+        if features.categories is None:
+            return x_NF, []
+        width = x_NF.shape[1]
+        joined = np.concatenate([x_NF, features.categories.cpu().numpy().astype(np.float32)], axis=1)
+        return joined, list(range(width, joined.shape[1]))
+
+    def _outputs(self, trees: Any, x_NF: npt.NDArray[np.float32]) -> Tensor:
+        """Logits, or scaled values, [N, O], as ``evaluate`` takes them."""
+        raw = trees.predict(x_NF, raw_score=True, num_threads=torch.get_num_threads())
+        return torch.from_numpy(np.asarray(raw)).reshape(len(x_NF), -1)
+
+    def _tick(self, state: Any) -> None:
+        self._party.tick(self.name, 0, 1, state.iteration + 1, state.end_iteration)
+
+
+class PassiveGbdt(Phase):
+    """Nothing to do."""
+
+    alone_from = 0
+
+    def __init__(self, _party: Party, name: str, _settings: GbdtSettings) -> None:
+        self.name, self.rounds = name, 1
+
+    def run_round(self, _round: int) -> RoundReport:
+        return RoundReport(0)

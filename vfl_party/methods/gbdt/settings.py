@@ -1,0 +1,21 @@
+"""What a recipe says about the trees. Defaults: LightGBM's, but for the number of trees."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from vfl_common.config.base import Section
+
+
+class GbdtSettings(Section):
+    """``early_stopping``: ends when the loss on the validation rows has not fallen for so many trees, and keeps those
+    up to the best; ``splits``: what is evaluated, as in ``evaluate``."""
+
+    trees: PositiveInt = 500  # rounds of boosting; a round is a tree, of a multi-class task one for each class
+    lr: PositiveFloat = 0.1
+    leaves: Annotated[int, Field(ge=2, le=131_072)] = 31  # of a tree
+    min_rows: PositiveInt = 20  # of a leaf
+    early_stopping: PositiveInt | None = None
+    splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")

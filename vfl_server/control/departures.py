@@ -1,0 +1,45 @@
+"""The parties that have left a run, on disk: a server that is started again does not wait for them."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.summary import PartySummary
+from vfl_server.control.coordinator import Left
+
+
+@dataclass(frozen=True)
+class Departures:
+    """``left.json``: {party: {identity, report}}, the report as it came, in base64."""
+
+    path: Path
+
+    def add(self, left: Left) -> None:
+        """Notes that a party has left; on disk when this returns."""
+        report = b64encode(left.report.SerializeToString()).decode()
+        entry = {"identity": left.identity.model_dump(mode="json"), "report": report}
+        write_atomic(self.path, json.dumps(self._entries() | {left.identity.name: entry}) + "\n")
+
+    def read(self) -> dict[str, Left]:
+        """{party: what it left behind}. Raises InputError where the file is not what ``add`` wrote."""
+        try:
+            return {
+                name: Left(
+                    PartySummary.model_validate(entry["identity"]),
+                    control_pb2.Report.FromString(b64decode(entry["report"])),
+                )
+                for name, entry in self._entries().items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            text = f"{self.path}: cannot be read ({error}); begin a new run with --fresh at the server and every party"
+            raise InputError(Code.FILE_INVALID, text) from None
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        return dict(json.loads(self.path.read_text())) if self.path.exists() else {}
