@@ -37,6 +37,15 @@ class TcpCount:
     received_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class InterfaceCount:
+    """What the kernel counted on a network interface while the program ran: all programs, headers of every layer."""
+
+    interface: str
+    sent_bytes: int
+    received_bytes: int
+
+
 class Ledger:
     """Thread-safe: gRPC's threads count too."""
 

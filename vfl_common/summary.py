@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from vfl_common.ledger import CONTROL, Entry, TcpCount
+from vfl_common.ledger import CONTROL, Entry, InterfaceCount, TcpCount
 
 
 class _Model(BaseModel):
@@ -55,15 +56,26 @@ class TcpBytes(_Model):
     received_bytes: int
 
 
+class InterfaceBytes(_Model):
+    """The kernel's count on an interface of a party's machine while it ran: all programs, headers of every layer."""
+
+    party: str
+    interface: str
+    sent_bytes: int
+    received_bytes: int
+
+
 class Bytes(_Model):
-    """All that was counted. ``agrees``: both ends of every link counted the same (always so unless a process was
-    lost: what a killed one had counted since its last checkpoint died with it, and what was under way, to a silent one
-    or when a generation ended, was not received; ``disagreements`` names the links)."""
+    """All that was counted. ``interfaces``: none on the loopback interface. ``agrees``: both ends of every link counted
+    the same (always so unless a process was lost: what a killed one had counted since its last checkpoint died with it,
+    and what was under way, to a silent one or when a generation ended, was not received; ``disagreements`` names the
+    links)."""
 
     total: ByteCount
     by_phase: dict[str, ByteCount]
     by_link: list[LinkBytes]
     tcp: list[TcpBytes]
+    interfaces: list[InterfaceBytes] = []
     agrees: bool
     disagreements: list[str] = []
 
@@ -106,7 +118,12 @@ def load_summary(path: Path) -> Summary:
 
 
 def gather_bytes(
-    ledgers: Mapping[str, Iterable[Entry]], tcp: Mapping[str, Iterable[TcpCount]], *, server: str, phases: Sequence[str]
+    ledgers: Mapping[str, Iterable[Entry]],
+    tcp: Mapping[str, Iterable[TcpCount]],
+    *,
+    server: str,
+    phases: Sequence[str],
+    interfaces: Mapping[str, Iterable[InterfaceCount]] = MappingProxyType({}),
 ) -> Bytes:
     """Joins the ledgers of all processes ({process: its entries}) into one account, its phases in the order given.
 
@@ -153,8 +170,19 @@ def gather_bytes(
         for party, counts in tcp.items()
         for count in counts
     ]
+    machines = [
+        InterfaceBytes(party=party, interface=c.interface, sent_bytes=c.sent_bytes, received_bytes=c.received_bytes)
+        for party, counts in interfaces.items()
+        for c in counts
+    ]
     return Bytes(
-        total=total, by_phase=by_phase, by_link=links, tcp=kernel, agrees=not disagreements, disagreements=disagreements
+        total=total,
+        by_phase=by_phase,
+        by_link=links,
+        tcp=kernel,
+        interfaces=machines,
+        agrees=not disagreements,
+        disagreements=disagreements,
     )
 
 

@@ -22,7 +22,7 @@ from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.summary import PartySummary, Summary, gather_bytes
 from vfl_server.aggregation.aggregator import Aggregator
-from vfl_server.control.coordinator import Coordinator, Job, ledger_of, metrics_of, privacy_of
+from vfl_server.control.coordinator import Coordinator, Job, interfaces_of, ledger_of, metrics_of, privacy_of
 from vfl_server.control.departures import Departures
 from vfl_server.control.service import ControlService
 
@@ -137,9 +137,11 @@ class ServerApp:
         recipe = self.recipe
         ledgers: dict[str, list[Entry]] = {}
         kernel: dict[str, list[TcpCount]] = {recipe.server: meter.counts()}
+        machines = {recipe.server: meter.interfaces()}
         reports = coordinator.reports()
         for name, report in reports.items():
             ledgers[name], kernel[name] = ledger_of(report)
+            machines[name] = interfaces_of(report)
         # The server's own count of its sessions is the later one: a report cannot count itself.
         for name in ledgers:
             ledgers[name] = [entry for entry in ledgers[name] if (entry.peer, entry.phase) != (recipe.server, CONTROL)]
@@ -158,6 +160,7 @@ class ServerApp:
                 kernel,
                 server=recipe.server,
                 phases=["open", *(phase.name for phase in recipe.phases)],
+                interfaces=machines,
             ),
             parties=[
                 PartySummary(name=recipe.server, role="server", pid=os.getpid(), device="cpu"),

@@ -53,7 +53,9 @@ def launcher() -> Launcher:
 class Program:
     """One process; its events (JSON lines on standard output) as they come, its standard error as a whole."""
 
-    def __init__(self, name: str, args: list[str], cwd: Path, *, fresh: bool = True) -> None:
+    def __init__(
+        self, name: str, args: list[str], cwd: Path, *, fresh: bool = True, environment: dict[str, str] | None = None
+    ) -> None:
         self.name, self.args = name, args
         self.events: list[dict[str, Any]] = []
         self._new: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -63,7 +65,7 @@ class Program:
         ours, stdout = os.pipe()
         if fresh or Path(args[0]).name not in PROGRAMS:
             self.process = subprocess.Popen(
-                args, cwd=cwd, stdout=stdout, stderr=self._stderr, env=program_environment()
+                args, cwd=cwd, stdout=stdout, stderr=self._stderr, env=environment or program_environment()
             )
         else:
             stdin, self._alive = os.pipe()

@@ -119,18 +119,19 @@ def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
     table = new_table("Message bytes by party, direction and phase")
     table.add_column("party")
     table.add_column("direction")
-    for phase in phases:
-        table.add_column(phase, justify="right")
-    for heading in ("all", "payload", "on TCP"):
+    machines = summary.bytes.interfaces
+    for heading in (*phases, "all", "payload", "on TCP", *(["on the interface"] if machines else [])):
         table.add_column(heading, justify="right")
     links, kernel = summary.bytes.by_link, _on_tcp(summary)
     for party in summary.parties:
+        own_machine = [each for each in machines if each.party == party.name]
         ends = (
             ("sent", [link for link in links if link.sender == party.name]),
             ("received", [link for link in links if link.receiver == party.name]),
         )
         for direction, own in ends:
             on_tcp = sum(count for pair, count in kernel.items() if pair[direction == "received"] == party.name)
+            on_it = sum(each.sent_bytes if direction == "sent" else each.received_bytes for each in own_machine)
             table.add_row(
                 party.name if direction == "sent" else "",
                 direction,
@@ -138,6 +139,7 @@ def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
                 size(sum(link.message_bytes for link in own)),
                 size(sum(link.payload_bytes for link in own)),
                 _or_dash(on_tcp),
+                *([_or_dash(on_it)] if machines else []),
             )
     return table
 

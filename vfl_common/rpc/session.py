@@ -200,6 +200,8 @@ class Session:
             report.ledger.add(**asdict(entry))
         for count in self.meter.counts():
             report.tcp.add(**asdict(count))
+        for through in self.meter.interfaces():
+            report.interfaces.add(**asdict(through))
         self._send(control_pb2.PartyMessage(report=report))
         while True:
             answer = self._inbox.get()

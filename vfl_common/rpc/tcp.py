@@ -11,7 +11,8 @@ import struct
 import threading
 from pathlib import Path
 
-from vfl_common.ledger import TcpCount
+from vfl_common.ledger import InterfaceCount, TcpCount
+from vfl_common.rpc import interface
 
 _TCP_INFO_BYTES = 256
 _COUNTS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received: 64-bit fields at offset 120
@@ -27,6 +28,7 @@ class TcpMeter:
         self._lock = threading.Lock()
         self._names: dict[Endpoint, str] = {}
         self._counts: dict[tuple[Endpoint, Endpoint], tuple[int, int]] = {}
+        self._began = interface.counters()
 
     def name_address(self, address: str, peer: str) -> None:
         """Connections to ``address`` (host:port) are to ``peer``."""
@@ -61,6 +63,16 @@ class TcpMeter:
                     before = totals.get(peer, (0, 0))
                     totals[peer] = (before[0] + sent, before[1] + received)
         return [TcpCount(peer, *total) for peer, total in sorted(totals.items())]
+
+    def interfaces(self) -> list[InterfaceCount]:
+        """Since this meter was made, of the interfaces that connections to peers went through; none on loopback."""
+        with self._lock:
+            used = {local[0] for local, remote in self._counts if remote in self._names}
+        now, names = interface.counters(), interface.carrying(used)
+        return [
+            InterfaceCount(name, now[name][0] - self._began[name][0], now[name][1] - self._began[name][1])
+            for name in sorted(names & now.keys() & self._began.keys())
+        ]
 
 
 def _open_connections() -> list[tuple[tuple[Endpoint, Endpoint], tuple[int, int]]]:

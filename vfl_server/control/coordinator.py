@@ -17,7 +17,7 @@ from typing import Literal
 
 from vfl_common.config.recipe import Recipe, first_difference
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
-from vfl_common.ledger import Entry, TcpCount
+from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.phase import Aggregation
 from vfl_common.rpc.channel import PROTOCOL
@@ -345,6 +345,7 @@ class Coordinator:
             return  # the party has not heard yet that its generation has ended
         texts = [text for entry in report.ledger for text in (entry.peer, entry.phase, entry.kind, entry.direction)]
         texts += [count.peer for count in report.tcp] + list(report.free_from)
+        texts += [count.interface for count in report.interfaces]
         if (
             metrics_of(report) is None
             or (report.privacy_json and privacy_of(report) is None)
@@ -403,6 +404,11 @@ class Coordinator:
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)
         self.finished.set()
+
+
+def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:
+    """What a party's machine counted, as it reported it."""
+    return [InterfaceCount(each.interface, each.sent_bytes, each.received_bytes) for each in report.interfaces]
 
 
 def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:

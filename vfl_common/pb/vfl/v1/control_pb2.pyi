@@ -130,7 +130,7 @@ class TcpCount(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from")
+    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces")
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     TCP_FIELD_NUMBER: _ClassVar[int]
     METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class Report(_message.Message):
     WALL_S_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_JSON_FIELD_NUMBER: _ClassVar[int]
     FREE_FROM_FIELD_NUMBER: _ClassVar[int]
+    INTERFACES_FIELD_NUMBER: _ClassVar[int]
     ledger: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
     tcp: _containers.RepeatedCompositeFieldContainer[TcpCount]
     metrics_json: str
@@ -145,7 +146,18 @@ class Report(_message.Message):
     wall_s: float
     privacy_json: str
     free_from: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ...) -> None: ...
+    interfaces: _containers.RepeatedCompositeFieldContainer[InterfaceCount]
+    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ...) -> None: ...
+
+class InterfaceCount(_message.Message):
+    __slots__ = ("interface", "sent_bytes", "received_bytes")
+    INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    interface: str
+    sent_bytes: int
+    received_bytes: int
+    def __init__(self, interface: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("missing", "deadline_s")

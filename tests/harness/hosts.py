@@ -1,0 +1,163 @@
+"""Hosts of their own on one machine (Linux, root): network namespaces on a bridge, an address and a name each.
+
+    with Hosts(tmp_path, {"fed": "fed.example.org", …}) as hosts:
+        hosts.run("fed", "vfl certs ca")
+        program = hosts.start("fed", "vfl-server serve recipe.toml")
+
+Each has a home of its own, in which commands run; ``scp`` is the only thing that goes from one to another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tests.harness.federation import BIN, Program
+
+COMMAND_S = 180.0
+
+
+def missing() -> str:
+    """Why there can be no such hosts here; '' where there can."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "needs root, for network namespaces"
+    if shutil.which("ip") is None:
+        return "needs the program ip (iproute2)"
+    name = f"vfl-{os.getpid()}-try"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False, timeout=10)  # noqa: S607
+    if tried.returncode:
+        return f"no network namespaces here: {tried.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", name], check=False, timeout=10)  # noqa: S607
+    return ""
+
+
+class Hosts:
+    """``names``: {host: its name for the others}. Everything is taken down at the end."""
+
+    def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
+        self.folder, self.names = folder, dict(names)
+        self.addresses = {host: f"10.77.0.{number}" for number, host in enumerate(names, 1)}
+        self.programs: list[tuple[str, Program]] = []
+        self._made: list[str] = []
+
+    def space(self, host: str) -> str:
+        """The namespace of a host."""
+        return f"vfl-{os.getpid()}-{host}"
+
+    def home(self, host: str) -> Path:
+        """Where its commands run."""
+        return self.folder / host / "vfl"
+
+    def __enter__(self) -> Hosts:
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _make(self) -> None:
+        switch = self.space("switch")  # the bridge has a namespace too: nothing is seen on the machine itself
+        self._ip("netns", "add", switch)
+        self._made.append(switch)
+        self._in("switch", "ip", "link", "add", "bridge", "type", "bridge")
+        self._in("switch", "ip", "link", "set", "bridge", "up")
+        known = "".join(f"{self.addresses[host]} {name}\n" for host, name in self.names.items())
+        for number, host in enumerate(self.names):
+            space = self.space(host)
+            self._ip("netns", "add", space)
+            self._made.append(space)
+            cable = f"port{number}"
+            self._in("switch", "ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+            self._in("switch", "ip", "link", "set", cable, "master", "bridge", "up")
+            self._in(host, "ip", "address", "add", f"{self.addresses[host]}/24", "dev", "eth0")
+            self._in(host, "ip", "link", "set", "eth0", "up")
+            self._in(host, "ip", "link", "set", "lo", "up")
+            etc = Path("/etc/netns") / space  # what `ip netns exec` shows as /etc
+            etc.mkdir(parents=True)
+            (etc / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
+            self.home(host).mkdir(parents=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, program in self.programs:
+            program.close()
+        for space in reversed(self._made):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self._ip("netns", "del", space)
+            shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
+
+    def run(self, host: str, line: str) -> str:
+        """One command, to its end; its standard output. Fails where it does."""
+        words = self._words(host, line)
+        if words[0] == "scp":
+            self._copy(host, *words[1:])
+            return ""
+        done = subprocess.run(
+            self._command(host, words),
+            cwd=self.home(host),
+            env=self._environment(host),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{host}$ {line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def start(self, host: str, line: str) -> Program:
+        """One that goes on."""
+        name = f"{host}-{len(self.programs)}"
+        program = Program(
+            name,
+            self._command(host, self._words(host, line)),
+            self.home(host),
+            environment=self._environment(host),
+        )
+        self.programs.append((host, program))
+        return program
+
+    def counters(self, host: str) -> tuple[int, int]:
+        """(bytes sent, bytes received) on its interface so far."""
+        lines = self._in(host, "cat", "/proc/net/dev").splitlines()
+        (fields,) = [line.split(":")[1].split() for line in lines if line.strip().startswith("eth0:")]
+        return int(fields[8]), int(fields[0])
+
+    def _copy(self, host: str, source: str, target: str) -> None:
+        """``scp FILE user@name:vfl/PATH``"""
+        where, _, path = target.partition(":")
+        (other,) = [each for each, name in self.names.items() if name == where.partition("@")[2]]
+        wanted = self.home(other).parent / path
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.home(host) / source, wanted)
+
+    def _words(self, host: str, line: str) -> list[str]:
+        words: list[str] = []
+        for word in shlex.split(line):
+            found = sorted(self.home(host).glob(word)) if "*" in word else []
+            words += [str(path.relative_to(self.home(host))) for path in found] or [word]
+        return words
+
+    def _command(self, host: str, words: list[str]) -> list[str]:
+        return ["ip", "netns", "exec", self.space(host), *words]
+
+    def _environment(self, host: str) -> dict[str, str]:
+        home = str(self.home(host).parent)
+        path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
+        kept = {key: os.environ[key] for key in ("PYTHONPATH", "LANG") if key in os.environ}
+        return kept | {"HOME": home, "PATH": path, "OMP_NUM_THREADS": "1"}
+
+    def _in(self, host: str, *command: str) -> str:
+        return self._ip("netns", "exec", self.space(host), *command)
+
+    @staticmethod
+    def _ip(*args: str) -> str:
+        done = subprocess.run(["ip", *args], capture_output=True, text=True, check=True, timeout=20)  # noqa: S607
+        return done.stdout

@@ -1,0 +1,53 @@
+"""What the kernel counts on this machine's network interfaces (Linux): all programs, headers of every layer.
+
+The loopback interface is left out: there, every process of a simulation would count what all of them do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Collection
+from pathlib import Path
+
+_COUNTS = Path("/proc/self/net/dev")  # of this process's network namespace
+_SIX = Path("/proc/self/net/if_inet6")
+_SIOCGIFADDR = 0x8915
+
+Counters = dict[str, tuple[int, int]]
+
+
+def counters() -> Counters:
+    """{interface: (bytes sent, bytes received)} since it came up; nothing where there is no /proc."""
+    if not _COUNTS.exists():
+        return {}
+    found = {}
+    for line in _COUNTS.read_text().splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        found[name.strip()] = (int(fields[8]), int(fields[0]))
+    return found
+
+
+def carrying(addresses: Collection[str]) -> set[str]:
+    """The interfaces that have one of these local addresses, loopback left out."""
+    wanted = {address for address in addresses if not ipaddress.ip_address(address.partition("%")[0]).is_loopback}
+    return {name for name, own in _addresses() if own in wanted} if wanted else set()
+
+
+def _addresses() -> list[tuple[str, str]]:
+    """[(interface, one of its addresses)]; of IPv4 the first of each."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has none
+            found.append((name, socket.inet_ntoa(answer[20:24])))
+    for line in _SIX.read_text().splitlines() if _SIX.exists() else ():
+        packed, *_, name = line.split()
+        found.append((name, str(ipaddress.ip_address(bytes.fromhex(packed)))))
+    return found
