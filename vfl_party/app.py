@@ -27,7 +27,9 @@ from vfl_common.link import Hub, Link
 from vfl_common.logs import Console, log_to
 from vfl_common.phase import Aggregation, Phase
 from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import MAX_STREAMS, ExchangeHub, ExchangeService
+from vfl_common.rpc.hub import SERVICE as EXCHANGE
 from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
@@ -295,8 +297,9 @@ class PartyApp:
         recipe = self.place.recipe
         roster = [party.name for party in recipe.passives]
         service = ExchangeService(roster, ledger, meter, attach_timeout_s=recipe.run.rejoin_deadline_s)
+        health = Health({EXCHANGE: lambda: True}, may_ask=[self.place.name, recipe.server, *roster])
         threads = MAX_STREAMS * len(roster) + 4  # and callers that are to be refused
-        with listening(self.place.file.listen, self.place.credentials, [service], threads) as (_, address):
+        with listening(self.place.file.listen, self.place.credentials, [service, health], threads) as (_, address):
             self.console.emit("ready", name=self.place.name, address=address)
             try:
                 yield service, address
