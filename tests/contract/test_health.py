@@ -59,9 +59,10 @@ def test_who_may_ask(address: str) -> None:
 
 
 def test_nobody_holds_a_thread_by_watching(address: str) -> None:
-    with dial(address, credentials("north"), ME) as channel, pytest.raises(grpc.RpcError) as caught:
-        watch = channel.unary_stream(f"/{SERVICE}/Watch")
-        next(watch(health_pb2.HealthCheckRequest().SerializeToString(), timeout=WAIT_S))
+    with dial(address, credentials("north"), ME) as channel:
+        watch = channel.unary_stream(f"/{SERVICE}/Watch")(b"", timeout=WAIT_S)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(watch)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -69,7 +70,7 @@ def test_the_probe_beside_the_process(address: str, up: dict[str, bool]) -> None
     port = address.rpartition(":")[2]
     assert require_serving(f"0.0.0.0:{port}", credentials(ME), WAIT_S) == address  # what it listens on is not dialled
     up["vfl.v1.Control"] = False
-    with pytest.raises(PeerError, match="'active' at .* does not serve: its run has ended") as caught:
+    with pytest.raises(PeerError, match=r"'active' at .* does not serve: its run has ended") as caught:
         require_serving(address, credentials(ME), WAIT_S)
     assert caught.value.code is Code.UNREACHABLE
     with pytest.raises(InputError, match="answers with a certificate for 'active', not 'north'"):
