@@ -257,15 +257,15 @@ def test_port_of_the_active_party_is_closed(federation: Federation) -> None:
     with socket.socket() as closed:  # bound, and nobody listens
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        federation.recipe["run"]["rejoin_deadline_s"] = 15.0
+        federation.recipe["run"]["rejoin_deadline_s"] = 12.0
         (federation.folder / "recipe.toml").write_text(toml(federation.recipe))
         federation.extra["p0"] = {"advertise": address}
         federation.start_all()
         why = f"nothing listens at {address}; is 'p0' started?"
-        assert federation.programs["p1"].wait_for("waiting", missing=["p0"], why=why)["left_s"] <= 10.0
+        assert federation.programs["p1"].wait_for("waiting", missing=["p0"], why=why)["left_s"] <= 7.0
         federation.programs["p0"].wait_for("waiting", missing=["p1"])
-        refused(federation.programs["p1"], "p0 could not be reached for 15 s at phase open", why, code=3)
-        refused(federation.programs["p0"], "p1 could not reach p0 for 15 s", code=3)
+        refused(federation.programs["p1"], "p0 could not be reached for 12 s at phase open", why, code=3)
+        refused(federation.programs["p0"], "p1 could not reach p0 for 12 s", code=3)
         assert federation.programs["server"].wait(30) == 3
 
 
