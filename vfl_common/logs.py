@@ -77,7 +77,8 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "ready":
         return f"{program} listens on {facts['address']}"
     if event == "waiting":
-        return f"waiting for {', '.join(facts['missing'])} ({facts['left_s']:.0f} s left)"
+        why = f": {facts['why']}" if facts.get("why") else ""
+        return f"waiting for {', '.join(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
     if event == "progress":
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in facts.get("metrics", {}).items())
         within = f"  batch {facts['batch']}/{facts['batches']}" if facts.get("batches") else ""

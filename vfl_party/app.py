@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +23,15 @@ from vfl_common.devices import resolve_device, set_threads
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.logs import Console, log_to
 from vfl_common.phase import Aggregation, Phase
 from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import MAX_STREAMS, ExchangeHub, ExchangeService
+from vfl_common.rpc.hub import SERVICE as EXCHANGE
 from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
@@ -41,6 +45,8 @@ from vfl_party.prediction import ActivePredict, PassivePredict, TrainedRun, load
 from vfl_party.progress import Progress
 
 _CLOSE_S = 5.0  # for the passive parties to end their streams
+_DIAGNOSIS_S = 2.0
+_COME_S = 10.0  # for all passive parties to open their streams, before anybody is told who is missing
 
 JobName = Literal["train", "predict"]
 
@@ -102,6 +108,7 @@ class _Grpc:
     server: Link | None = None
     grpc_hub: ExchangeHub | None = None
     grpc_links: Sequence[ExchangeLink] = ()
+    roll_call: threading.Timer | None = None
 
     def end(self, error: VflError) -> None:
         if self.grpc_hub is not None:
@@ -110,6 +117,8 @@ class _Grpc:
             link.end(error)
 
     def close(self, error: BaseException | None) -> None:
+        if self.roll_call is not None:
+            self.roll_call.cancel()
         if self.grpc_hub is not None and error is None:
             self.grpc_hub.wait_for_late()
         if self.service is not None and error is None:
@@ -297,8 +306,9 @@ class PartyApp:
         recipe = self.place.recipe
         roster = [party.name for party in recipe.passives]
         service = ExchangeService(roster, ledger, meter, attach_timeout_s=recipe.run.rejoin_deadline_s)
+        health = Health({EXCHANGE: lambda: True}, may_ask=[self.place.name, recipe.server, *roster])
         threads = MAX_STREAMS * len(roster) + 4  # and callers that are to be refused
-        with listening(self.place.file.listen, self.place.credentials, [service], threads) as (_, address):
+        with listening(self.place.file.listen, self.place.credentials, [service, health], threads) as (_, address):
             self.console.emit("ready", name=self.place.name, address=address)
             try:
                 yield service, address
@@ -330,7 +340,8 @@ class PartyApp:
                 allocate=self._allocate,
             )
             service.use(hub)
-            return _Grpc(service, meter, hub=hub, server=server, grpc_hub=hub, grpc_links=servers)
+            roll_call = self._roll_call(hub)
+            return _Grpc(service, meter, hub=hub, server=server, grpc_hub=hub, grpc_links=servers, roll_call=roll_call)
         address, peer = place.file.active or start.exchange_address, recipe.active.name
         if not address:
             text = f"the server names no address of {peer}; set 'active' in the party file"
@@ -338,6 +349,19 @@ class PartyApp:
         meter.name_address(address, peer)
         link = self._link(address, peer, start, ledger, recipe.run.step_timeout_s)
         return _Grpc(None, meter, link=link, server=server, grpc_links=[link, *servers])
+
+    def _roll_call(self, hub: ExchangeHub) -> threading.Timer:
+        """Says after a while who has not come: the passive parties know why, this one can only name them."""
+        left_s = max(0.0, self.place.recipe.run.rejoin_deadline_s - _COME_S)
+
+        def tell() -> None:
+            if hub.absent:
+                self.console.emit("waiting", missing=hub.absent, left_s=left_s)
+
+        timer = threading.Timer(_COME_S, tell)
+        timer.daemon = True
+        timer.start()
+        return timer
 
     @property
     def _allocate(self) -> Callable[[int], memoryview] | None:
@@ -356,6 +380,8 @@ class PartyApp:
             reconnect_s=place.recipe.run.rejoin_deadline_s,
             timeout_s=timeout_s,
             allocate=self._allocate,
+            explain=lambda: str(diagnose(address, place.credentials, peer, _DIAGNOSIS_S)),
+            on_waiting=lambda left_s, why: self.console.emit("waiting", missing=[peer], left_s=left_s, why=why),
         )
 
 

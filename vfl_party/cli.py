@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from vfl_common.config.party import load_party
+from vfl_common.config.recipe import load_recipe
+from vfl_common.errors import Code, InputError
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, run_program
 
@@ -28,7 +30,8 @@ def cli() -> None:
 @_DEVICE
 @_WAIT
 @click.option("--fresh", is_flag=True, help="Do not offer to go on with an unfinished run of this recipe.")
-def run(party: Path, device: str | None, wait_s: float, fresh: bool) -> None:
+@click.option("--report", is_flag=True, help="Active party: draw the charts of `vfl report` when the run is done.")
+def run(party: Path, device: str | None, wait_s: float, fresh: bool, report: bool) -> None:
     """Takes part in a training run, as the party that the file PARTY describes.
 
     Started again with the same command after a crash, it rejoins the run. Progress is told in sentences at a terminal,
@@ -46,8 +49,16 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool) -> None:
     from vfl_party.app import PartyApp, read_place
 
     place = read_place(party, device=device)
+    if report and not place.is_active:
+        text = f"{party}: --report is for the active party; {place.name} is passive and gets no summary"
+        raise InputError(Code.CONFIG_INVALID, text)
     console = Console("vfl-party")
     _, folder = PartyApp(place, console, wait_s).train(fresh=fresh)
+    if report:
+        from vfl_common.cli.report import draw, find
+
+        charts = draw(find(folder.path.parent))
+        console.emit("reported", charts=[str(path) for path in charts])
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
 
 
@@ -123,6 +134,30 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
 
     found = count(read_outlook(plan), rows, read_rounds(ended))
     click.echo(json.dumps({"event": "forecast", **found.model_dump(mode="json")}, separators=(",", ":")))
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("party", type=click.Path(path_type=Path))
+@click.option("--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer.")
+def health(party: Path, wait_s: float) -> None:
+    """Asks the active party of the file PARTY, if it runs on this machine, whether it serves (grpc.health.v1).
+
+    Exit code 0 if so. It shows the party's own certificate. For a container's health check, or a supervisor's; a
+    passive party listens on nothing, so there is nobody to ask.
+
+    \b
+    Example: vfl-party health bank.toml
+    """
+    from vfl_common.identity.credentials import load_credentials
+    from vfl_common.rpc.health import require_serving
+
+    file = load_party(party)
+    place = load_recipe(Path(file.recipe)).party(file.name)
+    if place is None or place.role != "active" or file.listen.endswith(":0"):
+        text = f"{party}: {file.name} listens on no port that is known; only an active party with `listen` can be asked"
+        raise InputError(Code.CONFIG_INVALID, text)
+    address = require_serving(file.listen, load_credentials(file.tls, name=file.name), wait_s)
+    click.echo(f"{file.name} at {address} serves")
 
 
 def main() -> None:

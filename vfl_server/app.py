@@ -17,7 +17,10 @@ from vfl_common.logs import Console, log_to
 from vfl_common.phase import Aggregation
 from vfl_common.program import Stopped
 from vfl_common.rpc.channel import Service, listening
+from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import MAX_STREAMS, ExchangeService
+from vfl_common.rpc.hub import SERVICE as EXCHANGE
+from vfl_common.rpc.session import SERVICE as SESSIONS
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.summary import PartySummary, Summary, gather_bytes
@@ -88,9 +91,14 @@ class ServerApp:
             left=departures.read(),
             emit=self.console.emit,
         )
+
+        def under_way() -> bool:
+            return not coordinator.finished.is_set()
+
+        health = Health({SESSIONS: under_way, EXCHANGE: under_way}, may_ask=[recipe.server, *roster])
         # Of each party a session, one that is ending and one that is refused, and its streams of weights; and spare.
         threads = (3 + MAX_STREAMS) * len(roster) + 4
-        services: list[Service] = [ControlService(coordinator, ledger, meter), exchange]
+        services: list[Service] = [ControlService(coordinator, ledger, meter), exchange, health]
         with listening(self.listen, credentials, services, threads) as (_, address):
             self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
             try:

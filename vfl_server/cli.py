@@ -12,6 +12,14 @@ from vfl_common.files import PLAIN_NAME
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, run_program
 
+_LISTEN = "0.0.0.0:7000"
+_RECIPE = click.argument("recipe", type=click.Path(path_type=Path))
+_CA = click.option("--ca", default="certs/ca.pem", show_default=True, type=click.Path(path_type=Path), help="CA, PEM.")
+_CERTIFICATE = click.option(
+    "--certificate", type=click.Path(path_type=Path), help="This server's. [default: certs/<name>.pem]"
+)
+_KEY = click.option("--key", type=click.Path(path_type=Path), help="Its key, mode 0600. [default: certs/<name>.key]")
+
 
 @click.group(epilog=EXIT_CODES)
 @click.version_option(package_name="vfl")
@@ -20,11 +28,11 @@ def cli() -> None:
 
 
 @cli.command(epilog=EXIT_CODES)
-@click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--listen", default="0.0.0.0:7000", show_default=True, help="host:port; port 0 takes a free one.")
-@click.option("--ca", default="certs/ca.pem", show_default=True, type=click.Path(path_type=Path), help="CA, PEM.")
-@click.option("--certificate", type=click.Path(path_type=Path), help="This server's. [default: certs/<name>.pem]")
-@click.option("--key", type=click.Path(path_type=Path), help="Its key, mode 0600. [default: certs/<name>.key]")
+@_RECIPE
+@click.option("--listen", default=_LISTEN, show_default=True, help="host:port; port 0 takes a free one.")
+@_CA
+@_CERTIFICATE
+@_KEY
 @click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
 @click.option("--run-id", default="", help="A name for a new run. [default: made from time and recipe]")
 @click.option("--fresh", is_flag=True, help="Begin a new run even where an unfinished one of this recipe is in --out.")
@@ -53,14 +61,9 @@ def serve(
     loaded = load_recipe(recipe)
     if run_id and not PLAIN_NAME.fullmatch(run_id):
         raise click.BadParameter("letters, digits, '.', '_' and '-', at most 200", param_hint="--run-id")
-    tls = TlsSettings(
-        ca=str(ca),
-        certificate=str(certificate or ca.parent / f"{loaded.server}.pem"),
-        key=str(key or ca.parent / f"{loaded.server}.key"),
-    )
     ServerApp(
         loaded,
-        tls,
+        _tls(loaded.server, ca, certificate, key),
         listen,
         out,
         Console("vfl-server"),
@@ -68,6 +71,37 @@ def serve(
         run_id=run_id,
         fresh=fresh,
     ).run()
+
+
+@cli.command(epilog=EXIT_CODES)
+@_RECIPE
+@click.option("--listen", default=_LISTEN, show_default=True, help="As of `serve`; no port 0.")
+@_CA
+@_CERTIFICATE
+@_KEY
+@click.option("--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer.")
+def health(recipe: Path, listen: str, ca: Path, certificate: Path | None, key: Path | None, wait_s: float) -> None:
+    """Asks the server of RECIPE that runs on this machine whether it serves (grpc.health.v1); exit code 0 if so.
+
+    It shows the server's own certificate. For a container's health check, or a supervisor's.
+
+    \b
+    Example: vfl-server health recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
+    """
+    from vfl_common.identity.credentials import load_credentials
+    from vfl_common.rpc.health import require_serving
+
+    name = load_recipe(recipe).server
+    address = require_serving(listen, load_credentials(_tls(name, ca, certificate, key), name=name), wait_s)
+    click.echo(f"{name} at {address} serves")
+
+
+def _tls(name: str, ca: Path, certificate: Path | None, key: Path | None) -> TlsSettings:
+    return TlsSettings(
+        ca=str(ca),
+        certificate=str(certificate or ca.parent / f"{name}.pem"),
+        key=str(key or ca.parent / f"{name}.key"),
+    )
 
 
 def main() -> None:

@@ -246,3 +246,35 @@ def test_hostile_embedding_ends_the_run(tmp_path: Path, what: str) -> None:
         assert len(sentence) < 400
         assert server.wait(30) == 2
         assert "p1" in server.stderr
+
+
+# -- a machine that is not as the others think -----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_port_of_the_active_party_is_closed(federation: Federation) -> None:
+    """A firewall, or a wrong `advertise`: who cannot come says why, the active party says who is missing."""
+    with socket.socket() as closed:  # bound, and nobody listens
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        federation.recipe["run"]["rejoin_deadline_s"] = 12.0
+        (federation.folder / "recipe.toml").write_text(toml(federation.recipe))
+        federation.extra["p0"] = {"advertise": address}
+        federation.start_all()
+        why = f"nothing listens at {address}; is 'p0' started?"
+        assert federation.programs["p1"].wait_for("waiting", missing=["p0"], why=why)["left_s"] <= 7.0
+        federation.programs["p0"].wait_for("waiting", missing=["p1"])
+        refused(federation.programs["p1"], "p0 could not be reached for 12 s at phase open", why, code=3)
+        refused(federation.programs["p0"], "p1 could not reach p0 for 12 s", code=3)
+        assert federation.programs["server"].wait(30) == 3
+
+
+def test_clock_that_is_an_hour_behind(federation: Federation) -> None:
+    """For it, what was issued just now is not valid yet. Simulated by a certificate of the hour to come."""
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    issue(federation.folder / "certs", "p1", now=soon, force=True)
+    server = federation.start_server()
+    federation.start_party("p0")
+    refused(federation.start_party("p1"), "p1.pem", "is not valid before", "by this machine's clock")
+    assert server.wait_for("waiting", missing=["p1"])
+    assert federation.programs["p0"].wait_for("waiting", missing=["p1"])

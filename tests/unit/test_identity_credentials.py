@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -80,6 +81,18 @@ def test_key_that_others_can_use(tls: TlsSettings, mode: int) -> None:
     text = refusal(tls)
     assert f"mode {mode:04o}" in text
     assert text.endswith(f"chmod 600 {tls.key}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files that root owns")
+def test_key_of_root_that_our_group_can_read(tls: TlsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Secret that Kubernetes mounts for a user without rights."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for mode, fine in ((0o440, True), (0o640, True), (0o444, False), (0o660, False)):
+        Path(tls.key).chmod(mode)
+        if fine:
+            assert load_credentials(tls, name="bank").name == "bank"
+        else:
+            assert f"mode {mode:04o}" in refusal(tls)
 
 
 def test_key_of_another_certificate(ca: Path, tls: TlsSettings) -> None:

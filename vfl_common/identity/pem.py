@@ -71,10 +71,15 @@ def parse_request(content: bytes, path: Path) -> x509.CertificateSigningRequest:
 
 
 def read_key(path: Path) -> tuple[PrivateKeyTypes, bytes]:
-    """A private key that only its owner can read, and its PEM text. Raises InputError."""
+    """A private key that only its owner can read, and its PEM text. Raises InputError.
+
+    Where root owns it and this process is not root's, its group may read it too: so a Kubernetes Secret is mounted.
+    (PostgreSQL has the same rule.)
+    """
     content = read(path)
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
+    status = path.stat()
+    mode = status.st_mode & 0o777
+    if mode & (0o037 if status.st_uid == 0 != os.geteuid() else 0o077):
         raise _invalid(f"other users can use the key {path} (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}")
     try:
         return load_pem_private_key(content, password=None), content

@@ -116,6 +116,12 @@ class ExchangeHub:
                 stream.outbox.put(self._ended)
         return stream
 
+    @property
+    def absent(self) -> list[str]:
+        """The parties that have opened no stream yet."""
+        with self._lock:
+            return [party for party in self.roster if party not in self._streams]
+
     def deliver(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
         """Passes one frame to the main thread; waits while too many are unread.
 

@@ -20,6 +20,7 @@ from vfl_common.rpc.hub import SERVICE
 from vfl_common.wire.frames import Allocate, Assembly, Encoded, encode, label, malformed, parse_frame, step_of
 
 _RETRY_S = 0.2
+_SILENT_S = 5.0  # without a connection before anybody is told
 _CLOSE_S = 5.0
 
 
@@ -31,6 +32,8 @@ class ExchangeLink:
         me, peer: names, for messages and the ledger.
         reconnect_s: how long to try to reach the peer again.
         timeout_s: how long a living peer may take for one step.
+        explain: finds out why there is no connection, in one sentence.
+        on_waiting: called once with the seconds that are left and that sentence, where the peer stays unreachable.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class ExchangeLink:
         reconnect_s: float,
         timeout_s: float,
         allocate: Allocate | None = None,
+        explain: Callable[[], str] = lambda: "",
+        on_waiting: Callable[[float, str], None] = lambda _left_s, _why: None,
     ) -> None:
-        self._make_channel = channel
+        self._make_channel, self._explain, self._on_waiting = channel, explain, on_waiting
         self._me, self._peer = me, peer
         self._run_id, self._generation = run_id, generation
         self._ledger = ledger
@@ -59,6 +64,7 @@ class ExchangeLink:
         self._frames: list[Encoded] = []  # the last bundle, of which what is missing goes over another stream
         self._step: StepKey | None = None  # its own
         self._give_up_s: float | None = None
+        self._told = False
         self._hurried = True
         self._asked: tuple[float, StepKey] | None = None  # since when, and for which step, a reply is due
         self._closed = threading.Event()
@@ -122,7 +128,13 @@ class ExchangeLink:
         self._give_up_s = self._give_up_s or now_s + self._reconnect_s
         if now_s >= self._give_up_s:
             text = f"{self._peer} could not be reached for {self._reconnect_s:g} s at {step}"
-            raise LostError(Code.PARTY_LOST, f"{text} ({_reason(error)})", party=self._peer) from None
+            why = (_unreachable(error) and self._explain()) or f"({_reason(error)})"
+            public = f"{self._me} could not reach {self._peer} for {self._reconnect_s:g} s"
+            raise LostError(Code.PARTY_LOST, f"{text}: {why}", public=public, party=self._peer) from None
+        left_s = self._give_up_s - now_s
+        if not self._told and left_s <= self._reconnect_s - _SILENT_S and _unreachable(error):
+            self._told = True
+            self._on_waiting(left_s, self._explain())
         self._closed.wait(_RETRY_S)
 
     def end(self, error: VflError) -> None:
@@ -224,6 +236,10 @@ class ExchangeLink:
 
 class _StreamEnded(grpc.RpcError):  # type: ignore[misc]
     """The peer closed the stream before it replied."""
+
+
+def _unreachable(error: grpc.RpcError) -> bool:
+    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def _reason(error: grpc.RpcError) -> str:

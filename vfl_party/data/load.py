@@ -47,7 +47,9 @@ def _read(settings: DataSettings, with_label: bool) -> Rows:
     if source.startswith("torchvision:"):
         return read_torchvision(settings, with_label)
     if not path.exists():
-        raise checks.unreadable(source, "no such file or folder; correct data.source")
+        raise checks.unreadable(
+            source, "no such file or folder; correct data.source, or mount the volume that holds it"
+        )
     if path.is_dir():
         return read_image_folder(settings, with_label)
     name = path.name.lower()

@@ -1,0 +1,87 @@
+"""``grpc.health.v1``: whether a listening process serves, asked by containers and orchestrators.
+
+Only ``Check``. ``Watch`` would keep a thread of the pool for as long as its caller likes; the protocol lets a server do
+without it, and callers fall back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from vfl_common.errors import Code, PeerError, VflError
+from vfl_common.identity.credentials import Credentials
+from vfl_common.rpc.channel import Context, Handler, caller, connect, split_address
+
+SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be dialled, not bound
+
+
+class Health:
+    """Tells those who may know whether each service of this process serves; ``''`` asks for all of them together.
+
+    Args:
+        services: {full name of a service: whether it serves now}.
+        may_ask: names in certificates, this process's own among them: a probe beside it has no other certificate.
+    """
+
+    def __init__(self, services: Mapping[str, Callable[[], bool]], may_ask: Collection[str]) -> None:
+        self._services, self._may_ask = dict(services), frozenset(may_ask)
+
+    def handler(self) -> Handler:
+        check = grpc.unary_unary_rpc_method_handler(
+            self._check,
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Check": check})
+
+    def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+        try:
+            allowed = caller(context) in self._may_ask
+        except PeerError:
+            allowed = False
+        if not allowed:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "only who takes part in this federation may ask")
+        if request.service and request.service not in self._services:
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+        asked = [serves for name, serves in self._services.items() if request.service in ("", name)]
+        return health_pb2.HealthCheckResponse(status=_SERVING if all(serves() for serves in asked) else _NOT_SERVING)
+
+
+def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> str:
+    """Asks this machine's process of the same name, which listens on ``listen``; its address where it serves.
+
+    Raises:
+        InputError: there is no connection; the sentence says why.
+        PeerError: UNREACHABLE, it does not serve, or does not answer the question.
+    """
+    address, me = _to_dial(listen), credentials.name
+    channel = connect(address, credentials, me, timeout_s)
+    if isinstance(channel, VflError):
+        raise channel
+    with channel:
+        check = channel.unary_unary(
+            f"/{SERVICE}/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            status = check(health_pb2.HealthCheckRequest(), timeout=timeout_s).status
+        except grpc.RpcError as error:
+            why = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
+            text = f"{me!r} at {address} does not say whether it serves ({why}); is it of an older version?"
+            raise PeerError(Code.UNREACHABLE, text, party=me) from None
+    if status != _SERVING:
+        raise PeerError(Code.UNREACHABLE, f"{me!r} at {address} does not serve: its run has ended", party=me)
+    return address
+
+
+def _to_dial(listen: str) -> str:
+    """The address at which a process on this machine is found that listens on ``listen``. Raises InputError."""
+    host, port = split_address(listen)
+    host = _ANY_ADDRESS.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
