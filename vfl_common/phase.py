@@ -27,7 +27,7 @@ class RoundReport:
     ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends with this round (the
     same on all sides); ``kept``: the metrics of the weights that the phase ends with, where those are an earlier
     round's; ``note``: a sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says
-    (the same on all sides).
+    (the same on all sides); ``without``: parties whose data the model was trained without, as they came too late.
     """
 
     steps: int
@@ -36,6 +36,7 @@ class RoundReport:
     kept: dict[str, dict[str, float]] | None = None
     note: str = ""
     checkpoint: bool = False
+    without: tuple[str, ...] = ()
 
 
 class Phase(ABC):

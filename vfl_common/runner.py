@@ -75,6 +75,7 @@ class Outcome:
     steps: int = 0
     summary_json: str = ""
     label: str = ""  # of the last checkpoint
+    without: tuple[str, ...] = ()  # parties that the model was trained without
 
 
 Observer = Callable[[str, int, int, int, RoundReport], None]  # phase, round, rounds, steps so far, report
@@ -171,7 +172,9 @@ class Runner:
             self._save_ledger(folder)
             wall_s = time.monotonic() - started_s
             free = (outcome.label, *reachable(outcome.label, self.plan)) if outcome.label else ()
-            outcome.summary_json = self.session.report(outcome.metrics, outcome.steps, wall_s, self.privacy_json, free)
+            outcome.summary_json = self.session.report(
+                outcome.metrics, outcome.steps, wall_s, self.privacy_json, free, outcome.without
+            )
             return outcome
         except BaseException as raised:
             error = raised
@@ -183,7 +186,9 @@ class Runner:
 
     def _phases(self, job: Job, folder: RunFolder, label: str, tree: Tree) -> Outcome:
         """What is left after the checkpoint ``tree`` with that label; both empty at the beginning."""
-        outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label) if tree else Outcome()
+        outcome = Outcome()
+        if tree:
+            outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label, without=tuple(tree["without"]))
         begin, first = 0, position_of(label) if tree else 0
         for phase in job.phases:
             end = begin + phase.rounds
@@ -205,6 +210,7 @@ class Runner:
             self.session.check()
             outcome.steps += report.steps
             outcome.metrics |= report.kept or report.metrics
+            outcome.without = tuple(dict.fromkeys((*outcome.without, *report.without)))
             done = report.done or round_ + 1 == phase.rounds
             self.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
             if done:
@@ -214,6 +220,7 @@ class Runner:
                 outcome.label = label_of(begin + (phase.rounds if done else round_ + 1), phase.name, round_ + 1)
                 state = {} if done else phase.state()
                 tree = {"job": job.state(), "phase": state, "steps": outcome.steps, "metrics": outcome.metrics}
+                tree["without"] = outcome.without
                 folder.checkpoints.save(outcome.label, tree)
                 self._save_ledger(folder)
             if done:

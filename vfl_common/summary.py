@@ -110,6 +110,7 @@ class Summary(_Model):
     steps: int
     wall_s: float  # from the first start of training to the last report
     interruptions: int = 0
+    without: list[str] = []  # parties that came too late, and whose data the model has not seen
     privacy: Privacy | None = None  # where a phase trains with differential privacy
 
 

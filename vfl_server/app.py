@@ -178,6 +178,7 @@ class ServerApp:
             wall_s=round(coordinator.wall_s, 3),
             interruptions=coordinator.generation - 1,
             privacy=privacy_of(active),
+            without=[name for name in active.without if recipe.party(name) is not None],
         )
 
 

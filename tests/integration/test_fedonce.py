@@ -233,6 +233,7 @@ def test_a_late_party_counts_as_zeros_and_ends_well(tmp_path: Path) -> None:
         notes = [event for event in server_events(federation, "note") if event["party"] == "p2"]
         assert "trained without" in notes[0]["note"]
         assert summary["interruptions"] == 0
+        assert summary["without"] == ["p2"]
         got = parameters(federation)
         top = got["p0"]["top.0.weight"]
         assert not top[:, 2 * WIDE :].any()
@@ -250,7 +251,9 @@ def test_with_a_late_party_the_model_is_that_of_zeros(tmp_path: Path) -> None:
         late.signal(signal.SIGSTOP)
         federation.programs["server"].wait_for("note", party="p0")
         late.signal(signal.SIGCONT)
-        federation.finish()
+        summary = federation.finish()
+        assert summary["without"] == ["p2"]
+        assert uploaded(federation, "p2", "p0") == 4 * 88 * 3  # once: it was late as a whole
         want = reference_fedonce.train(tables, tables_of, late=("p2",))
         assert largest_deviation(parameters(federation), want) <= TOLERANCE
 

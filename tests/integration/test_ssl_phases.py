@@ -51,7 +51,7 @@ def test_a_killed_process_changes_nothing_bit_for_bit(ssl: str, victim: str, tmp
         ({"gamma": -0.5}, ["gamma", "greater than or equal to 0"]),
         ({"batch_size": 120}, ["batch_size = 120", "aligned training rows of p0"]),
         ({"ssl": "simsian"}, ["ssl", "simsiam"]),
-        ({"queue": 5000, "ssl": "moco"}, ["queue", "their own negatives"]),
+        ({"queue": 5000, "ssl": "moco"}, ["queue", "among its negatives"]),
         ({"aggregate": True, "local": False, "gamma": None}, ["aggregate", "local = true"]),
         ({"cross": False, "keep": "mean", "gamma": None}, ["keep", "cross = true"]),
         ({"kind": "fedhsl"}, ["no phase of kind 'fedhsl'", "fedhssl"]),

@@ -28,8 +28,8 @@ _MOST_ROWS = 24  # of links in one column of panels, before there are two
 
 
 def draw_curves(summary: Summary, phases: Mapping[str, Rounds], path: Path) -> Path:
-    """One row of panels a phase that has curves: the loss, and the task's metric, by round. Returns ``path``."""
-    shown = {name: rounds for name, rounds in phases.items() if len(rounds) > 1} or dict(phases)
+    """One row of panels a phase: the loss, and the task's metric, by round. Returns ``path``."""
+    shown = {name: rounds for name, rounds in phases.items() if has_curve(rounds)} or dict(phases)
     columns = 2 if any(_metric_names(rounds) for rounds in shown.values()) else 1
     figure = Figure(figsize=(5.2 * columns, 0.9 + 3.5 * len(shown)), layout="constrained")
     axes = figure.subplots(len(shown), columns, squeeze=False)
@@ -45,6 +45,14 @@ def draw_curves(summary: Summary, phases: Mapping[str, Rounds], path: Path) -> P
                 row[1].axis("off")
     figure.suptitle(f"{summary.run_id}\n{_final(summary)}", fontsize="medium", x=0.01, ha="left")
     return _save(figure, path)
+
+
+def has_curve(rounds: Rounds) -> bool:
+    """Whether there is more than one point to draw: a phase of one round, or of an idle party, has none."""
+    return (
+        sum(any(name in named for named in splits.values() for name in (*_SHOWN, "loss")) for splits in rounds.values())
+        > 1
+    )
 
 
 def _metric_names(rounds: Rounds) -> list[str]:

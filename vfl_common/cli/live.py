@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -72,7 +73,7 @@ class Track:
 
     def text(self, now_s: float) -> str:
         """``round 3/20  batch 5/22  train loss 0.31  validation accuracy 0.94  2 s left``."""
-        under_way = int(self.done) + bool(self._within)
+        under_way = math.ceil(self.done) if self._within else int(self.done)
         parts = [f"round {under_way}/{self.total}" if self.total else f"round {under_way}", self._within]
         shown = ["train loss", *(name for name in (f"validation {m}" for m in _METRICS) if name in self._metrics)][:2]
         parts += [f"{name} {self._metrics[name]:.3g}" for name in shown if name in self._metrics]

@@ -31,6 +31,8 @@ def find(path: Path) -> Run:
         summary = load_summary(file)
     except FileNotFoundError:
         what = "no such file; a run writes it at its end" if path.is_dir() else "no such run"
+        if (path / "results.csv").exists():
+            what = "this is a study's folder, not a run's; its results are results.csv and results.png beside it"
         raise InputError(Code.FILE_INVALID, f"{file}: {what}") from None
     except OSError as error:
         raise InputError(Code.FILE_INVALID, f"{file}: cannot be read ({error.strerror})") from None
@@ -75,12 +77,13 @@ def curves(run: Run) -> dict[str, Rounds]:
 
 
 def draw(run: Run) -> list[Path]:
-    """Writes ``learning-curves.png`` (where the active party's metrics are here) and ``bytes.png``; their paths."""
-    from vfl_common.cli.charts import draw_bytes, draw_curves
+    """Writes ``learning-curves.png`` (where the active party's metrics are here, and make a curve) and ``bytes.png``;
+    their paths."""
+    from vfl_common.cli.charts import draw_bytes, draw_curves, has_curve
 
     paths = []
     rounds = curves(run)
-    if any(rounds.values()):
+    if any(has_curve(each) for each in rounds.values()):
         paths.append(draw_curves(run.summary, rounds, run.folder / "learning-curves.png"))
     if run.summary.bytes.by_link:
         paths.append(draw_bytes(run.summary, run.phases, run.folder / "bytes.png"))

@@ -118,6 +118,8 @@ def table(study: Study, results: Iterable[Result]) -> Table:
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
+        caption="bytes and seconds: of training, without start-up; means over seeds and numbers of labels",
+        caption_justify="left",
     )
     shown.add_column("method")
     columns = study.labels or (None,)

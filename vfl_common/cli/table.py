@@ -66,6 +66,8 @@ def _headline(summary: Summary) -> str:
         f"{summary.steps:,} steps",
         f"{summary.wall_s:.1f} s",
     ]
+    if summary.without:
+        parts.append(f"trained without {', '.join(summary.without)}, too late")
     if summary.interruptions:
         parts.append(f"{summary.interruptions} interruption{'s' if summary.interruptions > 1 else ''}")
     return " · ".join(parts)

@@ -263,10 +263,11 @@ class ExchangeHub:
                 if party in self._arrived:
                     self._incoming[party].stream.outbox.put(frames)
                     continue
-                self._incoming.pop(party, None)  # what has come of its bundle is of no use
                 self._awaited.add(party)
-                if party in self._streams:  # it opens another, and gets its answer there
-                    self._streams.pop(party).close()
+                incoming = self._incoming.get(party)
+                if incoming is not None and incoming.step == step:  # what has come of its bundle is of no use:
+                    del self._incoming[party]
+                    self._streams.pop(party).close()  # it opens another, and gets its answer there
         with self._lock:
             self._arrived, self._late = {}, frozenset()
 

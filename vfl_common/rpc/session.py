@@ -185,16 +185,19 @@ class Session:
         wall_s: float,
         privacy_json: str = "",
         free_from: Sequence[str] = (),
+        without: Sequence[str] = (),
     ) -> str:
         """Reports this party's results, its ledger and the kernel's counts, and waits until it is not needed any more.
 
         That is when all parties have reported; for a passive party that was alone at the end, at once. ``free_from``:
-        the labels of its last checkpoint and of those after which it has exchanged nothing.
+        the labels of its last checkpoint and of those after which it has exchanged nothing. ``without``: parties that
+        the model was trained without.
 
         Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun where a party was lost
         meanwhile: the run goes on from a checkpoint.
         """
         report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json, free_from=free_from)
+        report.without.extend(without)
         report.metrics_json = json.dumps(metrics)
         for entry in self.ledger.entries():
             report.ledger.add(**asdict(entry))

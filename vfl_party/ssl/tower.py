@@ -108,8 +108,10 @@ def make_queue(party: Party, phase: str, label: str, plan: Plan, rows: int) -> K
     Raises InputError where it is not smaller: it would hold every row's own key, as a negative.
     """
     if plan.queue >= rows:
-        text = f"recipe: phases: {phase}: queue = {plan.queue} keys are not fewer than the {rows} rows of"
-        raise InputError(Code.CONFIG_INVALID, f"{text} {party.name} that they are of, their own negatives; take fewer")
+        text = (
+            f"recipe: phases: {phase}: a queue of {plan.queue} keys and {rows} rows at {party.name}: a row's own keys"
+        )
+        raise InputError(Code.CONFIG_INVALID, f"{text} would be among its negatives; set queue to {rows - 1} or less")
     seed = derive_seed(party.recipe.seed, "queue", phase, party.name, label)
     return KeyQueue(plan.queue, plan.widths[-1], seed, party.device)
 

@@ -345,7 +345,7 @@ class Coordinator:
             return  # the party has not heard yet that its generation has ended
         texts = [text for entry in report.ledger for text in (entry.peer, entry.phase, entry.kind, entry.direction)]
         texts += [count.peer for count in report.tcp] + list(report.free_from)
-        texts += [count.interface for count in report.interfaces]
+        texts += [count.interface for count in report.interfaces] + list(report.without)
         if (
             metrics_of(report) is None
             or (report.privacy_json and privacy_of(report) is None)

@@ -17,7 +17,7 @@ from vfl_party.context import Party, Rows
 from vfl_party.methods.gbdt.settings import GbdtSettings
 
 OBJECTIVES = {"binary": "binary", "multiclass": "multiclass", "regression": "regression"}
-INSTALL = "pip install 'vfl[gbdt]', or pip install lightgbm"
+INSTALL = "pip install lightgbm"
 
 
 def lightgbm(where: str) -> Any:

@@ -83,7 +83,7 @@ class ActiveHead(Phase):
         self._r = {name: tensors["z"] for name, tensors in received.items()} | zeros(self._late, n, d, party.device)
         self._owed = True
         late = f"trained without {', '.join(self._late)}, who did not come within {deadline_s} s" if self._late else ""
-        return RoundReport(0, note=late, checkpoint=True)
+        return RoundReport(0, note=late, checkpoint=True, without=tuple(self._late))
 
     def _acknowledge(self) -> None:
         """Once the representations are in a checkpoint: a party that has this answer may leave."""

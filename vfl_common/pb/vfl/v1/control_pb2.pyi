@@ -130,7 +130,7 @@ class TcpCount(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces")
+    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces", "without")
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     TCP_FIELD_NUMBER: _ClassVar[int]
     METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class Report(_message.Message):
     PRIVACY_JSON_FIELD_NUMBER: _ClassVar[int]
     FREE_FROM_FIELD_NUMBER: _ClassVar[int]
     INTERFACES_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
     ledger: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
     tcp: _containers.RepeatedCompositeFieldContainer[TcpCount]
     metrics_json: str
@@ -147,7 +148,8 @@ class Report(_message.Message):
     privacy_json: str
     free_from: _containers.RepeatedScalarFieldContainer[str]
     interfaces: _containers.RepeatedCompositeFieldContainer[InterfaceCount]
-    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ...) -> None: ...
+    without: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InterfaceCount(_message.Message):
     __slots__ = ("interface", "sent_bytes", "received_bytes")
