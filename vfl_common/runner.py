@@ -188,8 +188,9 @@ class Runner:
         """What is left after the checkpoint ``tree`` with that label; both empty at the beginning."""
         outcome = Outcome()
         if tree:
-            outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label, without=tuple(tree["without"]))
+            outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label, without=tuple(tree.get("without", ())))
         begin, first = 0, position_of(label) if tree else 0
+        self._vouch(label)
         for phase in job.phases:
             end = begin + phase.rounds
             if first < end:  # a position names the next round to run
@@ -222,9 +223,15 @@ class Runner:
                 tree = {"job": job.state(), "phase": state, "steps": outcome.steps, "metrics": outcome.metrics}
                 tree["without"] = outcome.without
                 folder.checkpoints.save(outcome.label, tree)
+                self._vouch(outcome.label)
                 self._save_ledger(folder)
             if done:
                 return
+
+    def _vouch(self, label: str) -> None:
+        """The active party says when it needs nobody any more: all that the others owe it is on its disk."""
+        if self.joining.role == "active" and self.joining.job == "train" and alone_after(label, self.plan):
+            self.session.alone()
 
     def _own(self, folder: RunFolder, label: str) -> str:
         """The label of the own checkpoint from which this party goes on where the run does from ``label``."""

@@ -242,11 +242,15 @@ class PartyApp:
         progress = Progress(self.console, session, ledger, place.is_active)
         with self._listening(ledger, meter) as (service, address):
 
+            def tick(phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
+                session.check()  # a party at work on its own hears of an interruption too
+                progress.tick(phase, round_, rounds, batch, batches)
+
             def make_job(start: Start, folder: RunFolder) -> PartyJob:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=place.name)
                 progress.begin(folder.path / "metrics.jsonl", start)
                 transport = self._transport(start, service, ledger, meter, aggregates=bool(aggregations))
-                return self._job(prepared, make_phases, begin_with, start.run_id, transport, progress.tick)
+                return self._job(prepared, make_phases, begin_with, start.run_id, transport, tick)
 
             runner = Runner(
                 session,

@@ -456,6 +456,10 @@ def test_a_report_before_an_interruption_does_not_count_after_it() -> None:
     assert run.coordinator.state is RunState.COMPLETED
 
 
+def vouch(run: Run, active: Member) -> None:
+    run.coordinator.handle(active, control_pb2.PartyMessage(alone=control_pb2.Alone()))
+
+
 def free(member: Member, run: Run, *labels: str) -> None:
     report = control_pb2.Report(steps=3, wall_s=1.0, free_from=labels)
     run.coordinator.handle(member, control_pb2.PartyMessage(report=report))
@@ -464,13 +468,17 @@ def free(member: Member, run: Run, *labels: str) -> None:
 def test_a_passive_party_that_was_alone_at_the_end_may_go() -> None:
     run = Run()
     members = run.begin()
-    free(members["p0"], run, END, BEFORE)  # the active party stays: it gets the summary
-    assert kinds(members["p0"]) == []
-    free(members["p1"], run, END)  # not alone
-    assert kinds(members["p1"]) == []
+    free(members["p1"], run, END)  # it was not alone
     free(members["p2"], run, END, BEFORE)
+    assert kinds(members["p2"]) == []  # its own word is not enough
+    vouch(run, members["p1"])  # nor a passive party's
+    assert kinds(members["p2"]) == []
+    vouch(run, members["p0"])
     assert kinds(members["p2"]) == ["complete", "end"]
     assert ("left", {"party": "p2"}) in run.events
+    assert run.coordinator.state is RunState.RUNNING
+    free(members["p0"], run, END, BEFORE)  # the active party stays: it gets the summary
+    assert kinds(members["p0"]) == kinds(members["p1"]) == []
     assert run.coordinator.state is RunState.COMPLETED
     assert set(run.coordinator.reports()) == set(ROSTER)
 
@@ -478,8 +486,12 @@ def test_a_passive_party_that_was_alone_at_the_end_may_go() -> None:
 def test_the_run_goes_on_without_those_who_left_also_after_another_was_lost() -> None:
     run = Run()
     members = run.begin()
+    vouch(run, members["p0"])
     free(members["p2"], run, END, BEFORE)
     run.coordinator.closed(members["p2"])
+    assert run.coordinator.state is RunState.RUNNING
+    with pytest.raises(PeerError, match="p2 has done its part of run run, which goes on without it"):
+        run.join("p2")
     assert run.coordinator.state is RunState.RUNNING
     run.coordinator.closed(members["p1"])
     assert run.coordinator.state is RunState.WAITING
@@ -497,6 +509,7 @@ def test_the_run_goes_on_without_those_who_left_also_after_another_was_lost() ->
 def test_who_left_and_is_needed_again_is_named() -> None:
     run = Run()
     members = run.begin()
+    vouch(run, members["p0"])
     free(members["p2"], run, END, BEFORE)
     run.coordinator.closed(members["p0"])
     run.join("p1", EARLY, BEFORE, member=members["p1"])
@@ -512,6 +525,7 @@ def test_a_server_that_is_started_again_knows_who_has_left(tmp_path: Path) -> No
     assert departures.read() == {}
     members = run.begin()
     run.coordinator._on_leave = departures.add
+    vouch(run, members["p0"])
     for name in ("p1", "p2"):
         free(members[name], run, END, BEFORE)
     found = departures.read()

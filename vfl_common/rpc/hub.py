@@ -227,7 +227,7 @@ class ExchangeHub:
             if self._ended is not None:
                 raise self._ended
             waited_s = 0.0 if started_s is None else now_s - started_s
-            timeout_s = self._timeout_s if self._hurried else math.inf
+            timeout_s = self._timeout_s if self._hurried and math.isinf(deadline_s) else math.inf
             decision = decide(waited_s, self._arrived.keys(), self.roster, timeout_s, deadline_s)
             if isinstance(decision, Proceed):
                 self._hurried = True

@@ -63,6 +63,7 @@ class ExchangeLink:
         self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
         self._frames: list[Encoded] = []  # the last bundle, of which what is missing goes over another stream
         self._step: StepKey | None = None  # its own
+        self._broke = False  # since the last bundle was sent
         self._give_up_s: float | None = None
         self._told = False
         self._hurried = True
@@ -79,7 +80,7 @@ class ExchangeLink:
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
         self._frames, self._step = encode(step, bundle), step
-        self._give_up_s = None
+        self._broke, self._give_up_s = False, None
         try:
             self._put()
         except grpc.RpcError as error:
@@ -98,11 +99,10 @@ class ExchangeLink:
 
     def _put(self) -> grpc.Call:
         """Hands the last bundle to the stream; to a new one, where need be, what the peer has not got of it."""
-        began = self._give_up_s is not None and len(self._frames) > 1  # one frame is sent again: that takes no longer
         call, there = self._call, 0
         if call is None:
-            call = self._open(self._step if began else None)
-            there = self._there(call) if began else 0
+            call = self._open(self._step if self._broke else None)
+            there = self._there(call) if self._broke else 0
         for frame in self._frames[there:]:
             self._requests.put(frame)
         return call
@@ -114,13 +114,16 @@ class ExchangeLink:
             self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
             if not frame.HasField("resume"):
                 raise malformed(f"{self._peer} was asked how much it has, and sent something else", self._peer)
+            if frame.resume.frames > len(self._frames):
+                raise malformed(f"{self._peer} says that it has more of a bundle than there is", self._peer)
+            self._give_up_s = None  # there is a connection again; the next break has all the time for itself
             return len(self._frames) if frame.resume.whole else frame.resume.frames
         raise _StreamEnded
 
     def _broken(self, step: StepKey, error: grpc.RpcError) -> None:
         """The stream broke: returns after a pause where it may be tried again. Raises what ended the generation, or
         LostError after ``reconnect_s``."""
-        self._asked = None
+        self._asked, self._broke = None, True
         self._drop()
         if self._ended is not None:
             raise self._ended from None

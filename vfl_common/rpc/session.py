@@ -213,6 +213,10 @@ class Session:
             if answer.HasField("complete"):
                 return answer.complete.summary_json
 
+    def alone(self) -> None:
+        """Tells the server that this party, the active one, needs nobody any more: others may leave."""
+        self._send(control_pb2.PartyMessage(alone=control_pb2.Alone()))
+
     def abort(self, error: BaseException) -> None:
         """Tells the server that this party stops, and why (the public text only)."""
         if self._channel is not None:

@@ -69,10 +69,13 @@ class TcpMeter:
         with self._lock:
             used = {local[0] for local, remote in self._counts if remote in self._names}
         now, names = interface.counters(), interface.carrying(used)
-        return [
-            InterfaceCount(name, now[name][0] - self._began[name][0], now[name][1] - self._began[name][1])
-            for name in sorted(names & now.keys() & self._began.keys())
-        ]
+        found = []
+        for name in sorted(names & now.keys()):
+            before = self._began.get(name, (0, 0))
+            if before[0] > now[name][0] or before[1] > now[name][1]:  # made anew meanwhile: it counts from zero
+                before = (0, 0)
+            found.append(InterfaceCount(name, now[name][0] - before[0], now[name][1] - before[1]))
+        return found
 
 
 def _open_connections() -> list[tuple[tuple[Endpoint, Endpoint], tuple[int, int]]]:

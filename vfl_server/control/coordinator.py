@@ -49,6 +49,7 @@ class Member:
     phase: str = ""  # of its last progress, and
     metrics: dict[str, float] = field(default_factory=dict)
     report: control_pb2.Report | None = None
+    alone: bool = False  # the active party: it needs nobody any more in this generation
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,10 @@ class Coordinator:
                 self._progress(member, message.progress)
             elif body == "report":
                 self._report(member, message.report)
+            elif body == "alone":
+                member.alone = self.state is RunState.RUNNING
+                self._let_go()
+                self._maybe_complete()
             elif body == "abort":
                 self._aborted(member, message)
 
@@ -213,6 +218,11 @@ class Coordinator:
     def _join(self, member: Member, join: control_pb2.Join) -> None:
         self._admit(member.name, join)
         declared = aggregations.declared(join, self._phases if self.job == "train" else (), member.name)
+        if member.name in self._left and not self._needed(member.name):
+            text = (
+                f"{member.name} has done its part of run {self.run_id}, which goes on without it; nothing is to be done"
+            )
+            raise PeerError(Code.NAME_TAKEN, text, public=text, party=member.name)
         if self.state is RunState.RUNNING:  # it has left the generation before we noticed
             self._interrupt(f"{member.name} joins again", lost=[])
         member.join, member.joined, member.aggregations, member.report = join, True, declared, None
@@ -273,7 +283,7 @@ class Coordinator:
     def _in_order(self) -> list[tuple[str, Member]]:
         return [(name, self._members[name]) for name in self._roster if name in self._members]
 
-    def _decide(self, *, announce: bool = False) -> None:
+    def _decision(self) -> membership.Begin | membership.Wait | membership.GiveUp:
         ready = {
             name: list(member.join.checkpoints) if member.join.run_id == self.run_id else []
             for name, member in self._members.items()
@@ -281,7 +291,17 @@ class Coordinator:
         }
         waited_s = time.monotonic() - self._waiting_since_s
         left = {name: each.report.free_from for name, each in self._left.items()}
-        decision = membership.decide(waited_s, self._deadline_s, self._roster, ready, left)
+        return membership.decide(waited_s, self._deadline_s, self._roster, ready, left)
+
+    def _needed(self, name: str) -> bool:
+        """Whether a party that has left is waited for again."""
+        if self.state is not RunState.WAITING:
+            return False
+        decision = self._decision()
+        return not isinstance(decision, membership.Begin) and name in decision.missing
+
+    def _decide(self, *, announce: bool = False) -> None:
+        decision = self._decision()
         if isinstance(decision, membership.Begin):
             self._begin(decision)
         elif isinstance(decision, membership.GiveUp):
@@ -336,7 +356,7 @@ class Coordinator:
         self._deadline_s = self.recipe.run.rejoin_deadline_s
         interrupt = control_pb2.Interrupt(generation=self.generation, lost=lost, reason=reason)
         for member in self._members.values():
-            member.joined, member.report = False, None
+            member.joined, member.report, member.alone = False, None, False
             member.outbox.put(control_pb2.ServerMessage(interrupt=interrupt))
         self._emit("interrupted", reason=reason, deadline_s=self._deadline_s)
 
@@ -358,19 +378,27 @@ class Coordinator:
             self._fail(PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=member.name))
             return
         member.report = report
-        if len(report.free_from) > 1 and member.name != self.recipe.active.name and self.job == "train":
-            self._let_go(member, report)
+        self._let_go()
         self._maybe_complete()
 
-    def _let_go(self, member: Member, report: control_pb2.Report) -> None:
-        """A party that was alone at the end: whatever happens to the others, it need not come back."""
-        self._left[member.name] = left = Left(self._identities[member.name], report)
-        self._on_leave(left)
-        del self._members[member.name]
-        member.outbox.put(control_pb2.ServerMessage(complete=control_pb2.Complete()))
-        member.outbox.put(None)
-        self._lock.notify_all()
-        self._emit("left", party=member.name)
+    def _let_go(self) -> None:
+        """The parties that were alone at the end, once the active party says that it needs nobody: they may leave.
+
+        Their own word is not enough: one that had not sent what it owes would be waited for, and nobody would watch it.
+        """
+        active = self._members.get(self.recipe.active.name)
+        if active is None or not active.alone or self.job != "train":
+            return
+        for name, member in self._in_order():
+            if member is active or member.report is None or len(member.report.free_from) < 2:
+                continue
+            self._left[name] = left = Left(self._identities[name], member.report)
+            self._on_leave(left)
+            del self._members[name]
+            member.outbox.put(control_pb2.ServerMessage(complete=control_pb2.Complete()))
+            member.outbox.put(None)
+            self._lock.notify_all()
+            self._emit("left", party=name)
 
     def _maybe_complete(self) -> None:
         reports = {name: member.report for name, member in self._members.items() if member.report is not None}

@@ -9,18 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PartyMessage(_message.Message):
-    __slots__ = ("join", "heartbeat", "progress", "report", "abort")
+    __slots__ = ("join", "heartbeat", "progress", "report", "abort", "alone")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     join: Join
     heartbeat: Heartbeat
     progress: Progress
     report: Report
     abort: _failure_pb2.Failure
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., abort: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
+    alone: Alone
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., abort: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., alone: _Optional[_Union[Alone, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("waiting", "start", "interrupt", "stop", "complete")
@@ -71,6 +73,10 @@ class Aggregation(_message.Message):
     def __init__(self, phase: _Optional[str] = ..., rounds: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Alone(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
