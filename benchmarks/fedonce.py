@@ -319,6 +319,7 @@ def scale_task() -> Task:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 ROWS = {"phishing": 11_055, "uji": 21_048, "mnist": 10_000}
+PARTIES = {"phishing": 10, "uji": 10, "mnist": 4}
 COMPARISONS = {
     "phishing": comparison(phishing(10, [30, 30], [30]), "phishing, 10 parties", "accuracy", 10, 3, PHISHING),
     "uji": comparison(uji(10, 3, [50, 50, 50, 30], [30, 10]), "UJIIndoorLoc, 10 parties", "rmse", 10, 3, UJI),
@@ -331,6 +332,13 @@ OTHERS = {
 }
 
 
+def with_solos(task: Task, roster: list[Tables]) -> Task:
+    """Solo of the passive parties too: ``Solo-passive1``, …"""
+    (solo,) = (line for line in task.methods if line["name"] == "Solo")
+    more = [solo | {"name": f"Solo-{each['name']}", "alone": each["name"]} for each in roster[1:]]
+    return replace(task, methods=[*task.methods, *more])
+
+
 def quick(task: Task) -> Task:
     """Only whether it still runs: few rows, one epoch."""
 
@@ -339,7 +347,7 @@ def quick(task: Task) -> Task:
         made["simulate"]["data"]["limit"] = QUICK_ROWS
         return made
 
-    kept = ("FedOnce-L0", "FedOnce-L0-multi", "SplitNN", "SplitNN-Comm", "Combine", "LightGBM", "k10")
+    kept = ("FedOnce-L0", "FedOnce-L0-multi", "SplitNN", "SplitNN-Comm", "Solo", "Combine", "LightGBM", "k10")
     private = tuple(f"{variant}-8" for variant in VARIANTS)
     methods = [line for line in task.methods if line["name"] in (*kept, *private)]
     shorter = [
@@ -361,12 +369,16 @@ def _one_epoch(phase: Tables) -> Tables:
 @click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
 @click.option("--methods", default="", help="Only these, with commas between.")
 @click.option("--jobs", default=1, show_default=True, help="Federations at a time; the seconds are told for these.")
+@click.option("--solos", is_flag=True, help="Solo of every party, not of the active one alone.")
 @click.option("--quick", "short", is_flag=True, help="One seed, few rows, one epoch: only whether it still runs.")
-def main(name: str, data: Path, seeds: str | None, out: Path, methods: str, jobs: int, short: bool) -> None:
+def main(
+    name: str, data: Path, seeds: str | None, out: Path, methods: str, jobs: int, solos: bool, short: bool
+) -> None:
     """Runs one table; what is done already in --out is not run again."""
     rows = QUICK_ROWS if short else ROWS.get(name, 0)
     task = COMPARISONS[name](rows) if name in COMPARISONS else OTHERS[name]
     task = quick(task) if short else task
+    task = with_solos(task, studies.roster(PARTIES[name])) if solos and name in COMPARISONS else task
     wanted = [int(seed) for seed in (seeds or task.seeds).split(",")]
     lines = [line for line in task.methods if not methods or line["name"] in methods.split(",")]
     study_name = f"fedonce-{name}{'-quick' if short else ''}"

@@ -77,25 +77,26 @@ def _sent(done: Done, method: str) -> list[float]:
 
 
 def _levels(axes: Axes, values: dict[str, float]) -> None:
-    """Lines across, their names at the right, moved apart where they would lie on each other."""
-    if not values:
-        return
+    """Lines across, their names at the right, moved apart where they would lie on each other.
+
+    What is farther off than the height of all that is drawn already is only named, with an arrow at that edge.
+    """
     low, high = axes.get_ylim()
-    low, high = min(low, *values.values()), max(high, *values.values())
+    near = {name: value for name, value in values.items() if 2 * low - high <= value <= 2 * high - low}
+    low, high = min([low, *near.values()]), max([high, *near.values()])
     margin = 0.04 * (high - low)
-    axes.set_ylim(low - margin, high + margin)
-    apart, place = APART * (high - low), float("-inf")
+    low, high = low - margin, high + margin
+    axes.set_ylim(low, high)
+    below = {name: value for name, value in values.items() if value < low}
+    apart = APART * (high - low)
+    place = low - apart * (len(below) > 0)
     for name, value in sorted(values.items(), key=lambda item: item[1]):
-        axes.axhline(value, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
-        place = max(place + apart, value)
-        axes.annotate(
-            f"{name} {value:.4g}",
-            (1.01, place),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8,
-            color=GREY,
-        )
+        arrow = "↓ " if value < low else "↑ " if value > high else ""
+        if not arrow:
+            axes.axhline(value, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
+        place = max(place + apart, min(max(value, low), high))
+        where = (1.01, place), ("axes fraction", "data")
+        axes.annotate(f"{arrow}{name} {value:.4g}", where[0], xycoords=where[1], va="center", fontsize=8, color=GREY)
 
 
 def _unit(unit: str) -> str:
