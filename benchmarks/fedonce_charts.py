@@ -146,13 +146,13 @@ def draw_scale(done: Done, path: Path) -> None:
     x = [each.passives for each in found]
     values = (
         ("seconds of the run", [each.seconds for each in found]),
-        ("PSS of a passive process\n(median, MiB)", [each.pss_mib or float("nan") for each in found]),
+        ("PSS of a passive process\n(median, MiB)", [each.pss_mib or 0.0 for each in found]),
         ("test accuracy (points)", [100 * each.accuracy for each in found]),
     )
     for axes, (label, y), color in zip(panels, values, (BLUE, ORANGE, GREEN), strict=True):
         axes.plot(x, y, color=color, marker="o")
         axes.set_xticks(x)
-        axes.set_ylim(bottom=0, top=None if label.startswith(("seconds", "PSS")) else 100)
+        axes.set_ylim(0, 100 if "accuracy" in label else 1.15 * max(y))
         axes.set_xlabel("passive processes")
         axes.set_ylabel(label)
         axes.grid(alpha=0.25)
