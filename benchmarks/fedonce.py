@@ -78,8 +78,10 @@ def uji(parties: int, embedding_size: int, hidden: list[int], top: list[int]) ->
 
 
 def mnist(data: Path, _own: Path) -> Tables:
+    """Without batch normalisation, as the paper's CNN0: with it, what is learnt from noise is worth 4 points less."""
     source = {"source": str(data / "mnist10k.npz"), "label": "labels"}
-    model = {"embedding_size": 16, "encoder": {"kind": "cnn", "channels": [16, 32]}, "top": {"hidden": [128]}}
+    encoder = {"kind": "cnn", "channels": [16, 32], "batch_norm": False}
+    model = {"embedding_size": 16, "encoder": encoder, "top": {"hidden": [128]}}
     task = {"kind": "multiclass", "classes": 10}
     return studies.recipe("fedonce", 4, task, model, {"scheme": "quadrants", "data": source})
 
@@ -208,12 +210,12 @@ UJI = Training(
     trees=TREES | {"trees": 1000},
 )
 MNIST = Training(
-    local={"epochs": 30, "batch_size": 128, "match_every": 3, "optimizer": adam(1e-3, 1e-5)},
-    head={"epochs": 30, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},
-    more={"epochs": 20, "batch_size": 128, "optimizer": adam(3e-4, 1e-5)},
-    split={"epochs": 20, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},
-    alone={"epochs": 20, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},
-    linear={"epochs": 50, "batch_size": 128, "optimizer": adam(1e-3)},
+    local={"epochs": 20, "batch_size": 128, "match_every": 3, "optimizer": adam(1e-3, 1e-5)},
+    head={"epochs": 20, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},  # Table 5, but for the epochs
+    more={"epochs": 15, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},
+    split={"epochs": 15, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},
+    alone={"epochs": 15, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},
+    linear={"epochs": 30, "batch_size": 128, "optimizer": adam(1e-3)},
     wide={"model.embedding_size": 64},
     trees=TREES,
     outputs=10,

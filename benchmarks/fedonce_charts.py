@@ -9,6 +9,7 @@ from statistics import mean
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.fedonce_numbers import (
     ALONE,
@@ -56,8 +57,9 @@ def draw_comparison(done: Done, title: str, path: Path) -> None:
             look = {"color": color, "marker": marker, "markersize": large, "linestyle": "", "markeredgecolor": "white"}
             axes.errorbar([size], [middle], [sd or 0.0], capsize=3, label=method, zorder=3, **look)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("")
+    axes.xaxis.set_minor_locator(NullLocator())
     _levels(axes, {name: factor * mean(validation(done, name)) for name in ALONE if done.of(name)})
     axes.set_xlabel("message bytes of training, all parties (MB)")
     axes.set_ylabel(
