@@ -14,31 +14,23 @@ was chosen (learning rates, rounds, gamma) was chosen on validation rows of anot
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from vfl_common.cli.federation import to_toml
-from vfl_common.cli.study import run_study
+from benchmarks import studies
+from benchmarks.studies import EVALUATE, Tables, sgd
 from vfl_common.cli.study_report import Result, mean_and_sd, table
-from vfl_common.config.study import load_study
-from vfl_common.summary import Summary, load_summary
+from vfl_common.summary import load_summary
 
-Tables = dict[str, Any]
 NAMES = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -53,20 +45,7 @@ class Task:
 
 
 def recipe(parties: int, task: Tables, rows: Tables, model: Tables, simulate: Tables) -> Tables:
-    """A recipe for one active and some passive parties; the study gives it phases, seeds and labels."""
-    roster = [{"name": "active", "role": "active"}]
-    roster += [{"name": f"passive{number}", "role": "passive"} for number in range(1, parties)]
-    return {
-        "name": "ssl",
-        "method": "study",
-        "task": task,
-        "parties": roster,
-        "rows": {"validation": 0.1, "test": 0.2} | rows,
-        "model": model,
-        "phases": [{"kind": "evaluate"}],
-        "run": {"checkpoint_every": 5},
-        "simulate": simulate,
-    }
+    return studies.recipe("ssl", parties, task, model, simulate, rows)
 
 
 def mnist(aligned: float = 0.4) -> Callable[[Path, Path], Tables]:
@@ -84,13 +63,8 @@ MLP: Tables = {"embedding_size": 64, "encoder": {"kind": "mlp", "hidden": [256],
 
 def uji(parties: int) -> Callable[[Path, Path], Tables]:
     def make(data: Path, own: Path) -> Tables:
-        whole = pq.read_table(data / "ujiindoorloc.parquet")
-        heard = [name for name in whole.column_names if name.startswith("WAP")]
-        place = pc.add(pc.multiply(whole["BUILDINGID"].cast(pa.int32()), 10), whole["FLOOR"].cast(pa.int32()))
-        # 100 stands for "not heard": a strength below the weakest that was.
-        columns = {name: pc.if_else(pc.equal(whole[name], 100), -105, whole[name]) for name in heard}
-        pq.write_table(pa.table({"id": whole["id"], **columns, "place": place}), own / "uji.parquet")
-        source = {"source": str(own / "uji.parquet"), "id": "id", "label": "place", "scale": "minmax"}
+        source = {"id": "id", "label": "place", "scale": "minmax"}
+        source["source"] = str(studies.write_uji(data, own, "place"))
         task = {"kind": "multiclass", "classes": 13}
         return recipe(parties, task, {"aligned": 0.4}, MLP, {"scheme": "columns", "data": source})
 
@@ -104,10 +78,6 @@ def credit(data: Path, _own: Path) -> Tables:
         "passive1": {"source": str(data / "default_credit_hetero_host.csv.gz"), "id": "id"},
     }
     return recipe(2, {"kind": "binary"}, {"aligned": 0.4}, MLP, {"parties": sources})
-
-
-def sgd(lr: float, **more: Any) -> Tables:
-    return {"kind": "sgd", "lr": lr, "momentum": 0.9} | more
 
 
 @dataclass(frozen=True)
@@ -142,7 +112,7 @@ def all_methods(common: Tables, cross: dict[str, Cross], head: Tables) -> list[T
         star("FedHSSL", ssl)
     for ssl in ("simclr", "moco"):
         settings = {"kind": "contrastive", "ssl": ssl, **common}
-        lines.append({"name": f"SS-VFL-I-{ssl}", "pretrain": [settings], "finetune": [head, {"kind": "evaluate"}]})
+        lines.append({"name": f"SS-VFL-I-{ssl}", "pretrain": [settings], "finetune": [head, EVALUATE]})
         lines.append({"name": f"SS-VFL-C-{ssl}", "pretrain_of": f"SS-VFL-I-{ssl}"})
     return lines
 
@@ -152,12 +122,12 @@ HEAD: Tables = {"kind": "head", "steps": 300, "batch_size": 50, "optimizer": sgd
 
 
 def _mnist_task(methods: list[Tables], labels: tuple[int, ...], aligned: float = 0.4) -> Task:
-    return Task(mnist(aligned), labels, "accuracy", methods, [SPLIT, {"kind": "evaluate"}])
+    return Task(mnist(aligned), labels, "accuracy", methods, [SPLIT, EVALUATE])
 
 
 def _table_task(make: Callable[[Path, Path], Tables], metric: str, common: Tables) -> Task:
     methods = all_methods(common, dict.fromkeys(NAMES, Cross(2, 0.5)), HEAD)
-    return Task(make, (200, 1000), metric, methods, [SPLIT, {"kind": "evaluate"}])
+    return Task(make, (200, 1000), metric, methods, [SPLIT, EVALUATE])
 
 
 # A mirrored digit is another digit. The values were chosen on the validation rows of seed 11: B and the learning rate
@@ -198,7 +168,7 @@ def _rounds_methods() -> list[Tables]:
 
 def _bytes_methods() -> list[Tables]:
     """Split training is validated after every epoch, so that the step is known at which it reaches an accuracy."""
-    fine = [SPLIT | {"steps": 600, "validate_every": 1}, {"kind": "evaluate"}]
+    fine = [SPLIT | {"steps": 600, "validate_every": 1}, EVALUATE]
     uploads = [line for line in all_methods(DIGITS, CROSS, HEAD) if "SS-VFL-I" in line["name"]]
     return [{"name": "FedSplitNN", "finetune": fine}, *uploads]
 
@@ -225,10 +195,11 @@ def print_bytes(folder: Path, results: Sequence[Result]) -> None:
             continue
         other = next(r for r in results if (r.method, r.seed, r.labels) == ("FedSplitNN", result.seed, result.labels))
         head = load_summary(folder / result.finetune.run / "summary.json")
-        sent = _bytes(head, "head", "embedding")
+        sent = studies.message_bytes(head, "head", "embedding")
         split = load_summary(folder / other.finetune.run / "summary.json")
-        a_step = 2 * _bytes(split, "splitnn", "gradient") / split.steps  # an embedding is as large as its gradient
-        curve = _curve(folder / other.finetune.run)
+        run = folder / other.finetune.run
+        a_step = studies.step_bytes(run, split, "splitnn", "accuracy")
+        curve = studies.curve(run, "splitnn", "accuracy")
         accuracy = result.metrics["validation"]["accuracy"]
         reached = next((steps for steps, value in curve if value >= accuracy), None)
         best = max(value for _, value in curve)
@@ -236,17 +207,6 @@ def print_bytes(folder: Path, results: Sequence[Result]) -> None:
         cells = (result.method, str(result.labels), str(result.seed), f"{accuracy:.3f}", f"{sent / 1e6:.3f} MB")
         shown.add_row(*cells, f"{best:.3f}", until)
     Console(width=160).print(shown)
-
-
-def _bytes(summary: Summary, phase: str, kind: str) -> int:
-    links = summary.bytes.by_link
-    return sum(link.message_bytes for link in links if (link.phase, link.kind) == (phase, kind))
-
-
-def _curve(run: Path) -> list[tuple[int, float]]:
-    """(steps, validation accuracy) after each epoch of split training."""
-    lines = [json.loads(line) for line in (run / "active" / "metrics.jsonl").read_text().splitlines()]
-    return [(line["steps"], line["metrics"]["validation"]["accuracy"]) for line in lines if line["phase"] == "splitnn"]
 
 
 def draw_rounds(results: Sequence[Result], path: Path) -> None:
@@ -302,40 +262,22 @@ def main(name: str, data: Path, seeds: str, out: Path, methods: str, jobs: int, 
         task, wanted = _quick(task), wanted[:1]
     lines = [line for line in task.methods if not methods or line["name"] in {"FedSplitNN", *methods.split(",")}]
     study_name = f"ssl-{name}{'-quick' if quick else ''}"
-    files = out / f"{study_name}-files"
-    files.mkdir(parents=True, exist_ok=True)
-    (files / "recipe.toml").write_text(to_toml(task.recipe(data.resolve(), files.resolve())))
+    base = task.recipe(data.resolve(), studies.files_of(study_name, out))
     study = {
-        "name": study_name,
-        "recipe": "recipe.toml",
         "seeds": wanted,
         "labels": list(task.labels),
         "metric": task.metric,
         "finetune": task.finetune,
         "methods": lines,
     }
-    path = files / "study.toml"
-    path.write_text(to_toml(study))
-    console = Console()
-
-    def tell(event: dict[str, Any]) -> None:
-        if event["event"] in ("done", "failed"):
-            left_s = event.get("left_s")
-            left = f", {left_s / 60:.0f} min left" if left_s is not None else ""
-            what = event.get("error") or (f"{event['metric']:.4f}" if event.get("metric") is not None else "pretrained")
-            console.print(f"{event['number']}/{event['of']} {event['title']}: {what}{left}", highlight=False)
-
-    results = run_study(path, out, jobs=jobs, tell=tell)
-    loaded, _ = load_study(path)
-    Console(width=160).print(table(loaded, results))
+    done = studies.run(study_name, base, study, out, jobs)
+    Console(width=160).print(table(done.study, done.results))
     if name == "bytes":
-        print_bytes(out / study_name, results)
+        print_bytes(done.folder, done.results)
     if name == "rounds":
-        draw_rounds(results, out / study_name / "results.png")
+        draw_rounds(done.results, done.folder / "results.png")
     if not quick:
-        RESULTS.mkdir(exist_ok=True)
-        for kind in ("csv", "png"):
-            shutil.copy(out / study_name / f"results.{kind}", RESULTS / f"{study_name}.{kind}")
+        studies.keep(done)
 
 
 if __name__ == "__main__":

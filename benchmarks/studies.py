@@ -1,0 +1,142 @@
+"""What the benchmarks that are studies share: recipes, running them, and reading what their runs left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from vfl_common.cli.federation import to_toml
+from vfl_common.cli.study import run_study
+from vfl_common.cli.study_report import Result
+from vfl_common.config.study import Study, load_study
+from vfl_common.summary import Summary, load_summary
+
+Tables = dict[str, Any]
+RESULTS = Path(__file__).parent / "results"
+ACTIVE = "active"
+EVALUATE: Tables = {"kind": "evaluate"}
+
+
+def roster(parties: int) -> list[Tables]:
+    """One active and some passive parties."""
+    passives = [{"name": f"passive{number}", "role": "passive"} for number in range(1, parties)]
+    return [{"name": ACTIVE, "role": "active"}, *passives]
+
+
+VALIDATION, TEST = 0.1, 0.2  # shares of the rows
+
+
+def recipe(
+    name: str, parties: int, task: Tables, model: Tables, simulate: Tables, rows: Tables | None = None
+) -> Tables:
+    """A recipe whose phases, seeds and labels the study gives."""
+    return {
+        "name": name,
+        "method": "study",
+        "task": task,
+        "parties": roster(parties),
+        "rows": {"validation": VALIDATION, "test": TEST} | (rows or {}),
+        "model": model,
+        "phases": [EVALUATE],
+        "run": {"checkpoint_every": 5},
+        "simulate": simulate,
+    }
+
+
+def write_uji(data: Path, own: Path, label: str) -> Path:
+    """UJIIndoorLoc's access points and one label: ``LONGITUDE`` or ``LATITUDE``, or ``place``, building and floor."""
+    whole = pq.read_table(data / "ujiindoorloc.parquet")
+    heard = [name for name in whole.column_names if name.startswith("WAP")]
+    # 100 stands for "not heard": a strength below the weakest that was.
+    columns = {name: pc.if_else(pc.equal(whole[name], 100), -105, whole[name]) for name in heard}
+    if label == "place":
+        values = pc.add(pc.multiply(whole["BUILDINGID"].cast(pa.int32()), 10), whole["FLOOR"].cast(pa.int32()))
+    else:
+        values = whole[label]
+    path = own / f"uji-{label.lower()}.parquet"
+    pq.write_table(pa.table({"id": whole["id"], **columns, label: values}), path)
+    return path
+
+
+def sgd(lr: float, **more: Any) -> Tables:
+    return {"kind": "sgd", "lr": lr, "momentum": 0.9} | more
+
+
+@dataclass(frozen=True)
+class Done:
+    """A study that was run. ``folder``: of its runs."""
+
+    study: Study
+    folder: Path
+    results: list[Result]
+
+    def of(self, method: str) -> list[Result]:
+        return [result for result in self.results if result.method == method]
+
+    def summary(self, result: Result) -> Summary:
+        """Of a fine-tuning run."""
+        return load_summary(self.folder / result.finetune.run / "summary.json")
+
+
+def files_of(name: str, out: Path) -> Path:
+    """The folder for the study's own files: recipe, study, data made for it."""
+    path = out / f"{name}-files"
+    path.mkdir(parents=True, exist_ok=True)
+    return path.resolve()
+
+
+def run(name: str, base: Tables, study: Tables, out: Path, jobs: int) -> Done:
+    """Runs what is left of a study, telling each run as it ends. ``study``: all but its name and recipe, ``base``."""
+    files, console = files_of(name, out), Console()
+    (files / "recipe.toml").write_text(to_toml(base))
+    path = files / "study.toml"
+    path.write_text(to_toml({"name": name, "recipe": "recipe.toml", **study}))
+
+    def tell(event: Tables) -> None:
+        if event["event"] in ("done", "failed"):
+            left_s = event.get("left_s")
+            left = f", {left_s / 60:.0f} min left" if left_s is not None else ""
+            what = event.get("error") or (f"{event['metric']:.4f}" if event.get("metric") is not None else "pretrained")
+            console.print(f"{event['number']}/{event['of']} {event['title']}: {what}{left}", highlight=False)
+
+    results = run_study(path, out, jobs=jobs, tell=tell)
+    return Done(load_study(path)[0], out / name, results)
+
+
+def keep(done: Done, names: Sequence[str] = ("results.csv", "results.png")) -> None:
+    """Copies the study's results to the repository's: ``<study>.csv``, ``<study>.png``, ``<study>-<other>.csv``."""
+    RESULTS.mkdir(exist_ok=True)
+    for name in names:
+        to = name.replace("results", done.study.name) if name.startswith("results") else f"{done.study.name}-{name}"
+        shutil.copy(done.folder / name, RESULTS / to)
+
+
+def message_bytes(summary: Summary, phase: str, kind: str) -> int:
+    links = summary.bytes.by_link
+    return sum(link.message_bytes for link in links if (link.phase, link.kind) == (phase, kind))
+
+
+def curve(folder: Path, phase: str, metric: str) -> list[tuple[int, float]]:
+    """(steps of the phase so far, ``metric`` of the validation rows) after each round, from the run in ``folder``."""
+    lines = [json.loads(line) for line in (folder / ACTIVE / "metrics.jsonl").read_text().splitlines()]
+    before = max((line["steps"] for line in lines[: _first(lines, phase)]), default=0)
+    own = [line for line in lines if line["phase"] == phase]
+    return [(line["steps"] - before, line["metrics"]["validation"][metric]) for line in own]
+
+
+def _first(lines: Sequence[Tables], phase: str) -> int:
+    return next((at for at, line in enumerate(lines) if line["phase"] == phase), len(lines))
+
+
+def step_bytes(folder: Path, summary: Summary, phase: str, metric: str) -> float:
+    """Message bytes of a step of split training, all parties: an embedding is as large as its gradient."""
+    return 2 * message_bytes(summary, phase, "gradient") / curve(folder, phase, metric)[-1][0]
