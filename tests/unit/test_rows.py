@@ -67,6 +67,12 @@ def test_full_batches_leave_the_rest_out() -> None:
         (TabularSettings(kind="tabular", hidden=(7,)), InputSpec((3,), (4, 2)), {"table.", "mlp.0."}, {"mlp.2."}),
         (CnnSettings(kind="cnn", channels=(4, 6)), InputSpec((1, 8, 8)), {"0.", "1."}, {"4.", "5.", "9."}),
         (
+            CnnSettings(kind="cnn", channels=(4, 6), shared="blocks"),
+            InputSpec((1, 8, 8)),
+            {"0.", "1.", "9."},
+            {"4.", "5."},
+        ),
+        (
             ResNet18Settings(kind="resnet18"),
             InputSpec((1, 8, 8)),
             {"conv1.", "bn1.", "layer1."},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from vfl_common.config.base import Section
 
@@ -38,6 +38,15 @@ class CnnSettings(Section):
     kind: Literal["cnn"]
     channels: tuple[PositiveInt, ...] = (16, 32)
     batch_norm: bool = True
+    # What FedHSSL aggregates above the first block: all of it, or the blocks without the linear layer, whose weights
+    # belong to positions of the image.
+    shared: Literal["all", "blocks"] = "all"
+
+    @model_validator(mode="after")
+    def _something_shared(self) -> Self:
+        if self.shared == "blocks" and len(self.channels) < 2:
+            raise ValueError('shared = "blocks" needs two channels or more: the first block is never shared')
+        return self
 
 
 class ResNet18Settings(Section):

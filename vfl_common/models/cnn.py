@@ -13,7 +13,7 @@ def build_cnn(settings: CnnSettings, spec: InputSpec, embedding_size: int) -> nn
     """Blocks of convolution 3x3, batch norm, ReLU, pooling 2x2; then linear.
 
     A block does not pool an image that is less than two pixels high or wide. x: [B, C, H, W]; returns
-    [B, embedding_size]. Its top is all above the first block.
+    [B, embedding_size]. Its top is all above the first block, or the blocks there without the linear layer.
     """
     channels, height, width = spec.shape
     modules: list[nn.Module] = []
@@ -29,4 +29,5 @@ def build_cnn(settings: CnnSettings, spec: InputSpec, embedding_size: int) -> nn
         channels = out_channels
         first_block = first_block or len(modules)
     encoder = nn.Sequential(*modules, nn.Flatten(), nn.Linear(channels * height * width, embedding_size))
-    return mark_top(encoder, *(str(layer) for layer in range(first_block, len(encoder))))
+    last = len(encoder) if settings.shared == "all" else len(modules)
+    return mark_top(encoder, *(str(layer) for layer in range(first_block, last)))
