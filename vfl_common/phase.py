@@ -58,8 +58,8 @@ class Phase(ABC):
     # the next exchange waits as long as they live, whatever ``run.step_timeout_s`` says.
     alone_from: int | None = None
 
-    # Rounds that leave this side as it was: what they do is at the peers, and in their checkpoints. Where the run goes on
-    # from behind such a round, because the peers hold what came of it, this side need not run it, nor run it again.
+    # Rounds that leave this side as it was: what they do is at the peers, and in their checkpoints. Where the run goes
+    # on from behind such a round, because the peers hold what came of it, this side need not run it (again).
     skippable: tuple[int, ...] = ()
 
     @abstractmethod
