@@ -8,6 +8,8 @@ from typing import Any
 
 from vfl_common.bundle import BundleSpec
 
+MOST_ROUNDS = 999_999  # of a run: the labels of its checkpoints have six digits for them
+
 Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vfl_common.checkpoint packs
 
 
