@@ -13,6 +13,7 @@ offers the labels after those rounds too; the run begins at one only where the p
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -133,13 +134,18 @@ class Runner:
                 elif folder is self.resume:
                     self.ledger.carry(load_entries(folder.path / "ledger.json"))
                     self.resume = None
+                outcome: Outcome | None = None
                 try:
                     outcome = self._generation(start, folder, started_s)
-                    return outcome, folder
                 except InterruptedRun as reason:
                     log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
-                finally:
-                    self._save_ledger(folder)
+                except BaseException:
+                    with contextlib.suppress(VflError):  # what went wrong first is told
+                        self._save_ledger(folder)
+                    raise
+                self._save_ledger(folder)
+                if outcome is not None:
+                    return outcome, folder
         except Exception as error:
             self.session.abort(error)
             raise

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vfl_common.files import append
 from vfl_common.ledger import Ledger
 from vfl_common.logs import Console
 from vfl_common.phase import RoundReport
@@ -78,8 +79,7 @@ class Progress:
             "received_bytes": received,
         }
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append(self._path, json.dumps(line) + "\n")
         log.info("round %d of %d done", round_, rounds, extra={"event": "round", "phase": phase, "steps": steps})
         if report.note:
             log.info(report.note, extra={"event": "note", "phase": phase})
@@ -96,4 +96,4 @@ class Progress:
         self._console.emit("progress", **asdict(progress))
 
 
-_SHOWN = frozenset({"loss", "accuracy", "auc", "rmse", "spread"})
+_SHOWN = frozenset({"loss", "accuracy", "auc", "rmse", "variance_kept"})
