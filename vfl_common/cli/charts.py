@@ -143,6 +143,7 @@ def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
     total = summary.bytes.total
     envelope = total.message_bytes - total.payload_bytes
     text = f"{size(total.payload_bytes)} of tensors (payload), {size(envelope)} around them (envelope); TLS not counted"
+    text += "; each panel has a scale of its own" if len(panels) > 1 else ""
     figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
     handles, labels = cells[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False)
