@@ -613,7 +613,9 @@ TOLD = {"a": ("two", 1), "p": ("one", 2), "q": ("one", 1)}
         ({"a": ("one", 0), "p": ("two", 1)}, "a"),
         ({"a": ("one", 3), "p": ("two", 1)}, "q"),
         ({"a": ("one", 3), "p": ("two", 1), "q": ("one", 3)}, "p"),
-        ({"a": ("two", 3), "p": ("one", 3), "q": ("one", 3)}, None),
+        ({"a": ("one", 3), "p": ("one", 3), "q": ("one", 3)}, "p"),  # who tells
+        ({"a": ("two", 3), "p": ("one", 2), "q": ("one", 3)}, None),
+        ({"a": ("one", 3), "p": ("nonsense", 1), "q": ("one", 3)}, None),
     ],
 )
 def test_the_pace_is_that_of_who_is_at_work(change: dict[str, tuple[str, int]], want: str | None) -> None:
@@ -621,7 +623,7 @@ def test_the_pace_is_that_of_who_is_at_work(change: dict[str, tuple[str, int]], 
         name: control_pb2.Progress(phase=phase, round=round_, rounds=3)
         for name, (phase, round_) in (TOLD | change).items()
     }
-    assert pace(told, ("one", "two"), "a") == want
+    assert pace(told, ("one", "two"), "a", "p") == want
 
 
 def test_a_failure_of_the_server_reaches_everyone_without_its_private_text() -> None:

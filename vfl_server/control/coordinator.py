@@ -263,9 +263,7 @@ class Coordinator:
         member.progress = progress
         active = self.recipe.active.name
         told = {name: each.progress for name, each in self._in_order() if each.progress is not None}
-        slowest = pace(told, self._phases, active)
-        if slowest is None and (member.name == active or progress.phase in self._phases):
-            slowest = member.name  # all are done with the phase
+        slowest = pace(told, self._phases, active, member.name)
         if slowest is not None and told[slowest] is not self._shown:
             self._shown = shown = told[slowest]
             metrics = {name: _metrics(each) for name, each in told.items() if each.phase == shown.phase}
