@@ -23,6 +23,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError, InternalError
+from vfl_common.files import unwritable
 
 SUFFIX = ".safetensors"
 FILE = re.compile(r"(\d+)-([\w.-]+)\.safetensors")
@@ -86,7 +87,7 @@ class CheckpointStore:
     """The newest ``keep`` checkpoints of one process, in one folder of its own.
 
     Args:
-        folder: made where it is missing.
+        folder: made where it is missing. Raises InputError where it cannot be.
         keep: at least 1.
 
     Labels hold letters, digits and ``_.-``. The order is that of saving, counted in the files' names; times and labels
@@ -97,7 +98,10 @@ class CheckpointStore:
         if keep < 1:
             raise InternalError(f"a checkpoint store that keeps {keep} checkpoints")
         self._folder, self._keep = folder, keep
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(folder, error, code=Code.CHECKPOINT_INVALID) from error
 
     def save(self, label: str, tree: Any) -> None:
         """Writes ``tree`` as ``label``, to the disk, then removes all but the newest ``keep`` complete checkpoints.
@@ -123,9 +127,7 @@ class CheckpointStore:
             _fsync(self._folder)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise InputError(
-                Code.CHECKPOINT_INVALID, f"{self._folder}: cannot write a checkpoint ({error.strerror})"
-            ) from error
+            raise unwritable(self._folder, error, "cannot write a checkpoint", Code.CHECKPOINT_INVALID) from error
         kept = self._complete()[-self._keep :]
         for entry in self._all():
             if entry not in kept:

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from vfl_common.files import unwritable
+
 log = logging.getLogger(__name__)
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -38,9 +40,20 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """A line that the disk has no room for is lost: the run ends with a sentence at the next file that counts."""
+
+
 def log_to(path: Path, **always: str) -> logging.Handler:
-    """Appends this program's log to ``path``; ``always`` is part of each line. Returns the handler."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    """Appends this program's log to ``path``; ``always`` is part of each line. Returns the handler.
+
+    Raises InputError where the file cannot be opened.
+    """
+    try:
+        handler = _LogFile(path, encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from None
     handler.setFormatter(JsonLines(**always))
     root = logging.getLogger()
     for older in [h for h in root.handlers if isinstance(h, logging.FileHandler)]:

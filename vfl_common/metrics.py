@@ -37,15 +37,10 @@ def scores(task: TaskSettings, outputs_NO: Tensor) -> Tensor:
     return outputs_NO.softmax(dim=1) if task.kind == "multiclass" else outputs_NO
 
 
-def metric_names(kind: str) -> tuple[str, ...]:
-    """What ``evaluate`` gives for a kind of task; auc is left out where only one class is there."""
-    return ("loss", "rmse", "rmse_scaled") if kind == "regression" else ("loss", "accuracy", "auc", "f1")
-
-
 def evaluate(
     task: TaskSettings, outputs_NO: Tensor, targets: Tensor, unscale: Callable[[Tensor], Tensor] | None = None
 ) -> dict[str, float]:
-    """Metrics over all rows, computed in float64 on the CPU; empty where there are no rows.
+    """Metrics over all rows (``task.metrics``), computed in float64 on the CPU; empty where there are no rows.
 
     Args:
         task: decides the metrics. All: ``loss``, the mean. ``binary``: ``accuracy`` and ``f1`` at probability 0.5,

@@ -8,6 +8,8 @@ from typing import Any
 
 from vfl_common.bundle import BundleSpec
 
+MOST_ROUNDS = 999_999  # of a run: the labels of its checkpoints have six digits for them
+
 Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vfl_common.checkpoint packs
 
 
@@ -57,6 +59,10 @@ class Phase(ABC):
     # where no phase follows, a passive party is not needed any more; and as the others may be at work on their own too,
     # the next exchange waits as long as they live, whatever ``run.step_timeout_s`` says.
     alone_from: int | None = None
+
+    # Rounds that leave this side as it was: what they do is at the peers, and in their checkpoints. Where the run goes
+    # on from behind such a round, because the peers hold what came of it, this side need not run it (again).
+    skippable: tuple[int, ...] = ()
 
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:

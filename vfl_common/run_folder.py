@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.files import write_atomic
+from vfl_common.files import unwritable, write_atomic
 
 if TYPE_CHECKING:
     from vfl_common.checkpoint import CheckpointStore
@@ -51,7 +51,7 @@ def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
         write_atomic(path / "recipe.json", recipe.canonical_json() + "\n")
         folder.note(run_id=run_id, recipe_digest=recipe.digest())
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be written ({error.strerror})") from None
+        raise unwritable(path, error) from None
     return folder
 
 

@@ -6,10 +6,14 @@ the position zero-padded, so that labels sort, and parties compare labels withou
 A party that is ahead by rounds in which it was alone (``Phase.alone_from``) need not go back with the others: it offers
 the labels of those rounds too, though it has no checkpoint there, and goes on from the one that it has. For the same
 reason a party that was alone at the end is not needed by a run that goes on from one of them: it may leave.
+
+A party that is behind by rounds which leave it as it was (``Phase.skippable``: an upload) may catch up without them. It
+offers the labels after those rounds too; the run begins at one only where the peers hold what came of the round.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -88,6 +92,7 @@ class Planned:
     name: str
     rounds: int
     alone_from: int | None
+    skippable: tuple[int, ...] = ()
 
 
 @dataclass
@@ -129,13 +134,18 @@ class Runner:
                 elif folder is self.resume:
                     self.ledger.carry(load_entries(folder.path / "ledger.json"))
                     self.resume = None
+                outcome: Outcome | None = None
                 try:
                     outcome = self._generation(start, folder, started_s)
-                    return outcome, folder
                 except InterruptedRun as reason:
                     log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
-                finally:
-                    self._save_ledger(folder)
+                except BaseException:
+                    with contextlib.suppress(VflError):  # what went wrong first is told
+                        self._save_ledger(folder)
+                    raise
+                self._save_ledger(folder)
+                if outcome is not None:
+                    return outcome, folder
         except Exception as error:
             self.session.abort(error)
             raise
@@ -144,7 +154,8 @@ class Runner:
         if folder is None or self.joining.job != "train":
             return self.joining  # a prediction names the trained run, and begins again
         held = folder.checkpoints.labels() if folder.checkpoints is not None else []
-        labels = dict.fromkeys(label for each in held for label in (*reachable(each, self.plan), each) if label)
+        offered = ((*reachable(each, self.plan), each, *ahead(each, self.plan)) for each in held)
+        labels = dict.fromkeys(label for each in offered for label in each if label)
         return replace(self.joining, run_id=folder.run_id, checkpoints=tuple(labels))
 
     def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
@@ -165,7 +176,7 @@ class Runner:
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
             job.open()
-            outcome = self._phases(job, folder, label, tree)
+            outcome = self._phases(job, folder, label, tree, start.checkpoint)
             self.session.check()
             job.close(None)
             folder.note(trained=True)  # what is left is to tell the server
@@ -184,17 +195,21 @@ class Runner:
             if error is not None:
                 job.close(error)
 
-    def _phases(self, job: Job, folder: RunFolder, label: str, tree: Tree) -> Outcome:
-        """What is left after the checkpoint ``tree`` with that label; both empty at the beginning."""
+    def _phases(self, job: Job, folder: RunFolder, label: str, tree: Tree, begun: str) -> Outcome:
+        """What is left after the checkpoint ``tree`` with that label; both empty at the beginning.
+
+        ``begun``: the label from which the run goes on; this party skips what lies between.
+        """
         outcome = Outcome()
         if tree:
             outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label, without=tuple(tree.get("without", ())))
-        begin, first = 0, position_of(label) if tree else 0
+        begin, own = 0, position_of(label) if tree else 0
+        first = max(own, position_of(begun) if begun else 0)
         self._vouch(label)
         for phase in job.phases:
             end = begin + phase.rounds
             if first < end:  # a position names the next round to run
-                if first > begin:
+                if own > begin:
                     phase.load_state(tree["phase"])
                 if first >= begin and tree:  # others may have to repeat what this party did alone
                     job.unhurried()
@@ -238,7 +253,8 @@ class Runner:
         held = folder.checkpoints.labels() if folder.checkpoints is not None else []
         if label in held:
             return label
-        return max((each for each in held if label in reachable(each, self.plan)), default=label)
+        near = (each for each in held if label in (*reachable(each, self.plan), *ahead(each, self.plan)))
+        return max(near, default=label)
 
     def _load(self, folder: RunFolder, label: str) -> Tree:
         if folder.checkpoints is None or label not in folder.checkpoints.labels():
@@ -272,6 +288,17 @@ def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
         found.append(label_of(begin, plan[at - 1].name, plan[at - 1].rounds) if at else "")
         done = plan[at - 1].rounds
     return found[:MOST_OFFERED]
+
+
+def ahead(label: str, plan: Sequence[Planned]) -> list[str]:
+    """Later labels, the oldest first, to which a party at ``label`` may skip."""
+    position, begin, found = position_of(label), 0, []
+    for phase in plan:
+        while begin <= position < begin + phase.rounds and position - begin in phase.skippable:
+            position += 1
+            found.append(label_of(position, phase.name, position - begin))
+        begin += phase.rounds
+    return found
 
 
 def alone_after(label: str, plan: Sequence[Planned]) -> bool:

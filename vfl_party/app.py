@@ -221,7 +221,7 @@ class PartyApp:
             for phase in trial.phases
             if phase.aggregates is not None and job == "train"
         )
-        plan = [Planned(phase.name, phase.rounds, phase.alone_from) for phase in trial.phases]
+        plan = [Planned(phase.name, phase.rounds, phase.alone_from, tuple(phase.skippable)) for phase in trial.phases]
         privacy_json = ""
         if place.is_active and job == "train":
             private = privacy_plan(recipe, len(trial.party.rows("train")))

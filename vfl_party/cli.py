@@ -136,6 +136,16 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
     click.echo(json.dumps({"event": "forecast", **found.model_dump(mode="json")}, separators=(",", ":")))
 
 
+@cli.command(hidden=True)
+@click.argument("recipes", type=click.Path(path_type=Path))
+@click.option("--folder", required=True, type=click.Path(path_type=Path), help="From which relative paths are taken.")
+def trial(recipes: Path, folder: Path) -> None:
+    """Makes all parties of each recipe in RECIPES, without training: `vfl study` asks for it before its first run."""
+    from vfl_party.trial import try_all
+
+    click.echo(json.dumps({"event": "tried", "recipes": try_all(recipes, folder)}))
+
+
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
 @click.option("--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer.")

@@ -12,32 +12,34 @@ import torch
 
 from vfl_common.bundle import StepKey
 from vfl_common.config.base import parse, read_toml
-from vfl_common.config.data import DataSettings, ids_only, unaligned_of
+from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.errors import Code, InputError, VflError
+from vfl_common.errors import Code, InputError
 from vfl_common.forecast import Forecast, PhaseForecast
-from vfl_common.link import Hub, Link
 from vfl_common.summary import LinkBytes
 from vfl_common.wire.frames import sizes
 from vfl_party.context import Party
-from vfl_party.data import load_table
-from vfl_party.job import OPENING, ROWS, PartyJob, divide_rows, encoder_settings, prepare
-from vfl_party.methods import load_method, parse_settings
+from vfl_party.job import OPENING, ROWS, divide_rows, encoder_settings
+from vfl_party.methods import check_together, load_method, parse_settings
 from vfl_party.traffic import Exchange, Traffic, with_active
+from vfl_party.trial import try_parties, try_party
+
+MOST_STEPS = 1_000_000  # of a phase: counting them takes about half a minute
 
 
 @dataclass(frozen=True)
 class Outlook:
     """Whose data tell of the run: one party's are enough, since all hold the same ids. ``data``: None where it has
-    none here."""
+    none here. ``folder``: from which a recipe's relative paths are taken."""
 
     recipe: Recipe
     name: str
     data: DataSettings | None
     encoder: EncoderSettings
+    folder: Path = Path()
 
 
 def read_outlook(path: Path) -> Outlook:
@@ -63,18 +65,20 @@ def outlook_of(recipe: Recipe, folder: Path) -> Outlook:
     features and needs no label, or the active party where it is alone. Raises InputError."""
     name = (recipe.passives or recipe.parties)[0].name
     data = divide(recipe, folder)[name] if recipe.simulate is not None else None
-    return Outlook(recipe, name, data, encoder_settings(recipe, name, None))
+    return Outlook(recipe, name, data, encoder_settings(recipe, name, None), folder)
 
 
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     """The party as it would be before it joins, with nobody to talk to, and how many rows all hold.
 
-    ``rows``: that many instead of the data's; then the party has no features and no models. Raises InputError.
+    ``rows``: that many instead of the data's; then the party has no features and no models. Raises InputError, also
+    where the data are those of all parties and one of them would refuse the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
     device = torch.device("cpu")
     if rows is not None:
         splits = divide_rows(recipe, rows)
+        check_together(recipe, len(splits["train"]))
         party = Party(
             name=name,
             recipe=recipe,
@@ -89,28 +93,18 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     if data is None:
         text = f"recipe {recipe.name} does not say where data lie, so nobody knows how many rows there are"
         raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")
-    table = load_table(data, with_label=name == recipe.active.name)
-    more = unaligned_of(data)
-    unaligned = load_table(more, with_label=False) if more is not None else None
-    prepared = prepare(recipe, name, table, data, outlook.encoder, unaligned)
-    job = PartyJob(
-        recipe,
-        name,
-        prepared,
-        outlook.encoder,
-        device,
-        "",
-        _Nobody(),
-        tick=lambda *_: None,
-        make_phases=lambda _: (),
-    )
-    return job.party, len(table.ids)
+    if recipe.simulate is not None:
+        tried = try_parties(recipe, outlook.folder)  # what another party would refuse is refused here too
+        job, count = tried[name]
+    else:
+        job, count = try_party(recipe, name, data, outlook.encoder)
+    return job.party, count
 
 
 def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None) -> Forecast:
     """The whole run. ``ended``: {phase: rounds}, as if phases with early stopping ended after so many.
 
-    Raises InputError where a phase could not be run so, or is not one that may end early.
+    Raises InputError where a party would refuse a phase, or a phase is not one that may end early, or is too long.
     """
     recipe, count = outlook.recipe, _Count()
     party, rows = lone_party(outlook, rows)
@@ -163,9 +157,13 @@ class _Count:
         self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
 
     def add(self, exchanges: Iterable[Exchange]) -> int:
-        """How many round trips they take: one for each step and peer."""
+        """How many round trips they take: one for each step and peer. Raises InputError where they are too many."""
         trips, before = 0, None
-        for exchange in exchanges:
+        for number, exchange in enumerate(exchanges):
+            if number == MOST_STEPS:
+                text = f"phase {exchange.step.phase} has more than {MOST_STEPS:,} steps, and a forecast counts each"
+                what = "ask for a part of them, as with fewer epochs; bytes and time grow in proportion"
+                raise InputError(Code.CONFIG_INVALID, f"{text}; {what}")
             if not exchange.asking:
                 continue  # the active party is alone
             trips += (exchange.step, exchange.peer) != before
@@ -192,14 +190,3 @@ class _Count:
             )
             for (sender, receiver, phase, kind), (payload, message, messages) in self._sums.items()
         )
-
-
-class _Nobody:
-    """See ``vfl_party.job.Transport``."""
-
-    link: Link | None = None
-    hub: Hub | None = None
-    server: Link | None = None
-
-    def end(self, error: VflError) -> None: ...
-    def close(self, error: BaseException | None) -> None: ...

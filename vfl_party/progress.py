@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vfl_common.files import append
 from vfl_common.ledger import Ledger
 from vfl_common.logs import Console
 from vfl_common.phase import RoundReport
@@ -78,19 +79,21 @@ class Progress:
             "received_bytes": received,
         }
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append(self._path, json.dumps(line) + "\n")
         log.info("round %d of %d done", round_, rounds, extra={"event": "round", "phase": phase, "steps": steps})
         if report.note:
             log.info(report.note, extra={"event": "note", "phase": phase})
+        nothing = not (report.steps or report.metrics or report.note)
+        idle = self._is_active and nothing and rounds > 1  # the others, who may be at work, set the pace
         if report.done or report.note or round_ == rounds or time.monotonic() >= self._next_tell_s:
-            self._tell(rpc.Progress(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note))
+            own = rpc.Progress(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note)
+            self._tell(own, idle=idle)
 
-    def _tell(self, progress: rpc.Progress) -> None:
+    def _tell(self, progress: rpc.Progress, *, idle: bool = False) -> None:
         self._next_tell_s = time.monotonic() + _TELL_S
-        if self._is_active or progress.metrics or progress.note:  # the others go in step with it
+        if (self._is_active and not idle) or progress.metrics or progress.note:  # the others go in step with it
             self._session.progress(progress)
         self._console.emit("progress", **asdict(progress))
 
 
-_SHOWN = frozenset({"loss", "accuracy", "auc", "rmse", "spread"})
+_SHOWN = frozenset({"loss", "accuracy", "auc", "rmse", "variance_kept"})

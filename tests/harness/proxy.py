@@ -24,6 +24,7 @@ class Proxy:
         self.target = target
         self.sent = self.received = self.connections = 0
         self._hold_at: tuple[int | None, int | None] = (None, None)
+        self._mute = False
         self._held = threading.Event()
         self._open = threading.Condition()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -55,6 +56,11 @@ class Proxy:
             self._held.clear()
             self._hold_at = (sent, received)
 
+    def hold_replies(self) -> None:
+        """From now on nothing is passed back to the callers; what they send goes through."""
+        with self._open:
+            self._mute = True
+
     def wait_until_held(self, timeout_s: float = 60.0) -> None:
         assert self._held.wait(timeout_s), (
             f"{self.sent} bytes sent and {self.received} received in {timeout_s} s, {self._hold_at} were expected"
@@ -63,7 +69,7 @@ class Proxy:
     def release(self) -> None:
         """Lets everything through again, and from now on."""
         with self._open:
-            self._hold_at = (None, None)
+            self._hold_at, self._mute = (None, None), False
             self._open.notify_all()
 
     def cut(self) -> None:
@@ -119,7 +125,7 @@ class Proxy:
                 self.sent += nbytes
             else:
                 self.received += nbytes
-            while self._reached():
+            while self._reached() or (self._mute and not forth):
                 self._held.set()
                 self._open.wait()
 

@@ -1,4 +1,4 @@
-"""Every recipe in examples/ can be run as it lies there: it parses, and its phases make sense to all parties."""
+"""Every recipe and study in examples/ can be run as it lies there: its phases make sense to all parties."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from vfl_common.config.division import divide
-from vfl_common.config.recipe import load_recipe
+from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.config.study import load_study
 from vfl_common.devices import resolve_device
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.data import load_table
@@ -16,12 +17,11 @@ from vfl_party.methods import build_phases
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text())
+STUDIES = sorted((EXAMPLES / "study").glob("*.toml"))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(EXAMPLES)))
-def test_every_party_can_make_its_models_and_phases(path: Path) -> None:
-    recipe = load_recipe(path)
-    for name, data in divide(recipe, path.parent).items():
+def make_phases(recipe: Recipe, folder: Path) -> None:
+    for name, data in divide(recipe, folder).items():
         place = recipe.party(name)
         assert place is not None
         encoder = encoder_settings(recipe, name, None)
@@ -40,3 +40,16 @@ def test_every_party_can_make_its_models_and_phases(path: Path) -> None:
             make_encoder=make,
         )
         assert [phase.name for phase in build_phases(recipe, party)] == [phase.name for phase in recipe.phases]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_every_party_can_make_its_models_and_phases(path: Path) -> None:
+    make_phases(load_recipe(path), path.parent)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.name)
+def test_every_run_of_a_study_can_be_made(path: Path) -> None:
+    study, chains = load_study(path)
+    for chain in chains[: len(study.methods)]:  # of one seed
+        for run in chain.runs:
+            make_phases(run.recipe, (path.parent / study.recipe).parent)

@@ -11,6 +11,7 @@ import torch
 
 from tests.harness import cases, reference_fedonce
 from tests.harness.federation import Federation
+from tests.harness.proxy import Proxy
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_resume import HANDSHAKE_BYTES, assert_equal, held, parameters, server_events
 
@@ -218,6 +219,30 @@ def test_passive_parties_leave_after_the_upload_and_nobody_needs_them(killed: st
         assert [party["name"] for party in summary["parties"]] == ["server", "p0", "p1", "p2"]
         assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 4 * 88 * 3 * 2  # uploaded once
         assert largest_deviation(parameters(federation), reference_fedonce.train(tables, tables_of)) <= TOLERANCE
+
+
+def test_a_party_killed_before_its_acknowledgement_needs_nobody_who_has_left(tmp_path: Path) -> None:
+    """The active party has all uploads in a checkpoint, p1 has left, and p2 is one checkpoint behind."""
+    tables, tables_of = once(3), data(3, "binary")
+    tables["phases"][0]["epochs"] = 120
+    with Proxy() as proxy, Federation(tmp_path, tables, tables_of) as federation:
+        federation.extra = {"p2": {"active": proxy.address}}
+        server = federation.start_server()
+        proxy.target = federation.start_party(cases.ACTIVE).wait_for("ready")["address"]
+        federation.start_party("p1")
+        federation.start_party("p2").wait_for("progress")  # it learns alone: rows have been compared
+        proxy.hold_replies()
+        server.wait_for("left", party="p1")
+        federation.programs["p2"].kill()
+        server.wait_for("interrupted")
+        proxy.release()
+        federation.start_party("p2")
+        assert federation.finish()["interruptions"] == 1
+        started = [event["checkpoint"] for event in server_events(federation, "started")]
+        assert started == ["", "000121.head.1"]
+        assert uploaded(federation, "p0", "p2") == 4 * 88 * 3  # once
+        want = reference_fedonce.train(tables, tables_of)
+        assert largest_deviation(parameters(federation), want) <= TOLERANCE
 
 
 def test_a_late_party_counts_as_zeros_and_ends_well(tmp_path: Path) -> None:

@@ -91,8 +91,14 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    bad = {"name": "bad", "pretrain": [{"kind": "splitnn", "epoks": 2}]}
-    heir = {"name": "heir", "pretrain_of": "bad"}  # two at a time, but the pretraining they share is tried once
+    gone = {"simulate.devices": {"p1": "cuda:99"}}
+    bad = {"name": "bad", "pretrain": [{"kind": "splitnn", "epochs": 2}], "overrides": gone}
+    heir = {
+        "name": "heir",
+        "pretrain_of": "bad",
+        "overrides": gone,
+    }
+    # Two at a time, but the pretraining that two share is tried once.
     path = write(tmp_path, seeds=[1], labels=[40], methods=[bad, heir, {"name": "plain"}])
     for _ in range(2):  # and is tried again, the others are not
         with started(path, "--jobs", "2") as process:
@@ -101,8 +107,33 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
         assert "plain" in out
         assert "error: 3 runs failed; the same command tries again:" in errors
         assert "bad, seed 1, pretraining: p" in errors
-        assert "unknown key 'epoks'; did you mean 'epochs'?" in errors
+        assert "cuda:99" in errors
         assert "bad, seed 1, 40 labels: its pretraining failed" in errors
         assert "heir, seed 1, 40 labels: its pretraining failed" in errors
         assert "Traceback" not in errors
     assert "4 runs, 1 done already" in errors
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ({"finetune": [{"kind": "splitnn", "epoks": 2}]}, ["bad, seed 1, 40 labels", "unknown key 'epoks'"]),
+        (
+            {"pretrain": [{"kind": "contrastive", "ssl": "moco", "queue": 5000, "batch_size": 50}]},
+            ["bad, seed 1, pretraining", "a queue of 5000 keys"],
+        ),
+    ],
+    ids=["key", "queue"],
+)
+def test_what_a_party_would_refuse_is_told_before_the_first_run(
+    method: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    path = write(tmp_path, methods=[{"name": "plain"}, {"name": "bad", **method}])
+    with started(path) as process:
+        out, errors = process.communicate(timeout=RUN_S)
+    assert process.returncode == 2, errors
+    assert all(word in errors for word in words), errors
+    assert errors.count("error: ") == 1
+    assert "nothing has been run" in errors
+    assert out == ""
+    assert not list((tmp_path / "runs" / "tiny").glob("tiny.*"))

@@ -23,6 +23,7 @@ from vfl_server.control import membership
 from vfl_server.control.coordinator import Coordinator, Member, ledger_of
 from vfl_server.control.departures import Departures
 from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common, silent
+from vfl_server.control.pace import pace
 from vfl_server.control.run_state import MOVES, RunState, move
 
 ROSTER = ("p0", "p1", "p2")
@@ -576,14 +577,53 @@ def test_messages_of_a_session_that_was_replaced_are_of_no_account() -> None:
     assert run.coordinator.failure is None
 
 
-def test_progress_is_the_active_partys() -> None:
+def test_progress_is_that_of_who_is_furthest_behind() -> None:
     run = Run()
     members = run.begin()
-    for name in ("p1", "p0"):
-        progress = control_pb2.Progress(phase="splitnn", round=1, rounds=3, steps=5, metrics={"loss": 0.5})
+
+    def tell(name: str, round_: int, phase: str = "splitnn") -> None:
+        progress = control_pb2.Progress(phase=phase, round=round_, rounds=3, steps=5, metrics={"loss": round_ / 10})
         run.coordinator.handle(members[name], control_pb2.PartyMessage(progress=progress))
-    (facts,) = [facts for event, facts in run.events if event == "progress"]
-    assert (facts["phase"], facts["round"], facts["metrics"]) == ("splitnn", 1, {"loss": 0.5})
+
+    def shown() -> list[tuple[int, dict[str, float], list[str]]]:
+        facts = [facts for event, facts in run.events if event == "progress"]
+        return [(each["round"], each["metrics"], list(each["parties"])) for each in facts]
+
+    tell("p1", 2)  # the active party is idle
+    tell("p2", 1)
+    tell("p1", 3)  # p2 is still at its first round
+    assert shown() == [(2, {}, ["p1"]), (1, {}, ["p1", "p2"])]
+    tell("p0", 2)
+    tell("p2", 3)
+    tell("p0", 3)
+    assert shown()[2:] == [(2, {"loss": 0.2}, ["p0", "p1", "p2"]), (3, {"loss": 0.3}, ["p0", "p1", "p2"])]
+    tell("p1", 1, phase="nonsense")
+    assert len(shown()) == 4
+
+
+TOLD = {"a": ("two", 1), "p": ("one", 2), "q": ("one", 1)}
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        ({}, "a"),  # the others are late, and the active party goes on without them
+        ({"a": ("one", 3)}, "q"),  # the active party has finished this phase
+        ({"a": ("one", 0)}, "a"),
+        ({"a": ("one", 0), "p": ("two", 1)}, "a"),
+        ({"a": ("one", 3), "p": ("two", 1)}, "q"),
+        ({"a": ("one", 3), "p": ("two", 1), "q": ("one", 3)}, "p"),
+        ({"a": ("one", 3), "p": ("one", 3), "q": ("one", 3)}, "p"),  # who tells
+        ({"a": ("two", 3), "p": ("one", 2), "q": ("one", 3)}, None),
+        ({"a": ("one", 3), "p": ("nonsense", 1), "q": ("one", 3)}, None),
+    ],
+)
+def test_the_pace_is_that_of_who_is_at_work(change: dict[str, tuple[str, int]], want: str | None) -> None:
+    told = {
+        name: control_pb2.Progress(phase=phase, round=round_, rounds=3)
+        for name, (phase, round_) in (TOLD | change).items()
+    }
+    assert pace(told, ("one", "two"), "a", "p") == want
 
 
 def test_a_failure_of_the_server_reaches_everyone_without_its_private_text() -> None:

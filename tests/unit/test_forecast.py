@@ -26,6 +26,7 @@ from vfl_party.job import divide_rows
 from vfl_party.methods import load_method
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.trial import try_parties
 
 HERE = Path(__file__).parent
 
@@ -137,6 +138,39 @@ def test_what_nobody_knows_is_asked_for() -> None:
         of({"kind": "evaluate"}, rows=50, labelled=40)
     with pytest.raises(InputError, match="there are no labelled training rows"):
         of({"kind": "splitnn", "epochs": 1}, rows=1, test=0.89)
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        {"kind": "fedhssl", "ssl": "moco", "batch_size": 20, "queue": 4096},
+        {"kind": "fedonce", "objective": "pca"},
+        {"kind": "head", "epochs": 1, "own_encoder": "trained", "dp": {"noise_multiplier": 1.0, "delta": 0.5}},
+    ],
+    ids=["queue", "components", "privacy"],
+)
+def test_what_a_party_would_refuse_is_refused_with_its_sentence(phase: dict[str, Any]) -> None:
+    data = {"source": "sklearn:breast_cancer", "label": "target", "limit": 100}
+    tables = cases.recipe(3, model={"embedding_size": 16}) | {"phases": [phase], "simulate": {"data": data}}
+    outlook = outlook_of(Recipe.model_validate(tables), HERE)
+    with pytest.raises(InputError) as joining:
+        try_parties(outlook.recipe, HERE)
+    with pytest.raises(InputError) as told:
+        forecast(outlook)
+    assert str(told.value) == str(joining.value)
+    assert str(told.value).startswith("recipe: phases: ")
+
+
+def test_phases_that_do_not_fit_together_are_refused_without_data() -> None:
+    with pytest.raises(InputError, match="make it the only phase"):
+        of({"kind": "gbdt"}, {"kind": "evaluate"})
+
+
+def test_a_billion_steps_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vfl_party.forecast, "MOST_STEPS", 3 * 12)
+    assert of({"kind": "splitnn", "epochs": 3}).phases[1].round_trips == 3 * 12
+    with pytest.raises(InputError, match=r"phase splitnn has more than 36 steps, and a forecast counts each; ask"):
+        of({"kind": "splitnn", "epochs": 10**9})
 
 
 @given(

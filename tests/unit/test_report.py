@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from vfl_common.cli.main import cli
-from vfl_common.cli.report import curves, find
+from vfl_common.cli.report import curves, draw, find, own_curves
 from vfl_common.cli.table import in_order, show, size
 from vfl_common.errors import InputError
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, PartySummary, Summary, TcpBytes
@@ -165,6 +165,23 @@ def test_charts_are_drawn_for_every_task_and_federation(tmp_path: Path, parties:
             colors = image.convert("RGB").getcolors(maxcolors=1 << 20)
             assert colors is not None
             assert len(colors) > 10  # something was drawn
+
+
+def test_the_losses_of_passive_parties_are_drawn_where_their_folders_are(tmp_path: Path) -> None:
+    """As FedOnce leaves them: the active party is idle while the others learn, and has one round after it."""
+    idle = [{"generation": 1, "phase": "train", "round": number, "metrics": {}} for number in (1, 2, 3)]
+    folder = record(tmp_path / "run", summary_of(4), idle)
+    run = find(folder)
+    assert own_curves(run) == {}
+    assert [path.name for path in draw(run)] == ["bytes.png"]
+    for name in ("passive-1", "passive-3"):
+        (folder / name).mkdir()
+        lines = [each | {"metrics": {"local": {"loss": 1 / each["round"]}}} for each in idle]
+        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    found = own_curves(run)["train"]
+    assert list(found) == ["passive-1", "passive-3"]
+    assert found["passive-3"][2] == {"local": {"loss": 0.5}}
+    assert [path.name for path in draw(run)] == ["learning-curves.png", "bytes.png"]
 
 
 def test_the_summary_alone_gives_the_table_and_the_bytes(tmp_path: Path) -> None:

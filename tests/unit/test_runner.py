@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from vfl_common.runner import MOST_OFFERED, Planned, alone_after, reachable
+from vfl_common.runner import MOST_OFFERED, Planned, ahead, alone_after, reachable
 
 PLAN = [Planned("train", 2, None), Planned("one", 3, 0), Planned("two", 4, 0), Planned("end", 1, None)]
+SENDS = [Planned("local", 3, 0), Planned("head", 2, 1, (0,)), Planned("more", 2, None, (0, 1))]
 ONCE = [Planned("local", 3, 0), Planned("head", 4, 1), Planned("more", 2, 0)]
 
 
@@ -51,3 +52,19 @@ def test_alone_from_the_second_round_on() -> None:
 )
 def test_whether_the_others_are_needed(label: str, plan: list[Planned], want: bool) -> None:
     assert alone_after(label, plan) is want
+
+
+@pytest.mark.parametrize(
+    ("label", "want"),
+    [
+        ("000002.local.2", []),
+        ("000003.local.3", ["000004.head.1"]),
+        ("000003.local.1", ["000004.head.1"]),  # it ended early
+        ("000004.head.1", []),
+        ("000005.head.2", ["000006.more.1", "000007.more.2"]),
+        ("000007.more.2", []),
+    ],
+)
+def test_a_party_that_is_behind_skips_what_would_leave_it_as_it_was(label: str, want: list[str]) -> None:
+    assert ahead(label, SENDS) == want
+    assert ahead(label, ONCE) == []

@@ -1,4 +1,4 @@
-"""Losses against lightly's (values and gradients, see ``ssl_reference``), queue, momentum update and spread."""
+"""Losses against lightly's (values and gradients, see ``ssl_reference``), queue, momentum update, variance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.unit.ssl_reference import FILE, SHAPES, TEMPERATURES, by_lightly, inputs, measured
 from vfl_common.checkpoint import pack, unpack
 from vfl_common.models import seeded
-from vfl_common.ssl import KeyQueue, byol, ema_update, moco, nt_xent, simsiam, spread
+from vfl_common.ssl import KeyQueue, byol, ema_update, moco, nt_xent, simsiam, variance_kept
 
 
 def ours() -> dict[str, list[float]]:
@@ -125,12 +125,12 @@ def test_the_momentum_update_moves_parameters_and_leaves_buffers() -> None:
         ema_update(target, nn.Linear(3, 4), 0.99)
 
 
-def test_spread_is_one_over_the_sphere_and_zero_when_collapsed() -> None:
+def test_the_kept_variance_is_one_over_the_sphere_and_zero_when_collapsed() -> None:
     random = torch.Generator().manual_seed(0)
     gaussian = torch.randn(4096, 64, generator=random)
-    assert spread(gaussian).item() == pytest.approx(1, abs=0.02)
-    assert spread(torch.ones(16, 8) * torch.rand(16, 1, generator=random)).item() == pytest.approx(0, abs=1e-6)
-    assert spread(gaussian[:1]).item() == 0
+    assert variance_kept(gaussian).item() == pytest.approx(1, abs=0.02)
+    assert variance_kept(torch.ones(16, 8) * torch.rand(16, 1, generator=random)).item() == pytest.approx(0, abs=1e-6)
+    assert variance_kept(gaussian[:1]).item() == 0
     half = torch.cat([torch.eye(2)[:1], -torch.eye(2)[:1]])  # one of two dimensions used, fully: directions vary
-    assert spread(half).item() == pytest.approx(1)
-    assert not spread(gaussian.requires_grad_()).requires_grad
+    assert variance_kept(half).item() == pytest.approx(1)
+    assert not variance_kept(gaussian.requires_grad_()).requires_grad

@@ -127,7 +127,10 @@ def test_overrides_change_one_method_s_recipe(tmp_path: Path) -> None:
         ({"base": {"start": {"run": "x"}}}, "base.toml: start: .*remove it here"),
         ({"methods": [{"name": "A", "overrides": {"seed": 1}}]}, "'seed' is set by the study itself"),
         ({"methods": [{"name": "A", "overrides": {"rows.labelled": 1}}]}, "'rows.labelled' is set by the study"),
-        ({"methods": [{"name": "A", "overrides": {"name.x": 1}}]}, "'name.x': name is no table"),
+        ({"methods": [{"name": "A", "overrides": {"parties.x": 1}}]}, "'parties.x': parties is no table"),
+        ({"methods": [{"name": "A", "overrides": {"rows": {"labelled": 1}}}]}, "'rows.labelled' is set by the study"),
+        ({"methods": [{"name": "A", "overrides": {"simulate": {"threads": 9}}}]}, "'simulate.threads' is set by"),
+        ({"metric": "acuracy"}, "metric: a multiclass task has no 'acuracy' of the test rows; it has loss, accuracy"),
         ({"methods": [{"name": "A", "overrides": {"model.wide": 1}}]}, "methods: A: finetune: model: unknown key"),
     ],
 )
@@ -170,9 +173,9 @@ def test_a_changed_recipe_is_refused_by_the_method_s_name(tmp_path: Path) -> Non
 
 
 def test_an_unknown_metric_stops_the_study(tmp_path: Path) -> None:
-    path = write(tmp_path, metric="acuracy", seeds=[1])
+    path = write(tmp_path, metric="f1", seeds=[1])
     finish(tmp_path / "out", runs_of(path)[0])
-    with pytest.raises(InputError, match="no metric 'acuracy' of the test rows; they have accuracy"):
+    with pytest.raises(InputError, match="no metric 'f1' of the test rows; they have accuracy"):
         running(path, tmp_path / "out").begin()
 
 

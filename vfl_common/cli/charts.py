@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vfl_common.cli.report import Rounds
+from vfl_common.cli.report import OWN, Rounds
 from vfl_common.cli.table import FIRST, in_order, size
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
@@ -19,6 +20,8 @@ from vfl_common.summary import LinkBytes, Summary
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"  # told apart by all eyes
 _PINK, _SKY = "#CC79A7", "#56B4E9"
 _COLORS = {"train": _BLUE, "validation": _ORANGE, "test": _GREEN, "cross": _PINK, "local": _SKY}
+_PARTIES = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, "#E69F00", "#000000", _GREY)
+NOBODY: Mapping[str, Mapping[str, Rounds]] = MappingProxyType({})
 _SHOWN = ("accuracy", "auc", "rmse")  # beside the loss
 _LABELS = {"auc": "AUC", "rmse": "RMSE (unit of the label)", "loss": "mean loss"}
 _TITLES = {FIRST: "open (comparing rows)", CONTROL: "control (joining, heartbeats, progress, results)"}
@@ -27,14 +30,26 @@ _DPI = 130
 _MOST_ROWS = 24  # of links in one column of panels, before there are two
 
 
-def draw_curves(summary: Summary, phases: Mapping[str, Rounds], path: Path) -> Path:
-    """One row of panels a phase: the loss, and the task's metric, by round. Returns ``path``."""
-    shown = {name: rounds for name, rounds in phases.items() if has_curve(rounds)} or dict(phases)
+def draw_curves(
+    summary: Summary, phases: Mapping[str, Rounds], path: Path, own: Mapping[str, Mapping[str, Rounds]] = NOBODY
+) -> Path:
+    """One row of panels a phase: the loss, and the task's metric, by round. Returns ``path``.
+
+    ``phases``: as the active party noted them; ``own``: {phase: {party: rounds}} where parties have their own losses.
+    """
+
+    def has_any(name: str) -> bool:
+        return any(has_curve(rounds) for rounds in (phases[name], *own.get(name, {}).values()))
+
+    shown = {name: rounds for name, rounds in phases.items() if has_any(name)} or dict(phases)
     columns = 2 if any(_metric_names(rounds) for rounds in shown.values()) else 1
     figure = Figure(figsize=(5.2 * columns, 0.9 + 3.5 * len(shown)), layout="constrained")
     axes = figure.subplots(len(shown), columns, squeeze=False)
     for row, (name, rounds) in zip(axes, shown.items(), strict=True):
-        _curve(row[0], rounds, ["loss"])
+        if name in own:
+            _own_curves(row[0], own[name])
+        else:
+            _curve(row[0], rounds, ["loss"])
         row[0].set_title(f"{name}: loss", loc="left")
         if columns == 2:
             names = _metric_names(rounds)
@@ -73,13 +88,29 @@ def _curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
                     list(values), list(values.values()), line, color=color, label=label, marker=marker, markersize=3
                 )
                 drawn += 1
+    _by_round(axes, _LABELS.get(names[0], names[0]) if len(names) == 1 else "")
+    if drawn:
+        axes.legend(frameon=False)
+
+
+def _own_curves(axes: Axes, parties: Mapping[str, Rounds]) -> None:
+    """Each party's own losses, one colour a party and one kind of line a step (local, cross)."""
+    for place, (party, rounds) in enumerate(parties.items()):
+        for split, line in zip(OWN, _LINES, strict=False):
+            values = {r: m[split]["loss"] for r, m in rounds.items() if m.get(split, {}).get("loss") is not None}
+            if values:
+                color = _PARTIES[place % len(_PARTIES)]
+                axes.plot(list(values), list(values.values()), line, color=color, label=f"{split} {party}", linewidth=1)
+    _by_round(axes, _LABELS["loss"])
+    axes.legend(frameon=False, fontsize=8, ncols=1 if len(parties) <= 4 else 2)
+
+
+def _by_round(axes: Axes, label: str) -> None:
     axes.set_xlabel("round")
-    axes.set_ylabel(_LABELS.get(names[0], names[0]) if len(names) == 1 else "")
+    axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if drawn:
-        axes.legend(frameon=False)
 
 
 def _short(metric: str) -> str:
@@ -112,6 +143,7 @@ def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
     total = summary.bytes.total
     envelope = total.message_bytes - total.payload_bytes
     text = f"{size(total.payload_bytes)} of tensors (payload), {size(envelope)} around them (envelope); TLS not counted"
+    text += "; each panel has a scale of its own" if len(panels) > 1 else ""
     figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
     handles, labels = cells[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False)

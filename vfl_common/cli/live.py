@@ -61,14 +61,14 @@ class Track:
         return (now_s - began_s) / (self.done - begin) * max(0.0, self.total - self.done)
 
     def _self_supervised(self) -> list[str]:
-        """``local loss a -0.71 b -0.69  kept 93%``: each party's loss, and the least share of variance kept."""
+        """``local loss a -0.71 b -0.69  variance kept 93%``: each party's loss, and the least of the others."""
         parts, kept = [], []
         for step in ("cross", "local"):
             found = {name: each for name, each in self._parties.items() if f"{step} loss" in each}
             if found:
                 losses = " ".join(f"{name} {each[f'{step} loss']:.3g}" for name, each in found.items())
                 parts.append(f"{step} loss {losses}")
-                kept += [each[f"{step} spread"] for each in found.values() if f"{step} spread" in each]
+                kept += [each[f"{step} variance_kept"] for each in found.values() if f"{step} variance_kept" in each]
         return [*parts, f"variance kept {min(kept):.0%}"] if kept else parts
 
     def text(self, now_s: float) -> str:

@@ -167,7 +167,7 @@ def report(run: Path) -> None:
     for path in paths:
         click.echo(path)
     if not any(path.name == "learning-curves.png" for path in paths):
-        click.echo("no learning curves: metrics.jsonl of the active party is not in this folder")
+        click.echo("no learning curves: no metrics.jsonl with more than one round to draw is in this folder")
 
 
 def _simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:

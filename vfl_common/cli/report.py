@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary, load_summary
 
+OWN = ("local", "cross")  # what a party tells of losses of its own, where others use "train", "validation", "test"
 Rounds = dict[int, dict[str, dict[str, float]]]  # round -> split -> name -> value
 
 
@@ -53,12 +54,27 @@ def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
 
 
 def curves(run: Run) -> dict[str, Rounds]:
-    """{phase: its rounds}, as the active party noted them; after a rollback what came later counts.
-
-    Empty where the active party's ``metrics.jsonl`` is not in the folder.
-    """
+    """{phase: its rounds}, as the active party noted them; empty where its ``metrics.jsonl`` is not in the folder."""
     active = next((party.name for party in run.summary.parties if party.role == "active"), "")
-    path = run.folder / active / "metrics.jsonl"
+    return _noted(run.folder / active / "metrics.jsonl")
+
+
+def own_curves(run: Run) -> dict[str, dict[str, Rounds]]:
+    """{phase: {party: its rounds}} of phases in which passive parties have losses of their own, in the roster's order.
+
+    The active party is there too where it has some. What a party noted is here only where its folder is.
+    """
+    found: dict[str, dict[str, Rounds]] = {}
+    roles = {party.name: party.role for party in run.summary.parties if party.role != "server"}
+    for party in roles:
+        for phase, rounds in _noted(run.folder / party / "metrics.jsonl").items():
+            if any("loss" in splits.get(split, {}) for splits in rounds.values() for split in OWN):
+                found.setdefault(phase, {})[party] = rounds
+    return {phase: own for phase, own in found.items() if any(roles[party] == "passive" for party in own)}
+
+
+def _noted(path: Path) -> dict[str, Rounds]:
+    """{phase: its rounds} of one party; after a rollback what came later counts."""
     found: dict[str, Rounds] = {}
     generation: Any = None
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
@@ -77,14 +93,14 @@ def curves(run: Run) -> dict[str, Rounds]:
 
 
 def draw(run: Run) -> list[Path]:
-    """Writes ``learning-curves.png`` (where the active party's metrics are here, and make a curve) and ``bytes.png``;
-    their paths."""
+    """Writes ``learning-curves.png`` (where metrics are here, and make a curve) and ``bytes.png``; their paths."""
     from vfl_common.cli.charts import draw_bytes, draw_curves, has_curve
 
     paths = []
-    rounds = curves(run)
-    if any(has_curve(each) for each in rounds.values()):
-        paths.append(draw_curves(run.summary, rounds, run.folder / "learning-curves.png"))
+    rounds, own = curves(run), own_curves(run)
+    phases = {phase: rounds.get(phase, {}) for phase in (*run.phases, *rounds) if phase in rounds or phase in own}
+    if any(has_curve(each) for each in (*rounds.values(), *(each for of in own.values() for each in of.values()))):
+        paths.append(draw_curves(run.summary, phases, run.folder / "learning-curves.png", own))
     if run.summary.bytes.by_link:
         paths.append(draw_bytes(run.summary, run.phases, run.folder / "bytes.png"))
     return paths

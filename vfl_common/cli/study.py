@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ import click
 
 from vfl_common.cli.launcher import Launcher, launching
 from vfl_common.cli.live import View, view
-from vfl_common.cli.processes import ProcessFailed
+from vfl_common.cli.processes import Process, ProcessFailed, end_all
 from vfl_common.cli.simulate import run_federation
 from vfl_common.cli.study_report import Cost, Result, cost_of, write_csv
 from vfl_common.config.recipe import Recipe, first_difference
@@ -69,6 +70,7 @@ def run_study(path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live
         if running.left:
             threads = next(run.recipe.simulate.threads for run in running.runs if run.recipe.simulate is not None)
             with launching(threads) as launcher:
+                running.try_out(launcher)
                 running.run(launcher)
         running.record()
         if running.results:
@@ -177,6 +179,31 @@ class Running:
                 self._summaries[run.run_id] = summary
                 self._took.append((run, summary.wall_s))
         self.tell({"event": "study", "folder": str(self.folder), "runs": len(self.runs), "left": self.left})
+
+    def try_out(self, launcher: Launcher | None) -> None:
+        """Has the parties of one run of each kind that is left made, without training, by ``vfl-party``.
+
+        Seeds change nothing there; of the numbers of labels the least and the most are tried. Raises InputError with
+        the sentence that a party would end with.
+        """
+        ends = {min(self.study.labels), max(self.study.labels)} if self.study.labels else {None}
+        left = [run for run in self.runs if run.run_id not in self._summaries]
+        alike = {(run.method, run.stage, run.labels): run for run in reversed(left)}
+        tried = [run for run in reversed(alike.values()) if run.stage == "pretrain" or run.labels in ends]
+        lines = [json.dumps({"title": run.title, "recipe": run.tables}) for run in tried]
+        with tempfile.TemporaryDirectory(prefix="vfl-study-") as folder:
+            path, base = Path(folder) / "recipes.jsonl", self.base.parent
+            path.write_text("\n".join(lines), encoding="utf-8")
+            args = ["vfl-party", "trial", str(path), "--folder", str(base)]
+            process = Process("vfl-party", args, Path(folder), threads=1, modules=base, launcher=launcher)
+            try:
+                process.wait()
+            finally:
+                end_all([process])
+            if process.status == 2:
+                raise InputError(Code.CONFIG_INVALID, f"{process.sentence()}; nothing has been run")
+            if process.status:
+                raise process.failure()
 
     def run(self, launcher: Launcher | None) -> None:
         """Runs what is left; what fails is noted, and the rest goes on."""

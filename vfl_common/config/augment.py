@@ -41,5 +41,5 @@ class AugmentSettings(Section):
         if not 0 < low <= high <= 1:
             raise ValueError(f"crop_scale = [{low}, {high}]: give shares of the area, 0 < lowest <= highest <= 1")
         low, high = self.crop_ratio
-        if not 0 < low <= high:
-            raise ValueError(f"crop_ratio = [{low}, {high}]: give widths by heights, 0 < lowest <= highest")
+        if not 0.01 <= low <= high <= 100:
+            raise ValueError(f"crop_ratio = [{low}, {high}]: give widths by heights, 0.01 <= lowest <= highest <= 100")

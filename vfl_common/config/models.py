@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
 from vfl_common.config.base import Section
 
 PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]  # of widths and sizes: more is a slip
+Rate = Annotated[float, Field(gt=0.0, le=1e3)]  # of learning
+Norm = Annotated[float, Field(ge=1e-6, le=1e6)]  # at which gradients are clipped
+Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]  # cosines are divided by it
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -89,11 +92,11 @@ class OptimizerSettings(Section):
     """The optimizer that each party applies to its own parameters."""
 
     kind: Literal["sgd", "adam", "adagrad"] = "adam"
-    lr: PositiveFloat = 1e-3
+    lr: Rate = 1e-3
     momentum: Probability = 0.0  # SGD only
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0.0, le=1e3)] = 0.0
     schedule: Literal["constant", "cosine"] = "constant"  # cosine: to zero over the phase, stepped by epoch
-    clip_norm: PositiveFloat | None = None  # of each party's own gradient, before its step
+    clip_norm: Norm | None = None  # of each party's own gradient, before its step
 
     def model_post_init(self, _context: Any) -> None:
         if self.momentum and self.kind != "sgd":
@@ -109,6 +112,12 @@ class TaskSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if (self.kind == "multiclass") != (self.classes is not None):
             raise ValueError("'classes' is given for multiclass tasks, and only for them")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What ``evaluate`` gives; auc is left out where only one class is there."""
+        regression = self.kind == "regression"
+        return ("loss", "rmse", "rmse_scaled") if regression else ("loss", "accuracy", "auc", "f1")
 
     @property
     def outputs(self) -> int:

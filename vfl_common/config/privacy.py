@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from vfl_common.config.base import Section
+from vfl_common.config.models import Norm
 
 Mode = Literal["fixed", "matched"]
 Division = Literal["moments", "simple"]
@@ -21,10 +22,10 @@ class DpSettings(Section):
     delta / k (FedOnce's Priv-Baseline), and so more noise.
     """
 
-    epsilon: PositiveFloat | None = None
+    epsilon: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
     noise_multiplier: Annotated[float, Field(ge=0.0, le=1e4)] | None = None  # 0: gradients are clipped, no noise
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5  # less than 1 / rows, or losing one whole row is allowed
-    max_grad_norm: PositiveFloat = 1.0  # L2, of one row's gradient over all of a party's parameters
+    max_grad_norm: Norm = 1.0  # L2, of one row's gradient over all of a party's parameters
     mode: Mode = "fixed"
     division: Division = "moments"
 

@@ -19,7 +19,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Phases = tuple[PhaseSettings, ...]
 Stage = Literal["pretrain", "finetune"]
 # Keys of the recipe that the study sets, or that are the same for all its runs.
-_OURS = ("method", "phases", "seed", "start", "rows.labelled", "simulate.threads")
+_OURS = ("name", "method", "phases", "seed", "start", "rows.labelled", "simulate.threads")
 
 
 class StudyMethod(Section):
@@ -36,9 +36,10 @@ class StudyMethod(Section):
 
     @model_validator(mode="after")
     def _check(self) -> StudyMethod:
-        for key in self.overrides:
-            if any(key == ours or key.startswith(f"{ours}.") for ours in _OURS):
-                raise ValueError(f"overrides: {key!r} is set by the study itself")
+        for key, value in self.overrides.items():
+            ours = next((ours for ours in _OURS if _overrides(key, value, ours)), None)
+            if ours is not None:
+                raise ValueError(f"overrides: {ours!r} is set by the study itself; remove it there")
         if self.pretrain and self.pretrain_of is not None:
             raise ValueError("give pretrain or pretrain_of, not both")
         if self.alone is not None and self.combined:
@@ -140,8 +141,17 @@ def load_study(path: Path) -> tuple[Study, list[Chain]]:
             chain = _chain(path, study, method, tables, seed, pretrained)
             if chain.pretrain is not None:
                 pretrained[method.name] = chain.pretrain
+            _check_metric(path, study, chain)
             chains.append(chain)
     return study, chains
+
+
+def _check_metric(path: Path, study: Study, chain: Chain) -> None:
+    """Raises InputError where the method's task has no such metric."""
+    task = chain.finetune[0].recipe.task
+    if study.metric not in task.metrics:
+        text = f"{path}: metric: a {task.kind} task has no {study.metric!r} of the test rows"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; it has {', '.join(task.metrics)}")
 
 
 def _chain(
@@ -187,6 +197,19 @@ def _chain(
         recipe = parse(Recipe, own, f"{where}: finetune")
         runs.append(PlannedRun(run_id, "finetune", method.name, seed, labels, own, recipe))
     return Chain(pretrain, tuple(runs))
+
+
+def _overrides(key: str, value: Any, ours: str) -> bool:
+    """Whether ``key = value`` sets ``ours`` or something below it: itself, or as a table in which that is."""
+    if key == ours or key.startswith(f"{ours}."):
+        return True
+    if not ours.startswith(f"{key}."):
+        return False
+    for part in ours.removeprefix(f"{key}.").split("."):
+        if not isinstance(value, dict) or part not in value:
+            return False
+        value = value[part]
+    return True
 
 
 def _written(phases: Phases) -> list[dict[str, Any]]:

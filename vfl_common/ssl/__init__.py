@@ -6,6 +6,6 @@ from vfl_common.ssl.moco import moco
 from vfl_common.ssl.nt_xent import nt_xent
 from vfl_common.ssl.queue import KeyQueue
 from vfl_common.ssl.simsiam import simsiam
-from vfl_common.ssl.spread import spread
+from vfl_common.ssl.variance import variance_kept
 
-__all__ = ["KeyQueue", "byol", "ema_update", "moco", "nt_xent", "simsiam", "spread"]
+__all__ = ["KeyQueue", "byol", "ema_update", "moco", "nt_xent", "simsiam", "variance_kept"]

@@ -14,7 +14,7 @@ from vfl_common.config.base import Section, parse
 from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.models import TwoTowers
-from vfl_common.phase import Phase
+from vfl_common.phase import MOST_ROUNDS, Phase
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.privacy.gaussian import GaussianNoise
 from vfl_party.privacy.plan import Plan, PrivatePhase, make_plan
@@ -120,16 +120,25 @@ def privacy_plan(recipe: Recipe, rows: int) -> Plan | None:
     return make_plan(private, rows, without)
 
 
-def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
-    """This party's side of every phase of the recipe."""
-    role = "active" if party.name == recipe.active.name else "passive"
-    phases = []
-    privacy_plan(recipe, len(party.rows("train")))  # refused early, at every party
+def check_together(recipe: Recipe, rows: int) -> None:
+    """Raises InputError where the phases do not fit together, over so many training rows."""
+    privacy_plan(recipe, rows)
     left = nothing_kept(recipe)
     if left is not None and (len(recipe.phases) > 1 or recipe.start is not None):
         text = f"recipe: phases: {left} trains a model of its own that no other phase sees"
         raise InputError(Code.CONFIG_INVALID, f"{text}; make it the only phase, and remove start")
+
+
+def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
+    """This party's side of every phase of the recipe."""
+    role = "active" if party.name == recipe.active.name else "passive"
+    phases = []
+    check_together(recipe, len(party.rows("train")))
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), role)
         phases.append(side(party, phase.name, parse_settings(phase)))
+    rounds = sum(phase.rounds for phase in phases)
+    if rounds > MOST_ROUNDS:
+        text = f"recipe: phases: {rounds:,} rounds in all, and the labels of checkpoints count to {MOST_ROUNDS:,}"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; train for fewer, or let a round be longer (validate_every)")
     return phases

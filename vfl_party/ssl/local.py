@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vfl_common.errors import Code, InputError
 from vfl_common.seeds import derive_seed, full_batches
-from vfl_common.ssl import KeyQueue, nt_xent, spread
+from vfl_common.ssl import KeyQueue, nt_xent, variance_kept
 from vfl_party.context import Party, Rows
 from vfl_party.ssl.augment import make_augment
 from vfl_party.ssl.plan import Plan
@@ -26,7 +26,7 @@ class Epochs:
 
     steps: int
     loss: float
-    spread: float
+    variance_kept: float
 
 
 class LocalSsl:
@@ -81,7 +81,7 @@ class LocalSsl:
             self._target.load_state_dict(target_of(self.tower).state_dict())
         done = [self._epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
         steps = sum(each.steps for each in done)
-        loss, kept = sum(each.loss for each in done) / epochs, sum(each.spread for each in done) / epochs
+        loss, kept = sum(each.loss for each in done) / epochs, sum(each.variance_kept for each in done) / epochs
         return finite(Epochs(steps, loss, kept), self._party, self._phase, "local")
 
     def _epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
@@ -105,7 +105,7 @@ class LocalSsl:
             for queue, keys_BP in fresh:  # not earlier: the gradient needs the keys as they were
                 queue.push(keys_BP)
             total += loss.detach()
-            kept += spread(z_BP)
+            kept += variance_kept(z_BP)
             tick()
         self._trained.end_epoch()
         return Epochs(len(batches), total.item() / len(batches), kept.item() / len(batches))

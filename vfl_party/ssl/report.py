@@ -11,19 +11,19 @@ COLLAPSED = 0.02  # share of the variance of the projections' directions; traine
 
 
 def report(party: str, done: Mapping[str, Epochs], warned: set[str] | None = None) -> RoundReport:
-    """The round of one party: loss and kept share of the variance of each step, and a warning where it collapses.
+    """The round of one party: loss and ``variance_kept`` of each step, and a warning where it collapses.
 
     ``warned``: the steps that were warned of, so that it is told once; changed here.
     """
     warned = set() if warned is None else warned
     notes = [
-        f"{party}: the projections of the {step} step keep {epochs.spread:.0%} of their variance: they are collapsing"
-        for step, epochs in done.items()
-        if epochs.spread < COLLAPSED and step not in warned
+        f"{party}: projections of the {step} step keep {each.variance_kept:.0%} of their variance: they are collapsing"
+        for step, each in done.items()
+        if each.variance_kept < COLLAPSED and step not in warned
     ]
-    warned |= {step for step, epochs in done.items() if epochs.spread < COLLAPSED}
+    warned |= {step for step, epochs in done.items() if epochs.variance_kept < COLLAPSED}
     return RoundReport(
         steps=sum(epochs.steps for epochs in done.values()),
-        metrics={step: {"loss": epochs.loss, "spread": epochs.spread} for step, epochs in done.items()},
+        metrics={step: {"loss": epochs.loss, "variance_kept": epochs.variance_kept} for step, epochs in done.items()},
         note="; ".join(notes),
     )

@@ -24,6 +24,7 @@ from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import clean, to_failure
 from vfl_common.summary import PartySummary, Privacy
 from vfl_server.control import aggregations, membership
+from vfl_server.control.pace import pace
 from vfl_server.control.run_state import RunState, move
 
 Job = Literal["train", "predict"]
@@ -46,8 +47,7 @@ class Member:
     joined: bool = False
     join: control_pb2.Join = field(default_factory=control_pb2.Join)
     aggregations: tuple[Aggregation, ...] = ()
-    phase: str = ""  # of its last progress, and
-    metrics: dict[str, float] = field(default_factory=dict)
+    progress: control_pb2.Progress | None = None  # the last one of this generation
     report: control_pb2.Report | None = None
     alone: bool = False  # the active party: it needs nobody any more in this generation
 
@@ -99,6 +99,7 @@ class Coordinator:
         self._identities = {name: each.identity for name, each in left.items()}
         self._reports: dict[str, control_pb2.Report] = {}  # of the completed run
         self._left = dict(left)
+        self._shown: control_pb2.Progress | None = None
         self.state = RunState.WAITING
         self.failure: VflError | None = None
         self._waiting_since_s = time.monotonic()
@@ -258,24 +259,24 @@ class Coordinator:
                 raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
 
     def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
-        """The active party sets the pace of what is shown; the others' own losses are shown beside its own."""
-        metrics = {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
-        member.phase, member.metrics = progress.phase, metrics
-        if member.name == self.recipe.active.name:
+        """Who is furthest behind sets the pace of what is shown; each party's own losses are shown beside it."""
+        member.progress = progress
+        active = self.recipe.active.name
+        told = {name: each.progress for name, each in self._in_order() if each.progress is not None}
+        slowest = pace(told, self._phases, active, member.name)
+        if slowest is not None and told[slowest] is not self._shown:
+            self._shown = shown = told[slowest]
+            metrics = {name: _metrics(each) for name, each in told.items() if each.phase == shown.phase}
             self._emit(
                 "progress",
-                phase=progress.phase,
-                round=progress.round,
-                rounds=progress.rounds,
-                batch=progress.batch,
-                batches=progress.batches,
-                steps=progress.steps,
-                metrics=member.metrics,
-                parties={
-                    name: each.metrics
-                    for name, each in self._in_order()
-                    if each.metrics and each.phase == progress.phase
-                },
+                phase=shown.phase,
+                round=shown.round,
+                rounds=shown.rounds,
+                batch=shown.batch,
+                batches=shown.batches,
+                steps=shown.steps,
+                metrics=metrics.get(active, {}),
+                parties={name: each for name, each in metrics.items() if each},
             )
         if progress.note:
             self._emit("note", party=member.name, note=clean(progress.note)[:500])
@@ -326,6 +327,7 @@ class Coordinator:
             self._started_s = time.monotonic()
         address = self._members[self.recipe.active.name].join.exchange_address
         for member in self._members.values():
+            member.progress = None
             member.outbox.put(
                 control_pb2.ServerMessage(
                     start=control_pb2.Start(
@@ -432,6 +434,11 @@ class Coordinator:
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)
         self.finished.set()
+
+
+def _metrics(progress: control_pb2.Progress) -> dict[str, float]:
+    """Not more, and no longer names, than a person can read."""
+    return {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
 
 
 def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveFloat
-
-from vfl_common.config.models import Probability
+from vfl_common.config.models import Probability, Temperature
 from vfl_common.config.ssl import SslSettings
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
@@ -28,7 +26,7 @@ class ContrastiveSettings(SslSettings):
     """
 
     ssl: Literal["simclr", "moco"] = "simclr"
-    temperature: PositiveFloat = 0.2
+    temperature: Temperature = 0.2
     momentum: Probability | None = 0.999
 
 

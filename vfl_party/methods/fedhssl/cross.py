@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.seeds import full_batches
-from vfl_common.ssl import KeyQueue, spread
+from vfl_common.ssl import KeyQueue, variance_kept
 from vfl_party.context import Party, Rows
 from vfl_party.exchange import expect
 from vfl_party.methods.fedhssl.encoders import CROSS
@@ -58,7 +58,7 @@ class CrossStep:
             for rows in self._batches(round_ * epochs + epoch):
                 loss, z_BP = self._step(StepKey(self._phase, round_, batch), party.need_features().inputs(rows))
                 total += loss
-                kept += spread(z_BP)
+                kept += variance_kept(z_BP)
                 batch += 1
                 tick()
             self._trained.end_epoch()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from vfl_common.config.augment import AugmentSettings
 from vfl_common.config.base import Section
-from vfl_common.config.models import OptimizerSettings
+from vfl_common.config.models import OptimizerSettings, Temperature
 from vfl_common.config.models import PositiveInt as Width
 from vfl_common.config.privacy import DpSettings
 
@@ -44,7 +44,7 @@ class FedOnceSettings(Section):
     match_every: PositiveInt = 1  # nat: f, epochs from one matching to the next
     decoder: tuple[Width, ...] = (128,)  # reconstruction: widths of its hidden layers
     projector: tuple[Width, ...] | None = Field(default=None, min_length=1)  # contrastive: as in contrastive's settings
-    temperature: PositiveFloat = 0.2  # contrastive
+    temperature: Temperature = 0.2  # contrastive
     augment: AugmentSettings = AugmentSettings()  # contrastive
     dp: DpSettings | None = None  # nat, reconstruction: FedOnce-L1
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from vfl_common.config.base import Section
+from vfl_common.config.models import PositiveInt, Rate
 
 
 class GbdtSettings(Section):
@@ -14,7 +15,7 @@ class GbdtSettings(Section):
     up to the best; ``splits``: what is evaluated, as in ``evaluate``."""
 
     trees: PositiveInt = 500  # rounds of boosting; a round is a tree, of a multi-class task one for each class
-    lr: PositiveFloat = 0.1
+    lr: Rate = 0.1
     leaves: Annotated[int, Field(ge=2, le=131_072)] = 31  # of a tree
     min_rows: PositiveInt = 20  # of a leaf
     early_stopping: PositiveInt | None = None

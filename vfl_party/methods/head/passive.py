@@ -15,6 +15,7 @@ class PassiveHead(Phase):
     """Two rounds: the upload, and the active party's training, in which this party has nothing to do."""
 
     alone_from = TRAIN
+    skippable = (UPLOAD,)  # the active party has a checkpoint of it, or will ask for it
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds, self._party = name, 2, party

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, InputError
-from vfl_common.metrics import evaluate, loss_fn, metric_names
+from vfl_common.metrics import evaluate, loss_fn
 from vfl_common.models import combine
 from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
@@ -36,10 +36,10 @@ class ActiveSplitNN(Phase):
         self._iso = IsoNoise(settings.iso)
         self._loss = loss_fn(party.recipe.task)
         self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
-        rule, task = settings.early_stopping, party.recipe.task.kind
-        if rule is not None and rule.metric not in metric_names(task):
-            known = ", ".join(metric_names(task))
-            text = f"recipe: phases: {name}: early_stopping.metric: a {task} task has no {rule.metric} (it has {known})"
+        rule, task = settings.early_stopping, party.recipe.task
+        if rule is not None and rule.metric not in task.metrics:
+            text = f"recipe: phases: {name}: early_stopping.metric: a {task.kind} task has no {rule.metric}"
+            text = f"{text} (it has {', '.join(task.metrics)})"
             raise InputError(Code.CONFIG_INVALID, text)
         if rule is not None and len(party.rows("validation")) == 0:
             raise InputError(

@@ -29,7 +29,7 @@ class SplitNNSettings(Budget):
     all passive parties together, reach it (SplitNN-Comm of FedOnce's section 5.2). Validation does not count.
     """
 
-    validate_every: PositiveInt = 1  # epochs
+    validate_every: Annotated[int, Field(gt=0, le=1000)] = 1  # epochs, whose batches are all planned at once
     max_bytes: PositiveInt | None = None
     iso: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # λ of the noise on the gradients that the active party sends
     early_stopping: EarlyStopping | None = None

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 @torch.no_grad()
-def spread(z_BD: Tensor) -> Tensor:
+def variance_kept(z_BD: Tensor) -> Tensor:
     """The variance over rows of z / ‖z‖, summed over dimensions: a scalar on z's device, between 0 and 1.
 
     1 where directions are spread evenly over the sphere, 0 where all rows point the same way: the collapse that
