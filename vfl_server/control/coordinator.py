@@ -60,6 +60,26 @@ class Left:
     report: control_pb2.Report
 
 
+@dataclass(frozen=True)
+class Status:
+    """The run at one moment.
+
+    ``silent_s``: {party with a session: seconds since its last word}; ``phase`` to ``steps``: as the active party last
+    told, ``steps`` as of a round's end; ``told``: {party: (phase, metrics)} as each last told.
+    """
+
+    state: RunState
+    generation: int
+    joined: tuple[str, ...]
+    left: tuple[str, ...]
+    silent_s: dict[str, float]
+    phase: str
+    round: int
+    rounds: int
+    steps: int
+    told: dict[str, tuple[str, dict[str, float]]]
+
+
 class Coordinator:
     """Run state and membership of one run.
 
@@ -99,6 +119,8 @@ class Coordinator:
         self._identities = {name: each.identity for name, each in left.items()}
         self._reports: dict[str, control_pb2.Report] = {}  # of the completed run
         self._left = dict(left)
+        self._last = control_pb2.Progress()  # the active party's last
+        self._steps = 0
         self.state = RunState.WAITING
         self.failure: VflError | None = None
         self._waiting_since_s = time.monotonic()
@@ -184,6 +206,23 @@ class Coordinator:
     def wall_s(self) -> float:
         return 0.0 if self._started_s is None else time.monotonic() - self._started_s
 
+    def status(self) -> Status:
+        with self._lock:
+            now_s, progress = time.monotonic(), self._last
+            members = self._in_order()
+            return Status(
+                state=self.state,
+                generation=self.generation,
+                joined=tuple(name for name, member in members if member.joined),
+                left=tuple(name for name in self._roster if name in self._left),
+                silent_s={name: now_s - member.heard_s for name, member in members},
+                phase=clean(progress.phase, MAX_TEXT),
+                round=progress.round,
+                rounds=progress.rounds,
+                steps=self._steps,
+                told={name: (clean(member.phase, MAX_TEXT), member.metrics) for name, member in members},
+            )
+
     def reports(self) -> dict[str, control_pb2.Report]:
         """{party: its report} of the completed run."""
         with self._lock:
@@ -262,6 +301,7 @@ class Coordinator:
         metrics = {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
         member.phase, member.metrics = progress.phase, metrics
         if member.name == self.recipe.active.name:
+            self._last, self._steps = progress, progress.steps or self._steps
             self._emit(
                 "progress",
                 phase=progress.phase,
