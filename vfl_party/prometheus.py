@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
 from vfl_common.ledger import Ledger
-from vfl_common.prometheus import awaited, counter, gauge, state, traffic
+from vfl_common.prometheus import Labels, awaited, counter, gauge, state, traffic
 from vfl_common.rpc.session import STATES
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_party.pace import BOUNDS_S, Steps
@@ -59,7 +59,7 @@ class PartyMetrics:
 
     def _steps(self) -> Iterator[Metric]:
         phases = self.standing.steps
-        made = {(phase,): float(steps.made) for phase, steps in phases.items()}
+        made: dict[Labels, float] = {(phase,): float(steps.made) for phase, steps in phases.items()}
         yield counter("vfl_steps_total", "Steps made by this process, repeated ones included.", made, ("phase",))
         text = "From one step of training to the next (an epoch in head, a tree in gbdt)."
         histogram = HistogramMetricFamily("vfl_step_seconds", text, labels=("phase",))
@@ -74,7 +74,9 @@ class PartyMetrics:
 
     def _reported(self) -> Iterator[Metric]:
         phase, metrics = self.standing.reported
-        found = {(phase, split, name): value for split, named in metrics.items() for name, value in named.items()}
+        found: dict[Labels, float] = {
+            (phase, split, name): value for split, named in metrics.items() for name, value in named.items()
+        }
         loss = {key[:2]: value for key, value in found.items() if key[2] == "loss"}
         others = {key: value for key, value in found.items() if key[2] != "loss"}
         yield gauge("vfl_loss", "Mean loss of the last round.", loss, ("phase", "split"))
