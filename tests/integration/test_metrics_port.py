@@ -108,7 +108,8 @@ def test_party_and_server_tell_what_they_count(tmp_path: Path) -> None:
 
         # The active party writes its ledger when the generation ends: exactly what was scraped.
         federation.programs["p1"].kill()
-        server.wait_for("joined", party="p0", timeout_s=60)
+        server.wait_for("interrupted")
+        server.wait_for("joined", party="p0")  # again: its ledger is written by then
         server.wait_for("waiting", missing=["p1"])
         ours = with_peer("p1", counted(seen))
         assert ours == with_peer("p1", saved(federation.ledger("p0")))
