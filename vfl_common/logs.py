@@ -1,7 +1,7 @@
 """Logs as JSON lines, and the events that a program tells whoever started it.
 
-A log line has time, level, run, party, event and message; never ids or values of rows. Events go to standard output:
-as sentences for a person at a terminal, as JSON lines for a program (``vfl simulate``, the tests).
+A log line has time, level, run, party (who writes it), event and message; never ids or values of rows. Events go to
+standard output: as sentences for a person at a terminal, as JSON lines for a program (``vfl simulate``, the tests).
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; what a call passes as ``extra`` is part of it."""
+    """One JSON object a line; what a call passes as ``extra`` is part of it.
+
+    A fact that is called as something that each line has gets a ``_`` at its end: ``party`` is who writes, ``party_``
+    whom the line is about.
+    """
 
     def __init__(self, **always: str) -> None:
         super().__init__()
@@ -29,12 +33,13 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "time": utc(record.created),
             "level": record.levelname.lower(),
             **self._always,
             "message": record.getMessage(),
         }
-        line |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        facts = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        line |= {f"{key}_" if key in line else key: value for key, value in facts.items()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -43,6 +48,13 @@ class JsonLines(logging.Formatter):
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """A line that the disk has no room for is lost: the run ends with a sentence at the next file that counts."""
+
+
+def utc(seconds: float) -> str:
+    """``2026-01-02T03:04:05.678Z`` of seconds since the epoch."""
+    milliseconds = int(seconds * 1000)
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+    return f"{whole}.{milliseconds % 1000:03d}Z"
 
 
 def log_to(path: Path, **always: str) -> logging.Handler:
@@ -89,6 +101,8 @@ def _free(key: str) -> str:
 def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "ready":
         return f"{program} listens on {facts['address']}"
+    if event == "metrics":
+        return f"metrics at http://{facts['address']}/metrics"
     if event == "waiting":
         why = f": {facts['why']}" if facts.get("why") else ""
         return f"waiting for {', '.join(facts['missing'])} ({facts['left_s']:.0f} s left){why}"

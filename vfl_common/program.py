@@ -23,6 +23,8 @@ Exit codes:
   130  stopped by SIGINT or SIGTERM
 """
 
+METRICS = "Serve metrics for Prometheus here; PORT alone: on 127.0.0.1; port 0: a free one. [default: no port]"
+
 log = logging.getLogger(__name__)
 
 

@@ -82,6 +82,7 @@ class Outcome:
     without: tuple[str, ...] = ()  # parties that the model was trained without
 
 
+BeginRound = Callable[[str, int, int], None]  # phase, rounds done, rounds
 Observer = Callable[[str, int, int, int, RoundReport], None]  # phase, round, rounds, steps so far, report
 
 
@@ -105,7 +106,7 @@ class Runner:
         make_job: everything that a generation works with, made afresh: nothing survives a rollback by accident.
         open_folder: the folder of the run that the server names.
         resume: the folder of an unfinished run of the same recipe, offered to the server.
-        observe: called after each round, with the party's own report.
+        observe: called after each round, with the party's own report; begin_round: before it.
         plan: the phases, in order.
         privacy_json: what the summary is to say of differential privacy, from the active party.
     """
@@ -117,6 +118,7 @@ class Runner:
     ledger: Ledger
     checkpoint_every: int
     observe: Observer
+    begin_round: BeginRound = lambda _phase, _done, _rounds: None
     plan: Sequence[Planned] = ()
     resume: RunFolder | None = None
     privacy_json: str = ""
@@ -222,6 +224,7 @@ class Runner:
     def _rounds(self, phase: Phase, job: Job, folder: RunFolder, outcome: Outcome, begin: int, first: int) -> None:
         """The rounds of one phase from position ``first``; the phase's round 0 is at position ``begin``."""
         for round_ in range(first - begin, phase.rounds):
+            self.begin_round(phase.name, round_, phase.rounds)
             report = phase.run_round(round_)
             self.session.check()
             outcome.steps += report.steps

@@ -140,15 +140,18 @@ class PartyApp:
         place: who this is.
         console: where events go.
         wait_s: how long to wait for a server that does not answer.
+        metrics: where to listen for Prometheus: host:port, or a port alone; '' for nowhere.
     """
 
     place: Place
     console: Console
     wait_s: float
+    metrics: str = ""
 
     def train(self, *, fresh: bool) -> tuple[Outcome, RunFolder]:
         """Takes part in a training run to its end; ``fresh`` does not offer to go on with an unfinished one."""
         place = self.place
+        self._metrics_address()  # sooner than the data are read
         table = load_table(place.data, with_label=place.is_active)
         more = unaligned_of(place.data)
         unaligned = load_table(more, with_label=False) if more is not None else None
@@ -240,7 +243,7 @@ class PartyApp:
             on_waiting=lambda missing, left_s: self.console.emit("waiting", missing=missing, left_s=left_s),
         )
         progress = Progress(self.console, session, ledger, place.is_active)
-        with self._listening(ledger, meter) as (service, address):
+        with self._listening(ledger, meter) as (service, address), self._exposed(session, progress, service):
 
             def tick(phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
                 session.check()  # a party at work on its own hears of an interruption too
@@ -269,6 +272,7 @@ class PartyApp:
                 ledger,
                 checkpoint_every=recipe.run.checkpoint_every,
                 observe=progress.observe,
+                begin_round=progress.begin_round,
                 plan=plan,
                 resume=resume,
                 privacy_json=privacy_json,
@@ -300,6 +304,38 @@ class PartyApp:
             make_phases=make_phases,
             begin_with=begin_with,
         )
+
+    def _metrics_address(self) -> str:
+        """host:port for Prometheus, '' for none. Raises InputError where this machine cannot listen there."""
+        if not self.metrics:
+            return ""
+        from vfl_common.prometheus import listen_address
+
+        return listen_address(self.metrics)
+
+    @contextlib.contextmanager
+    def _exposed(self, session: Session, progress: Progress, service: ExchangeService | None) -> Iterator[None]:
+        """Metrics for Prometheus while the run lasts, where they were asked for."""
+        address = self._metrics_address()
+        if not address:
+            yield
+            return
+        from vfl_common.prometheus import exposed
+        from vfl_party.prometheus import PartyMetrics
+
+        place = self.place
+        metrics = PartyMetrics(
+            {"party": place.name, "role": place.place.role, "recipe": place.recipe.name, "device": str(place.device)},
+            progress.standing,
+            session.ledger,
+            session.meter,
+            lambda: session.state,
+            peers=[party.name for party in place.recipe.passives] if service is not None else [],
+            waits_for=lambda: service.awaited if service is not None else [],
+        )
+        with exposed(address, metrics.families) as bound:
+            self.console.emit("metrics", name=place.name, address=bound)
+            yield
 
     @contextlib.contextmanager
     def _listening(self, ledger: Ledger, meter: TcpMeter) -> Iterator[tuple[ExchangeService | None, str]]:

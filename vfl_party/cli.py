@@ -11,7 +11,7 @@ from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.logs import Console
-from vfl_common.program import EXIT_CODES, run_program
+from vfl_common.program import EXIT_CODES, METRICS, run_program
 
 _DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Instead of the party file's.")
 _WAIT = click.option(
@@ -30,8 +30,9 @@ def cli() -> None:
 @_DEVICE
 @_WAIT
 @click.option("--fresh", is_flag=True, help="Do not offer to go on with an unfinished run of this recipe.")
+@click.option("--metrics", default="", metavar="HOST:PORT", help=METRICS)
 @click.option("--report", is_flag=True, help="Active party: draw the charts of `vfl report` when the run is done.")
-def run(party: Path, device: str | None, wait_s: float, fresh: bool, report: bool) -> None:
+def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: str, report: bool) -> None:
     """Takes part in a training run, as the party that the file PARTY describes.
 
     Started again with the same command after a crash, it rejoins the run. Progress is told in sentences at a terminal,
@@ -53,7 +54,7 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, report: boo
         text = f"{party}: --report is for the active party; {place.name} is passive and gets no summary"
         raise InputError(Code.CONFIG_INVALID, text)
     console = Console("vfl-party")
-    _, folder = PartyApp(place, console, wait_s).train(fresh=fresh)
+    _, folder = PartyApp(place, console, wait_s, metrics).train(fresh=fresh)
     if report:
         from vfl_common.cli.report import draw, find
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vfl_common.files import append
 from vfl_common.ledger import Ledger
-from vfl_common.logs import Console
+from vfl_common.logs import Console, utc
 from vfl_common.phase import RoundReport
 from vfl_common.rpc import session as rpc
 from vfl_common.rpc.session import Session, Start
+from vfl_party.pace import Steps
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +23,32 @@ _TICK_S = 1.0  # between two reports within a round
 _TELL_S = 0.25  # between two of many short rounds; the last one is always told
 
 
+@dataclass
+class Standing:
+    """How far this party is; other threads may read it: every value is replaced whole.
+
+    ``round``: rounds done of ``phase``; ``run_steps``: since the run began, as of the last round; ``reported``: the
+    last phase that had metrics, and these; ``without``: who came too late; ``steps``: {phase: its steps}.
+    """
+
+    generation: int = 0
+    phase: str = ""
+    round: int = 0
+    rounds: int = 0
+    run_steps: int = 0
+    reported: tuple[str, dict[str, dict[str, float]]] = ("", {})
+    without: tuple[str, ...] = ()
+    steps: dict[str, Steps] = field(default_factory=dict)
+
+
 class Progress:
-    """One line of ``metrics.jsonl`` a round: ``generation``, ``phase``, ``round``, ``steps``, ``seconds`` since this
-    generation began, ``metrics`` (of split training: the active party's), and the ledger's message bytes so far."""
+    """One line of ``metrics.jsonl`` a round: ``time``, ``generation``, ``phase``, ``round``, ``steps``, ``seconds``
+    since this generation began, ``metrics`` (of split training: the active party's), and the ledger's message bytes so
+    far."""
 
     def __init__(self, console: Console, session: Session, ledger: Ledger, is_active: bool) -> None:
+        self.standing = Standing()
+        self._steps = Steps()
         self._console, self._session, self._ledger, self._is_active = console, session, ledger, is_active
         self._path: Path | None = None
         self._generation = 0
@@ -39,17 +61,28 @@ class Progress:
     def begin(self, path: Path, start: Start) -> None:
         """A generation starts."""
         self._path, self._generation = path, start.generation
+        self.standing.generation, self.standing.without = start.generation, ()
         self._began_s = time.monotonic()
         self._console.emit(
             "started", run_id=start.run_id, generation=start.generation, checkpoint=start.checkpoint or None
         )
         log.info("generation %d", start.generation, extra={"event": "started", "checkpoint": start.checkpoint})
 
+    def begin_round(self, phase: str, round_: int, rounds: int) -> None:
+        """Round number ``round_`` of the phase begins: so many are done."""
+        standing = self.standing
+        if phase not in standing.steps:
+            standing.steps = {**standing.steps, phase: Steps()}
+        self._steps = standing.steps[phase]
+        self._steps.begin(time.monotonic())
+        standing.phase, standing.round, standing.rounds = phase, round_, rounds
+
     def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
         """After each step; ``round_`` rounds are done. Tells the server at most once a second."""
         if phase != self._phase:
             self._phase, self._metrics = phase, {}
         now_s = time.monotonic()
+        self._steps.tick(now_s)
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
             self._tell(rpc.Progress(phase, round_, rounds, batch=batch, batches=batches, metrics=self._metrics))
@@ -58,6 +91,11 @@ class Progress:
         """After each round: its line, and word of it where there was none lately."""
         self._next_tick_s = time.monotonic() + _TICK_S
         flat = {f"{split} {name}": value for split, named in report.metrics.items() for name, value in named.items()}
+        self._steps.end(report.steps)
+        standing = self.standing
+        standing.round, standing.run_steps = round_, steps
+        standing.reported = (phase, report.metrics) if report.metrics else standing.reported
+        standing.without = tuple(dict.fromkeys((*standing.without, *report.without)))
         self._phase = phase
         self._metrics = {name: flat[name] for name in flat if name.partition(" ")[2] in _SHOWN}
         sent, received = 0, 0
@@ -67,6 +105,7 @@ class Progress:
             else:
                 received += entry.message_bytes
         line: dict[str, Any] = {
+            "time": utc(time.time()),
             "generation": self._generation,
             "phase": phase,
             "round": round_,

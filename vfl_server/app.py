@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,7 @@ class ServerApp:
         out: the folder of runs; this one's is ``<out>/<run id>/<server's name>``.
         run_id: a name for a new run; made from time and recipe when empty.
         fresh: begin a new run even where an unfinished one of the same recipe lies in ``out``.
+        metrics: where to listen for Prometheus: host:port, or a port alone; '' for nowhere.
     """
 
     recipe: Recipe
@@ -52,11 +55,13 @@ class ServerApp:
     job: Job = "train"
     run_id: str = ""
     fresh: bool = False
+    metrics: str = ""
 
     def run(self) -> Summary:
         """Serves until the run is complete. Raises VflError where it fails."""
         recipe = self.recipe
         credentials = load_credentials(self.tls, name=recipe.server)
+        self._metrics_address()  # sooner than a folder is made
         folder = self._folder()
         log_to(folder.path / "log.jsonl", run=folder.run_id, party=recipe.server)
         ledger, meter = Ledger(), TcpMeter()
@@ -99,7 +104,10 @@ class ServerApp:
         # Of each party a session, one that is ending and one that is refused, and its streams of weights; and spare.
         threads = (3 + MAX_STREAMS) * len(roster) + 4
         services: list[Service] = [ControlService(coordinator, ledger, meter), exchange, health]
-        with listening(self.listen, credentials, services, threads) as (_, address):
+        with (
+            self._exposed(coordinator, exchange, ledger, meter),
+            listening(self.listen, credentials, services, threads) as (_, address),
+        ):
             self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
             try:
                 self._serve(coordinator, ledger, meter, folder)
@@ -123,6 +131,31 @@ class ServerApp:
             ledger.save(folder.path / "ledger.json", meter.counts())
         self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))
         return summary
+
+    def _metrics_address(self) -> str:
+        """host:port for Prometheus, '' for none. Raises InputError where this machine cannot listen there."""
+        if not self.metrics:
+            return ""
+        from vfl_common.prometheus import listen_address
+
+        return listen_address(self.metrics)
+
+    @contextlib.contextmanager
+    def _exposed(
+        self, coordinator: Coordinator, exchange: ExchangeService, ledger: Ledger, meter: TcpMeter
+    ) -> Iterator[None]:
+        """Metrics for Prometheus while the run lasts, where they were asked for."""
+        address = self._metrics_address()
+        if not address:
+            yield
+            return
+        from vfl_common.prometheus import exposed
+        from vfl_server.prometheus import ServerMetrics
+
+        metrics = ServerMetrics(coordinator, ledger, meter, lambda: exchange.awaited)
+        with exposed(address, metrics.families) as bound:
+            self.console.emit("metrics", name=self.recipe.server, address=bound)
+            yield
 
     def _folder(self) -> RunFolder:
         unfinished = None

@@ -10,7 +10,7 @@ from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import load_recipe
 from vfl_common.files import PLAIN_NAME
 from vfl_common.logs import Console
-from vfl_common.program import EXIT_CODES, run_program
+from vfl_common.program import EXIT_CODES, METRICS, run_program
 
 _LISTEN = "0.0.0.0:7000"
 _RECIPE = click.argument("recipe", type=click.Path(path_type=Path))
@@ -36,6 +36,7 @@ def cli() -> None:
 @click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
 @click.option("--run-id", default="", help="A name for a new run. [default: made from time and recipe]")
 @click.option("--fresh", is_flag=True, help="Begin a new run even where an unfinished one of this recipe is in --out.")
+@click.option("--metrics", default="", metavar="HOST:PORT", help=METRICS)
 @click.option("--predict", is_flag=True, help="Coordinate one joint prediction (vfl-party predict), not training.")
 def serve(
     recipe: Path,
@@ -46,6 +47,7 @@ def serve(
     out: Path,
     run_id: str,
     fresh: bool,
+    metrics: str,
     predict: bool,
 ) -> None:
     """Waits for the parties of RECIPE, runs it once, writes <out>/<run id>/summary.json, and ends.
@@ -70,6 +72,7 @@ def serve(
         job="predict" if predict else "train",
         run_id=run_id,
         fresh=fresh,
+        metrics=metrics,
     ).run()
 
 

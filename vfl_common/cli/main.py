@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vfl_common.cli.certs import certs
+from vfl_common.cli.export import export
 from vfl_common.program import EXIT_CODES, run_program
 
 DEMO = Path(__file__).with_name("demo.toml")
@@ -38,11 +39,13 @@ def cli() -> None:
       vfl study examples/study/digits.toml  several methods, seeds and numbers of labels, as a table
       vfl forecast examples/digits.toml     bytes and time, before anything runs
       vfl report runs/20260101-120000-digits-1f2e
+      vfl export tensorboard runs/20260101-120000-digits-1f2e
       vfl certs ca
     """
 
 
 cli.add_command(certs)
+cli.add_command(export)
 
 
 @cli.command(epilog=EXIT_CODES)

@@ -93,6 +93,7 @@ class ExchangeHub:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._expect: BundleSpec | None = None  # the main thread only
         self._hurried = True  # the main thread only
+        self._collecting = False  # the main thread alone sets it
         self._lock = threading.Condition(threading.Lock())  # guards what follows
         self._ended: VflError | None = None
         self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
@@ -121,6 +122,14 @@ class ExchangeHub:
         """The parties that have opened no stream yet."""
         with self._lock:
             return [party for party in self.roster if party not in self._streams]
+
+    @property
+    def awaited(self) -> list[str]:
+        """The parties whose bundle is being waited for now."""
+        arrived = list(self._arrived)
+        if not self._collecting or self._ended is not None or (self._from_first and not arrived):
+            return []
+        return [party for party in self.roster if party not in arrived]
 
     def deliver(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
         """Passes one frame to the main thread; waits while too many are unread.
@@ -221,6 +230,7 @@ class ExchangeHub:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         with self._lock:
             self._step, self._expect = step, expect
+        self._collecting = True
         now_s = time.monotonic()
         started_s = None if self._from_first else now_s
         while True:
@@ -230,7 +240,7 @@ class ExchangeHub:
             timeout_s = self._timeout_s if self._hurried and math.isinf(deadline_s) else math.inf
             decision = decide(waited_s, self._arrived.keys(), self.roster, timeout_s, deadline_s)
             if isinstance(decision, Proceed):
-                self._hurried = True
+                self._hurried, self._collecting = True, False
                 self._late = frozenset(self.roster) - self._arrived.keys()
                 return {party: self._arrived[party] for party in self.roster if party in self._arrived}
             if isinstance(decision, GiveUp):
@@ -325,6 +335,12 @@ class ExchangeService:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    @property
+    def awaited(self) -> list[str]:
+        """The parties whose part of the current step is being waited for."""
+        hub = self._hub
+        return [] if hub is None else hub.awaited
 
     def wait_until_idle(self, timeout_s: float) -> None:
         """Waits, at most so long, until no stream is open: the parties end theirs once they have the last reply."""

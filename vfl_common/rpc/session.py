@@ -23,6 +23,7 @@ from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.tcp import TcpMeter
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+STATES = ("waiting", "running", "completed", "failed")  # of the run, as a party sees it; the server's are the same
 _CLOSE_S = 5.0
 _LONGEST_S = 1e6
 
@@ -95,6 +96,7 @@ class Session:
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
         self._ended: VflError | None = None
+        self._started = self._completed = False
         self._watcher: Callable[[VflError], None] | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -151,6 +153,16 @@ class Session:
         if start.exchange_address:
             split_address(start.exchange_address)
         return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address, tuple(start.left))
+
+    @property
+    def state(self) -> str:
+        """One of STATES, for whoever asks from another thread."""
+        ended = self._ended
+        if self._completed:
+            return "completed"
+        if ended is not None and not isinstance(ended, InterruptedRun):
+            return "failed"
+        return "running" if self._started and ended is None else "waiting"
 
     def watch(self, watcher: Callable[[VflError], None] | None) -> None:
         """``watcher`` is called, from another thread, when the current generation ends; at once if it has."""
@@ -211,6 +223,7 @@ class Session:
             if isinstance(answer, VflError):
                 raise answer
             if answer.HasField("complete"):
+                self._completed = True
                 return answer.complete.summary_json
 
     def alone(self) -> None:
@@ -297,7 +310,7 @@ class Session:
                     continue
                 if message.HasField("start"):
                     with self._lock:
-                        self._ended = None
+                        self._started, self._ended = True, None
                 self._inbox.put(message)
         except DecodeError:
             ending = PeerError(Code.MALFORMED_MESSAGE, f"{self.server} sent bytes that are not a control message")

@@ -60,6 +60,26 @@ class Left:
     report: control_pb2.Report
 
 
+@dataclass(frozen=True)
+class Status:
+    """The run at one moment.
+
+    ``silent_s``: {party with a session: seconds since its last word}; ``phase`` to ``steps``: as the party that is
+    furthest behind last told, ``steps`` as of a round's end; ``told``: {party: (phase, metrics)} as each last told.
+    """
+
+    state: RunState
+    generation: int
+    joined: tuple[str, ...]
+    left: tuple[str, ...]
+    silent_s: dict[str, float]
+    phase: str
+    round: int
+    rounds: int
+    steps: int
+    told: dict[str, tuple[str, dict[str, float]]]
+
+
 class Coordinator:
     """Run state and membership of one run.
 
@@ -99,7 +119,8 @@ class Coordinator:
         self._identities = {name: each.identity for name, each in left.items()}
         self._reports: dict[str, control_pb2.Report] = {}  # of the completed run
         self._left = dict(left)
-        self._shown: control_pb2.Progress | None = None
+        self._shown = control_pb2.Progress()  # of the party that is furthest behind
+        self._steps = 0
         self.state = RunState.WAITING
         self.failure: VflError | None = None
         self._waiting_since_s = time.monotonic()
@@ -185,6 +206,27 @@ class Coordinator:
     def wall_s(self) -> float:
         return 0.0 if self._started_s is None else time.monotonic() - self._started_s
 
+    def status(self) -> Status:
+        with self._lock:
+            now_s, progress = time.monotonic(), self._shown
+            members = self._in_order()
+            return Status(
+                state=self.state,
+                generation=self.generation,
+                joined=tuple(name for name, member in members if member.joined),
+                left=tuple(name for name in self._roster if name in self._left),
+                silent_s={name: now_s - member.heard_s for name, member in members},
+                phase=clean(progress.phase, MAX_TEXT),
+                round=progress.round,
+                rounds=progress.rounds,
+                steps=self._steps,
+                told={
+                    name: (clean(member.progress.phase, MAX_TEXT), _metrics(member.progress))
+                    for name, member in members
+                    if member.progress is not None
+                },
+            )
+
     def reports(self) -> dict[str, control_pb2.Report]:
         """{party: its report} of the completed run."""
         with self._lock:
@@ -266,6 +308,7 @@ class Coordinator:
         slowest = pace(told, self._phases, active, member.name)
         if slowest is not None and told[slowest] is not self._shown:
             self._shown = shown = told[slowest]
+            self._steps = shown.steps or self._steps
             metrics = {name: _metrics(each) for name, each in told.items() if each.phase == shown.phase}
             self._emit(
                 "progress",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 
-from vfl_common.errors import Code, PeerError
+from vfl_common.errors import CATALOGUE, Code, PeerError
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
@@ -15,6 +16,8 @@ from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.session import SERVICE
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator, Member
+
+log = logging.getLogger(__name__)
 
 
 class ControlService:
@@ -48,12 +51,23 @@ class ControlService:
         try:
             for data in requests:
                 self._ledger.add(member.name, CONTROL, CONTROL, "received", 0, len(data))
-                self._coordinator.handle(member, _parse(data, member.name))
+                self._handle(member, _parse(data, member.name))
         except PeerError as error:  # this party is refused; the others go on waiting
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)
         except Exception:  # noqa: BLE001 - gRPC raises a bare Exception where the stream breaks; `closed` sees to it
             return
+
+    def _handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
+        """Raises PeerError; a defect of ours refuses the party too, and stands in the log."""
+        try:
+            self._coordinator.handle(member, message)
+        except PeerError:
+            raise
+        except Exception as error:
+            log.exception("internal error", extra={"event": "failed"})
+            public = CATALOGUE[Code.INTERNAL].public
+            raise PeerError(Code.INTERNAL, f"{type(error).__name__}: {error}", public=public) from None
 
 
 def _parse(data: bytes, party: str) -> control_pb2.PartyMessage:

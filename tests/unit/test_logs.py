@@ -1,0 +1,89 @@
+"""Log lines: JSON, with the same keys in each, whatever a line is about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vfl_common.errors import Code
+from vfl_common.ledger import Ledger
+from vfl_common.logs import Console, log_to, utc
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.tcp import TcpMeter
+from vfl_server.control.coordinator import Member
+from vfl_server.control.service import ControlService
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    root, level = logging.getLogger(), logging.getLogger().level
+    handler = log_to(tmp_path / "log.jsonl", run="r1", party="server")
+    yield tmp_path / "log.jsonl"
+    root.removeHandler(handler)
+    root.setLevel(level)
+    handler.close()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_event_is_a_line_and_says_who_writes_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console("vfl-server", json_lines=True)
+    console.emit("joined", party="bank", role="active", name="x", time="now", level=3)
+    console.emit("progress", phase="splitnn", round=1, rounds=2)
+    (line,) = lines(log)  # progress is not for the log
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "info",
+        "run": "r1",
+        "party": "server",
+        "message": "joined",
+        "event": "joined",
+        "party_": "bank",
+        "role": "active",
+        "name_": "x",
+        "time_": "now",
+        "level_": 3,
+    }
+    told = [json.loads(each) for each in capsys.readouterr().out.splitlines()]
+    assert [each["event"] for each in told] == ["joined", "progress"]
+    assert told[0]["party"] == "bank"
+
+
+def test_lines_stay_lines(log: Path) -> None:
+    logging.getLogger("x").warning("a\nb %s", "\u2028", extra={"path": Path("p"), "event": "note"})
+    (line,) = lines(log)
+    assert (line["message"], line["path"], line["event"]) == ("a\nb \u2028", "p", "note")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "1970-01-01T00:00:00.000Z"), (1_767_323_045.678, "2026-01-02T03:04:05.678Z")]
+)
+def test_time_is_utc(seconds: float, text: str) -> None:
+    assert utc(seconds) == text
+
+
+def test_a_defect_while_a_party_is_heard_stands_in_the_log_and_refuses_it(log: Path) -> None:
+    class Broken:
+        def handle(self, _member: Member, _message: control_pb2.PartyMessage) -> None:
+            raise TypeError("a defect")
+
+    service = ControlService(Broken(), Ledger(), TcpMeter())  # type: ignore[arg-type]
+    member = Member("bank", queue.SimpleQueue(), 0.0)
+    heartbeat = control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat()).SerializeToString()
+    service._read(member, iter([heartbeat, heartbeat]))
+    told = member.outbox.get_nowait()
+    assert told is not None
+    assert told.stop.code == Code.INTERNAL
+    assert "a defect" not in told.stop.message
+    assert member.outbox.get_nowait() is None
+    (line,) = lines(log)
+    assert (line["event"], line["level"]) == ("failed", "error")
+    assert "TypeError: a defect" in line["exception"]

@@ -1,0 +1,116 @@
+"""``metrics.jsonl`` as rounds, while it grows: what exports are made from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from vfl_common.errors import Code, InputError
+
+FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One line. ``values``: {``splitnn/validation/auc``: 0.97}, bytes and seconds among them; ``time_s``: Unix time."""
+
+    generation: int
+    phase: str
+    round: int
+    steps: int  # since the run began
+    time_s: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One party's folder of one run."""
+
+    folder: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.resolve().parent.name
+
+    @property
+    def party(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def finished(self) -> bool:
+        """Whether its program has come to the end of the run."""
+        return bool(self.read("run.json").get("finished"))
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file of the folder; empty where there is none."""
+        try:
+            found = json.loads((self.folder / name).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def find_sources(path: Path) -> list[Source]:
+    """The parties in the folder of a run, or the one whose own folder it is. Raises InputError where there are none."""
+    folders = [path] if (path / FILE).is_file() else sorted(each.parent for each in path.glob(f"*/{FILE}"))
+    if not folders:
+        what = f"no {FILE} in it or in a party's folder below" if path.is_dir() else "no such folder"
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: {what}; give a run's folder, OUT/RUN-ID, after its first round is done"
+        )
+    return [Source(folder) for folder in folders]
+
+
+@dataclass
+class History:
+    """The rounds of one party that count: where the run went back, those that were run again stand once."""
+
+    source: Source
+    rounds: list[Round] = field(default_factory=list)
+    _offset: int = 0
+
+    def update(self) -> None:
+        """Reads the lines that are new and whole. Raises InputError where the file cannot be read."""
+        path = self.source.folder / FILE
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+            written_s = path.stat().st_mtime
+        except OSError as error:
+            raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            found = parse(line, written_s)
+            if found is not None:
+                self._append(found)
+
+    def _append(self, new: Round) -> None:
+        if self.rounds and new.generation != self.rounds[-1].generation:
+            for place, each in enumerate(self.rounds):
+                if each.phase == new.phase and each.round >= new.round:
+                    del self.rounds[place:]
+                    break
+        self.rounds.append(new)
+
+
+def parse(line: bytes, written_s: float) -> Round | None:
+    """One line; None where it was cut, as when a process was killed. ``written_s``: for lines without a time."""
+    try:
+        entry = json.loads(line)
+        phase = str(entry["phase"])
+        values = {
+            f"{phase}/{split}/{name}": float(value)
+            for split, named in entry["metrics"].items()
+            for name, value in named.items()
+        }
+        values["bytes/sent"], values["bytes/received"] = float(entry["sent_bytes"]), float(entry["received_bytes"])
+        values["seconds"] = float(entry["seconds"])
+        time_s = datetime.fromisoformat(entry["time"]).timestamp() if "time" in entry else written_s
+        return Round(int(entry["generation"]), phase, int(entry["round"]), int(entry["steps"]), time_s, values)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,150 @@
+"""Metrics for Prometheus on a port of their own: what a program counts anyway, read when somebody asks.
+
+Nothing is done where nobody asks, so training is as fast with a port as without. Names of parties, phases and metrics
+are in it, and sums over many rows; never an id, a feature or a label.
+"""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from vfl_common.errors import Code, InputError
+from vfl_common.ledger import Ledger, TcpCount
+from vfl_common.rpc.channel import check_address, split_address
+
+LOOPBACK = "127.0.0.1"
+REQUEST_S = 5.0  # for each read and write of a scrape
+_POLL_S = 0.1  # between two looks at whether it is to end
+_CLOSE_S = 1.0
+
+Labels = tuple[str, ...]
+Families = Callable[[], Iterable[Metric]]
+
+
+def listen_address(text: str) -> str:
+    """``host:port`` of what ``--metrics`` says; a port alone is one of the loopback interface.
+
+    Raises InputError (ADDRESS_IN_USE) where this machine cannot listen there.
+    """
+    address = f"{LOOPBACK}:{text.removeprefix(':')}" if ":" not in text.removeprefix(":") else text
+    try:
+        check_address(address)
+    except InputError as error:
+        raise InputError(error.code, f"--metrics: {error}") from None
+    return address
+
+
+@contextmanager
+def exposed(address: str, families: Families) -> Iterator[str]:
+    """Serves ``families``, and memory and CPU time of this process, at http://<address>/metrics; gives the address.
+
+    Raises InputError (ADDRESS_IN_USE).
+    """
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(_Collector(families))
+    host, port = split_address(address)
+    try:
+        server = _Server(host, port, registry)
+    except OSError as error:
+        text = f"--metrics: cannot listen on {address}: {error.strerror}; choose another address, or port 0"
+        raise InputError(Code.ADDRESS_IN_USE, f"{text} for a free one") from None
+    threading.Thread(target=server.serve_forever, args=[_POLL_S], name="metrics", daemon=True).start()
+    try:
+        yield f"{address.rpartition(':')[0]}:{server.server_address[1]}"
+    finally:
+        closing = threading.Thread(target=server.shutdown, daemon=True)  # it waits for a caller that is slow; we do not
+        closing.start()
+        closing.join(timeout=_CLOSE_S)
+        server.server_close()
+
+
+class _Collector(Collector):
+    def __init__(self, families: Families) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
+
+
+class _Server(socketserver.TCPServer):
+    """One caller after the other: many of them, or slow ones, cost this process a single thread."""
+
+    allow_reuse_address = True  # as the other ports: a port that was just left can be taken again
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        handler = type("Handler", (MetricsHandler,), {"registry": registry, "timeout": REQUEST_S})
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        self.address_family = found[0]
+        super().__init__((host, port), handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A caller that hangs up or is too slow is no event."""
+
+
+# -- what both programs have ----------------------------------------------------------------------------------------
+
+
+def gauge(name: str, text: str, values: Mapping[Labels, float], labels: Labels = ()) -> Metric:
+    """One gauge with a value for each combination of label values."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def counter(name: str, text: str, values: Mapping[Labels, float], labels: Labels = ()) -> Metric:
+    """One counter; ``name`` ends in ``_total``."""
+    family = CounterMetricFamily(name.removesuffix("_total"), text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def state(now: str, states: Iterable[str]) -> Metric:
+    """``vfl_run_state{state="running"} 1``, and 0 for the other states."""
+    return gauge(
+        "vfl_run_state", "1 for the state that the run is in.", {(each,): each == now for each in states}, ("state",)
+    )
+
+
+def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
+    """The ledger as it is now, and the kernel's counts as of the last heartbeat."""
+    labels: Labels = ("peer", "phase", "kind", "direction")
+    payload: dict[Labels, float] = {}
+    message: dict[Labels, float] = {}
+    messages: dict[Labels, float] = {}
+    for each in ledger.entries():
+        key = (each.peer, each.phase, each.kind, each.direction)
+        payload[key], message[key], messages[key] = each.payload_bytes, each.message_bytes, each.messages
+    yield counter("vfl_payload_bytes_total", "Raw tensor data.", payload, labels)
+    yield counter("vfl_message_bytes_total", "Serialised messages, payload included.", message, labels)
+    yield counter("vfl_messages_total", "Messages.", messages, labels)
+    kernel: dict[Labels, float] = {}
+    for count in tcp:
+        kernel[count.peer, "sent"], kernel[count.peer, "received"] = count.sent_bytes, count.received_bytes
+    yield counter(
+        "vfl_tcp_bytes_total",
+        "What the kernel counted on connections, TLS and HTTP/2 included (Linux).",
+        kernel,
+        ("peer", "direction"),
+    )
+
+
+def awaited(roster: Iterable[str], names: Iterable[str]) -> Metric:
+    """Who keeps the others waiting right now."""
+    waited_for = frozenset(names)
+    return gauge(
+        "vfl_awaited",
+        "1 while this process waits for the peer's part of a step.",
+        {(name,): name in waited_for for name in roster},
+        ("peer",),
+    )

@@ -1,0 +1,69 @@
+"""What the server tells Prometheus: who is there, how far the run is, what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import InfoMetricFamily, Metric
+
+from vfl_common.ledger import Ledger
+from vfl_common.prometheus import Labels, awaited, counter, gauge, state, traffic
+from vfl_common.rpc.tcp import TcpMeter
+from vfl_server.control.coordinator import Coordinator, Status
+from vfl_server.control.run_state import RunState
+
+
+@dataclass
+class ServerMetrics:
+    """Read at each scrape. ``waits_for``: the parties whose weights are due while others' have come."""
+
+    coordinator: Coordinator
+    ledger: Ledger
+    meter: TcpMeter
+    waits_for: Callable[[], Sequence[str]]
+
+    def families(self) -> Iterator[Metric]:
+        coordinator, status = self.coordinator, self.coordinator.status()
+        roster = [party.name for party in coordinator.recipe.parties]
+        info = InfoMetricFamily("vfl_server", "Which run this is.")
+        info.add_metric((), {"run_id": coordinator.run_id, "recipe": coordinator.recipe.name, "job": coordinator.job})
+        yield info
+        yield state(status.state.value, [each.value for each in RunState])
+        yield gauge("vfl_generation", "How often the run has begun or gone on.", {(): status.generation})
+        yield counter(
+            "vfl_interruptions_total", "How often it went back to a checkpoint.", {(): max(0, status.generation - 1)}
+        )
+        yield gauge("vfl_run_seconds", "Since training began in this process.", {(): coordinator.wall_s})
+        yield from _parties(status, roster)
+        if status.phase:
+            place = (status.phase,)
+            yield gauge("vfl_round", "Rounds done of the phase under way.", {place: status.round}, ("phase",))
+            yield gauge("vfl_rounds", "Rounds that it has at most.", {place: status.rounds}, ("phase",))
+        yield gauge("vfl_run_steps", "Steps since the run began, as of the last round.", {(): status.steps})
+        yield gauge("vfl_party_metric", "As each party last told.", _told(status), ("party", "phase", "metric"))
+        yield awaited(roster, self.waits_for())
+        yield from traffic(self.ledger, self.meter.counts())
+
+
+def _parties(status: Status, roster: Sequence[str]) -> Iterator[Metric]:
+    """Where each party is: joined, not needed any more, or missing."""
+    places = {
+        name: "joined" if name in status.joined else "left" if name in status.left else "missing" for name in roster
+    }
+    found = list(places.values())
+    counts: dict[Labels, float] = {(each,): found.count(each) for each in ("joined", "left", "missing")}
+    yield gauge("vfl_parties", "Parties of the recipe, by where they are.", counts, ("status",))
+    joined: dict[Labels, float] = {(name,): place == "joined" for name, place in places.items()}
+    yield gauge("vfl_party_joined", "1 where the party has joined the run.", joined, ("party",))
+    silent: dict[Labels, float] = {(name,): seconds for name, seconds in status.silent_s.items()}
+    yield gauge("vfl_party_silent_seconds", "Since a connected party's last word.", silent, ("party",))
+
+
+def _told(status: Status) -> dict[Labels, float]:
+    """``{("bank", "splitnn", "validation loss"): 0.31}``; of every party that tells any."""
+    return {
+        (party, phase, name): value
+        for party, (phase, metrics) in status.told.items()
+        for name, value in metrics.items()
+    }
