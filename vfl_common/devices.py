@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -21,6 +23,27 @@ def resolve_device(text: str) -> torch.device:
         return torch.device("cuda", int(asked[1] or 0))
     there = ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(n))]
     raise InputError(Code.DEVICE_MISSING, f"{text} was asked for; this machine has: {', '.join(there)}")
+
+
+def device_name(device: torch.device) -> str:
+    """What its maker calls a GPU, or this machine's processor; ``cpu`` where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):  # Linux
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, name = line.partition(":")
+            if key.strip() == "model name" and name.strip():
+                return name.strip()
+    return platform.processor() or "cpu"
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that this process has had in tensors on a GPU at once; None on a CPU.
+
+    Of this process alone, so that several parties may share a GPU. The driver's own memory, and what torch holds ready,
+    come on top.
+    """
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def set_threads(n: int) -> None:

@@ -19,7 +19,7 @@ from vfl_common.config.data import DataSettings, ids_only, unaligned_of
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
-from vfl_common.devices import resolve_device, set_threads
+from vfl_common.devices import device_name, peak_memory, resolve_device, set_threads
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials, load_credentials
@@ -260,6 +260,7 @@ class PartyApp:
                     job=job,
                     pid=os.getpid(),
                     device=str(place.device),
+                    device_name=device_name(place.device),
                     run_id=trained_run,
                     exchange_address=place.file.advertise or address,
                     aggregations=aggregations,
@@ -272,6 +273,7 @@ class PartyApp:
                 plan=plan,
                 resume=resume,
                 privacy_json=privacy_json,
+                peak_memory=lambda: peak_memory(place.device),
             )
             try:
                 return runner.run()

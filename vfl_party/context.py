@@ -18,6 +18,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.models import InputSpec, checked_encoder, seeded
 from vfl_common.seeds import derive_seed
+from vfl_common.tensors import index_on
 from vfl_party.data import Features, Labels
 from vfl_party.exchange import TensorHub, TensorLink
 
@@ -126,7 +127,7 @@ class Party:
 
     def take(self, values: Tensor, rows: Rows) -> Tensor:
         """``values[rows]`` on the device of ``values``."""
-        return values.index_select(0, torch.from_numpy(rows).to(values.device))
+        return values.index_select(0, index_on(torch.from_numpy(rows), values.device))
 
 
 def rows_digest(run_id: str, ids: Sequence[str]) -> bytes:
