@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from contextlib import suppress
@@ -13,16 +14,32 @@ from vfl_common.errors import Code, InputError
 
 
 def resolve_device(text: str) -> torch.device:
-    """``cpu``, ``cuda`` (the first GPU) or ``cuda:N`` as a device. Raises InputError (DEVICE_MISSING), which lists
-    the devices of this machine."""
+    """``cpu``, ``cuda`` (the first GPU; under torchrun each process has its own) or ``cuda:N`` as a device.
+
+    Raises InputError: DEVICE_MISSING, which lists the devices of this machine.
+    """
     if text == "cpu":
         return torch.device("cpu")
     n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    _, size, local = launched()
     asked = re.fullmatch(r"cuda(?::(\d+))?", text)
-    if asked and int(asked[1] or 0) < n:
-        return torch.device("cuda", int(asked[1] or 0))
+    if asked and asked[1] and size > 1:
+        what = f"device {text}: torchrun has started {size} processes, which need a GPU each"
+        raise InputError(Code.CONFIG_INVALID, f'{what}; set device = "cuda", and CUDA_VISIBLE_DEVICES to choose GPUs')
+    number = int(asked[1] or local) if asked else n
+    if number < n:
+        return torch.device("cuda", number)
     there = ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(n))]
-    raise InputError(Code.DEVICE_MISSING, f"{text} was asked for; this machine has: {', '.join(there)}")
+    named = f"{text}, by {size} processes," if size > 1 else text
+    raise InputError(Code.DEVICE_MISSING, f"{named} was asked for; this machine has: {', '.join(there)}")
+
+
+def launched() -> tuple[int, int, int]:
+    """(rank, how many, rank on this machine) among the processes that torchrun has started; (0, 1, 0) without it."""
+    if not torch.distributed.is_torchelastic_launched():
+        return 0, 1, 0
+    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return rank, size, local
 
 
 def device_name(device: torch.device) -> str:

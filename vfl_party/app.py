@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from vfl_common.checkpoint import CheckpointStore
 from vfl_common.config.data import DataSettings, ids_only, unaligned_of
@@ -27,6 +28,7 @@ from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.logs import Console, log_to
+from vfl_common.models import InputSpec
 from vfl_common.phase import Aggregation, Phase
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.health import Health
@@ -37,12 +39,13 @@ from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.runner import Outcome, Planned, Runner
-from vfl_party.context import Party
+from vfl_party.context import MakeEncoder, Party
 from vfl_party.data import load_table
 from vfl_party.job import BeginWith, PartyJob, Prepared, encoder_settings, load_encoder, load_models, prepare
-from vfl_party.methods import build_phases, privacy_plan
+from vfl_party.methods import build_phases, handed_on, privacy_plan, with_own_passes
 from vfl_party.prediction import ActivePredict, PassivePredict, TrainedRun, load_start, prepare_prediction
 from vfl_party.progress import Progress
+from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, check_spread, follow
 
 _CLOSE_S = 5.0  # for the passive parties to end their streams
 _DIAGNOSIS_S = 2.0
@@ -140,11 +143,13 @@ class PartyApp:
         place: who this is.
         console: where events go.
         wait_s: how long to wait for a server that does not answer.
+        ranks: this process, the first, among several of this party; None where it is alone.
     """
 
     place: Place
     console: Console
     wait_s: float
+    ranks: Ranks | None = None
 
     def train(self, *, fresh: bool) -> tuple[Outcome, RunFolder]:
         """Takes part in a training run to its end; ``fresh`` does not offer to go on with an unfinished one."""
@@ -226,6 +231,8 @@ class PartyApp:
         if place.is_active and job == "train":
             private = privacy_plan(recipe, len(trial.party.rows("train")))
             privacy_json = private.report().model_dump_json() if private is not None else ""
+        if self.ranks is not None:
+            self._check_ranks(trial, job)
         del trial
         ledger = Ledger()
         meter = TcpMeter()
@@ -250,7 +257,7 @@ class PartyApp:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=place.name)
                 progress.begin(folder.path / "metrics.jsonl", start)
                 transport = self._transport(start, service, ledger, meter, aggregates=bool(aggregations))
-                return self._job(prepared, make_phases, begin_with, start.run_id, transport, tick)
+                return self._job(prepared, make_phases, begin_with, start.run_id, transport, tick, self.ranks)
 
             runner = Runner(
                 session,
@@ -259,7 +266,7 @@ class PartyApp:
                     recipe_json=recipe.canonical_json(),
                     job=job,
                     pid=os.getpid(),
-                    device=str(place.device),
+                    device=str(place.device) if self.ranks is None else f"{self.ranks.size} x {place.device.type}",
                     device_name=device_name(place.device),
                     run_id=trained_run,
                     exchange_address=place.file.advertise or address,
@@ -288,8 +295,17 @@ class PartyApp:
         run_id: str,
         transport: _Grpc,
         tick: Callable[[str, int, int, int, int], None],
+        ranks: Ranks | None = None,
     ) -> PartyJob:
         place = self.place
+
+        def guarded(party: Party) -> Sequence[Phase]:
+            return [Guarded(phase) for phase in make_phases(party)]
+
+        def spread(encoder: nn.Module, spec: InputSpec) -> SpreadEncoder:
+            assert ranks is not None  # noqa: S101 - see below
+            return SpreadEncoder(ranks, encoder, spec, place.recipe.model.precision)
+
         return PartyJob(
             place.recipe,
             place.name,
@@ -299,9 +315,20 @@ class PartyApp:
             run_id,
             transport,
             tick=tick,
-            make_phases=make_phases,
+            make_phases=make_phases if ranks is None else guarded,
             begin_with=begin_with,
+            spread=None if ranks is None else spread,
         )
+
+    def _check_ranks(self, trial: PartyJob, job: JobName) -> None:
+        """Raises InputError where the phases, or the encoder, are for one process alone."""
+        place, features = self.place, trial.party.features
+        own = with_own_passes(place.recipe) if job == "train" else None
+        if own is not None:
+            text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in one process of a party alone"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; start {place.name} without torchrun")
+        spec = features.spec if features is not None else None
+        check_spread(trial.party.models.get("encoder"), spec, place.device, place.name)
 
     @contextlib.contextmanager
     def _listening(self, ledger: Ledger, meter: TcpMeter) -> Iterator[tuple[ExchangeService | None, str]]:
@@ -389,6 +416,16 @@ class PartyApp:
             explain=lambda: str(diagnose(address, place.credentials, peer, _DIAGNOSIS_S)),
             on_waiting=lambda left_s, why: self.console.emit("waiting", missing=[peer], left_s=left_s, why=why),
         )
+
+
+def lend(place: Place, ranks: Ranks) -> None:
+    """A process of the party that is not its first: its GPU computes for that one, until that one ends."""
+    set_threads(place.file.threads)
+
+    def make_encoder(spec: InputSpec) -> nn.Module:
+        return handed_on(place.recipe, MakeEncoder(place.recipe, place.name, place.encoder, spec))
+
+    follow(ranks, make_encoder, place.recipe.model.precision)
 
 
 def pinned(nbytes: int) -> memoryview:

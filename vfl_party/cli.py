@@ -35,7 +35,8 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, report: boo
     """Takes part in a training run, as the party that the file PARTY describes.
 
     Started again with the same command after a crash, it rejoins the run. Progress is told in sentences at a terminal,
-    and as JSON lines where standard output goes elsewhere.
+    and as JSON lines where standard output goes elsewhere. On four GPUs of one machine, with device = "cuda":
+    torchrun --nproc-per-node 4 --no-python vfl-party run PARTY
 
     \b
     A party file (docs/how-to.md has every key):
@@ -46,14 +47,19 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, report: boo
       data = { source = "patients.csv", id = "patient", missing = "mean" }
     and at the active party: data.label, listen = "0.0.0.0:7001", advertise = "bank.example.org:7001"
     """
-    from vfl_party.app import PartyApp, read_place
+    from vfl_party.app import PartyApp, lend, read_place
+    from vfl_party.ranks import started_by_torchrun
 
     place = read_place(party, device=device)
     if report and not place.is_active:
         text = f"{party}: --report is for the active party; {place.name} is passive and gets no summary"
         raise InputError(Code.CONFIG_INVALID, text)
     console = Console("vfl-party")
-    _, folder = PartyApp(place, console, wait_s).train(fresh=fresh)
+    with started_by_torchrun(place.device, place.recipe.run.step_timeout_s) as ranks:
+        if ranks is not None and ranks.rank:
+            lend(place, ranks)
+            return
+        _, folder = PartyApp(place, console, wait_s, ranks).train(fresh=fresh)
     if report:
         from vfl_common.cli.report import draw, find
 
@@ -103,8 +109,9 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
     \b
     Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --output churn.csv
     """
-    from vfl_party.app import PartyApp, read_place
+    from vfl_party.app import PartyApp, lend, read_place
     from vfl_party.prediction import check_output, load_trained, prediction_data
+    from vfl_party.ranks import started_by_torchrun
 
     name = load_party(party).name
     run_ = load_trained(trained, name)
@@ -113,7 +120,11 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
         check_output(output)
     console = Console("vfl-party")
     rows = prediction_data(place.file.data, data, run_.state)
-    _, folder = PartyApp(place, console, wait_s).predict(run_, rows, output)
+    with started_by_torchrun(place.device, place.recipe.run.step_timeout_s) as ranks:
+        if ranks is not None and ranks.rank:
+            lend(place, ranks)
+            return
+        _, folder = PartyApp(place, console, wait_s, ranks).predict(run_, rows, output)
     result = {"output": str(output)} if place.is_active else {}
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
 
@@ -162,3 +173,7 @@ def health(party: Path, wait_s: float) -> None:
 
 def main() -> None:
     run_program(cli, "vfl-party")
+
+
+if __name__ == "__main__":  # python -m vfl_party.cli, as torchrun starts modules
+    main()
