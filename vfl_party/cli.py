@@ -35,8 +35,11 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, report: boo
     """Takes part in a training run, as the party that the file PARTY describes.
 
     Started again with the same command after a crash, it rejoins the run. Progress is told in sentences at a terminal,
-    and as JSON lines where standard output goes elsewhere. On four GPUs of one machine, with device = "cuda":
-    torchrun --nproc-per-node 4 --no-python vfl-party run PARTY
+    and as JSON lines where standard output goes elsewhere.
+
+    \b
+    On four GPUs of one machine, with device = "cuda":
+      torchrun --standalone --nproc-per-node 4 --no-python -- vfl-party run PARTY
 
     \b
     A party file (docs/how-to.md has every key):

@@ -17,6 +17,8 @@ from tests.harness.proxy import Proxy
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_resume import Parameters, assert_equal, parameters, server_events
 
+pytestmark = pytest.mark.slow
+
 WIDTH, BATCH, TRAIN, VALIDATION = 64, 26, 80, 10  # a last batch of two rows: the third rank gets none
 RANKS = {"p0": 3, "p1": 2}
 DATA = cases.digits(2)
@@ -36,7 +38,7 @@ IN_SECOND_EPOCH = 4096 + 4 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)  # by
 def torchrun(federation: Federation, name: str) -> Program:
     """A party as so many processes as RANKS says."""
     path = federation.write_party(name)
-    launch = ("torchrun", "--standalone", "--nproc-per-node", str(RANKS[name]), "--no-python")
+    launch = ("torchrun", "--standalone", "--nproc-per-node", str(RANKS[name]), "--no-python", "--")
     return federation.start(name, *launch, str(BIN / "vfl-party"), "run", path.name)
 
 
