@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -11,16 +14,53 @@ from vfl_common.errors import Code, InputError
 
 
 def resolve_device(text: str) -> torch.device:
-    """``cpu``, ``cuda`` (the first GPU) or ``cuda:N`` as a device. Raises InputError (DEVICE_MISSING), which lists
-    the devices of this machine."""
+    """``cpu``, ``cuda`` (the first GPU; under torchrun each process has its own) or ``cuda:N`` as a device.
+
+    Raises InputError: DEVICE_MISSING, which lists the devices of this machine.
+    """
     if text == "cpu":
         return torch.device("cpu")
     n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    _, size, local = launched()
     asked = re.fullmatch(r"cuda(?::(\d+))?", text)
-    if asked and int(asked[1] or 0) < n:
-        return torch.device("cuda", int(asked[1] or 0))
+    if asked and asked[1] and size > 1:
+        what = f"device {text}: torchrun has started {size} processes, which need a GPU each"
+        raise InputError(Code.CONFIG_INVALID, f'{what}; set device = "cuda", and CUDA_VISIBLE_DEVICES to choose GPUs')
+    number = int(asked[1] or local) if asked else n
+    if number < n:
+        return torch.device("cuda", number)
     there = ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(n))]
-    raise InputError(Code.DEVICE_MISSING, f"{text} was asked for; this machine has: {', '.join(there)}")
+    named = f"{text}, by {size} processes," if size > 1 else text
+    raise InputError(Code.DEVICE_MISSING, f"{named} was asked for; this machine has: {', '.join(there)}")
+
+
+def launched() -> tuple[int, int, int]:
+    """(rank, how many, rank on this machine) among the processes that torchrun has started; (0, 1, 0) without it."""
+    if not torch.distributed.is_torchelastic_launched():
+        return 0, 1, 0
+    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return rank, size, local
+
+
+def device_name(device: torch.device) -> str:
+    """What its maker calls a GPU, or this machine's processor; ``cpu`` where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):  # Linux
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, name = line.partition(":")
+            if key.strip() == "model name" and name.strip():
+                return name.strip()
+    return platform.processor() or "cpu"
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that this process has had in tensors on a GPU at once; None on a CPU.
+
+    Of this process alone, so that several parties may share a GPU. The driver's own memory, and what torch holds ready,
+    come on top.
+    """
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def set_threads(n: int) -> None:

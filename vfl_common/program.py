@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Stopped(BaseException):
-    """SIGTERM: unwinds like Ctrl-C, past everything that handles errors."""
+    """SIGTERM: unwinds like Ctrl-C, past everything that handles errors. Its text, if any, is for the person."""
 
 
 def run_program(command: click.Command, name: str) -> None:
@@ -46,8 +46,8 @@ def _status(call: Callable[[], object]) -> int:
         log.error("%s", error, extra={"event": "failed", "code": error.code.name})
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt, Stopped):
-        click.echo("stopped", err=True)
+    except (click.exceptions.Abort, KeyboardInterrupt, Stopped) as stop:
+        click.echo(f"stopped: {stop}" if str(stop) else "stopped", err=True)
         return 130
     except click.ClickException as error:
         error.show()

@@ -109,6 +109,7 @@ class Runner:
         observe: called after each round, with the party's own report; begin_round: before it.
         plan: the phases, in order.
         privacy_json: what the summary is to say of differential privacy, from the active party.
+        peak_memory: what the summary is to say of this party's GPU memory, in bytes; None without a GPU.
     """
 
     session: Session
@@ -122,6 +123,7 @@ class Runner:
     plan: Sequence[Planned] = ()
     resume: RunFolder | None = None
     privacy_json: str = ""
+    peak_memory: Callable[[], int | None] = lambda: None
 
     def run(self) -> tuple[Outcome, RunFolder]:
         """Raises VflError; the server has been told then."""
@@ -186,7 +188,7 @@ class Runner:
             wall_s = time.monotonic() - started_s
             free = (outcome.label, *reachable(outcome.label, self.plan)) if outcome.label else ()
             outcome.summary_json = self.session.report(
-                outcome.metrics, outcome.steps, wall_s, self.privacy_json, free, outcome.without
+                outcome.metrics, outcome.steps, wall_s, self.privacy_json, free, outcome.without, self.peak_memory()
             )
             return outcome
         except BaseException as raised:

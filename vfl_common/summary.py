@@ -17,12 +17,18 @@ class _Model(BaseModel):
 
 
 class PartySummary(_Model):
-    """One process of the run; the server is one of them."""
+    """One process of the run; the server is one of them.
+
+    ``device_name``: what its maker calls the device; empty for the server. ``peak_memory_bytes``: the most that tensors
+    of this process took on its GPU at once; None on a CPU.
+    """
 
     name: str
     role: Literal["active", "passive", "server"]
     pid: int
     device: str
+    device_name: str = ""
+    peak_memory_bytes: int | None = None
     steps: int = 0
     wall_s: float = 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -34,8 +35,9 @@ def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
     """A bundle of ``tensors``, without their graph.
 
     The buffer of a contiguous CPU tensor is the tensor's own memory: whoever changes the tensor in place afterwards
-    changes the bundle, so encode or clone first. Tensors of a GPU go through pinned host memory, with one
-    synchronisation for all. Raises InternalError where the wire has no such dtype.
+    changes the bundle, so encode or clone first. Tensors of a GPU go through pinned host memory: the copies run one
+    after the other without the host, behind the kernels that compute them, and the host waits once, for all of them,
+    because a buffer is to be complete before anybody encodes it. Raises InternalError where the wire has no such dtype.
     """
     host, streams = {}, set()
     for name, tensor in tensors.items():
@@ -53,10 +55,29 @@ def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
 def to_tensors(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
     """The tensors of a bundle on ``device``, without gradient.
 
-    On the CPU a tensor is a view of a writable buffer; a read-only or unaligned one, and one of bools, is copied. To
-    a GPU the copy goes through pinned memory and is ordered before later work on the current stream.
+    On the CPU a tensor is a view of a writable buffer; a read-only or unaligned one, and one of bools, is copied. A GPU
+    gets copies, and the buffers may be used for something else when this returns.
     """
-    return {name: _move(_view(buffer), device) for name, buffer in bundle.tensors.items()}
+    return _move({name: _view(buffer) for name, buffer in bundle.tensors.items()}, device)
+
+
+def take_in(bundle: Bundle, device: torch.device, *, party: str, step: StepKey) -> dict[str, Tensor]:
+    """``to_tensors`` of what a peer has sent. Raises PeerError as ``check_finite``.
+
+    It is looked at here, before it goes to a GPU: there, every look would wait for all that the GPU has to do.
+    """
+    host = to_tensors(bundle, torch.device("cpu"))
+    check_finite(host, party=party, step=step)
+    return _move(host, device)
+
+
+def index_on(rows: Tensor, device: torch.device) -> Tensor:
+    """Row numbers, on the CPU or there already, on ``device``.
+
+    Copied from ordinary memory, they would make the host wait until the GPU has done all its work so far. torch keeps a
+    pinned block that it has made itself until the copies out of it are done.
+    """
+    return rows if rows.device.type == device.type else rows.pin_memory().to(device, non_blocking=True)
 
 
 def nonfinite(tensor: Tensor) -> bool:
@@ -101,7 +122,29 @@ def _view(buffer: Buffer) -> Tensor:
     return (flat.clone() if flat.data_ptr() % dtype.itemsize else flat).view(buffer.shape)
 
 
-def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """To a GPU on a stream of their own, beside the kernels that are under way.
+
+    Three orders are kept. The kernels to come wait for the copies (``wait_stream``). The memory of a copy is not given
+    to another before the kernels that read it are done (``record_stream``): torch knows the stream on which memory was
+    taken, and no other. The host waits for the copies, not for the kernels: the buffers belong to the wire again.
+    """
+    if device.type != "cuda" or not host:
+        return host
+    kernels, copies = torch.cuda.current_stream(device), _copies(device)
+    with torch.cuda.stream(
+        copies
+    ):  # ``pin_memory`` gives the same tensor where it is pinned already, as the wire's are
+        pinned = [tensor.pin_memory() for tensor in host.values()]
+        found = [tensor.to(device, non_blocking=True) for tensor in pinned]
+    kernels.wait_stream(copies)
+    for tensor in found:
+        tensor.record_stream(kernels)
+    copies.synchronize()
+    return dict(zip(host, found, strict=True))
+
+
+@cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    """The stream of copies to a GPU; used by the main thread alone."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

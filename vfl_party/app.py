@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from vfl_common.checkpoint import CheckpointStore
 from vfl_common.config.data import DataSettings, ids_only, unaligned_of
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
-from vfl_common.devices import resolve_device, set_threads
+from vfl_common.devices import device_name, peak_memory, resolve_device, set_threads
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials, load_credentials
@@ -27,6 +28,7 @@ from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.logs import Console, log_to
+from vfl_common.models import InputSpec
 from vfl_common.phase import Aggregation, Phase
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.health import Health
@@ -37,12 +39,13 @@ from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.runner import Outcome, Planned, Runner
-from vfl_party.context import Party
+from vfl_party.context import MakeEncoder, Party
 from vfl_party.data import load_table
 from vfl_party.job import BeginWith, PartyJob, Prepared, encoder_settings, load_encoder, load_models, prepare
-from vfl_party.methods import build_phases, privacy_plan
+from vfl_party.methods import build_phases, handed_on, privacy_plan, with_own_passes
 from vfl_party.prediction import ActivePredict, PassivePredict, TrainedRun, load_start, prepare_prediction
 from vfl_party.progress import Progress
+from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, check_spread, follow
 
 _CLOSE_S = 5.0  # for the passive parties to end their streams
 _DIAGNOSIS_S = 2.0
@@ -141,12 +144,14 @@ class PartyApp:
         console: where events go.
         wait_s: how long to wait for a server that does not answer.
         metrics: where to listen for Prometheus: host:port, or a port alone; '' for nowhere.
+        ranks: this process, the first, among several of this party; None where it is alone.
     """
 
     place: Place
     console: Console
     wait_s: float
     metrics: str = ""
+    ranks: Ranks | None = None
 
     def train(self, *, fresh: bool) -> tuple[Outcome, RunFolder]:
         """Takes part in a training run to its end; ``fresh`` does not offer to go on with an unfinished one."""
@@ -229,6 +234,8 @@ class PartyApp:
         if place.is_active and job == "train":
             private = privacy_plan(recipe, len(trial.party.rows("train")))
             privacy_json = private.report().model_dump_json() if private is not None else ""
+        if self.ranks is not None:
+            self._check_ranks(trial, job)
         del trial
         ledger = Ledger()
         meter = TcpMeter()
@@ -253,7 +260,7 @@ class PartyApp:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=place.name)
                 progress.begin(folder.path / "metrics.jsonl", start)
                 transport = self._transport(start, service, ledger, meter, aggregates=bool(aggregations))
-                return self._job(prepared, make_phases, begin_with, start.run_id, transport, tick)
+                return self._job(prepared, make_phases, begin_with, start.run_id, transport, tick, self.ranks)
 
             runner = Runner(
                 session,
@@ -262,7 +269,8 @@ class PartyApp:
                     recipe_json=recipe.canonical_json(),
                     job=job,
                     pid=os.getpid(),
-                    device=str(place.device),
+                    device=str(place.device) if self.ranks is None else f"{self.ranks.size} x {place.device.type}",
+                    device_name=device_name(place.device),
                     run_id=trained_run,
                     exchange_address=place.file.advertise or address,
                     aggregations=aggregations,
@@ -276,6 +284,7 @@ class PartyApp:
                 plan=plan,
                 resume=resume,
                 privacy_json=privacy_json,
+                peak_memory=lambda: peak_memory(place.device),
             )
             try:
                 return runner.run()
@@ -290,8 +299,17 @@ class PartyApp:
         run_id: str,
         transport: _Grpc,
         tick: Callable[[str, int, int, int, int], None],
+        ranks: Ranks | None = None,
     ) -> PartyJob:
         place = self.place
+
+        def guarded(party: Party) -> Sequence[Phase]:
+            return [Guarded(phase) for phase in make_phases(party)]
+
+        def spread(encoder: nn.Module, spec: InputSpec) -> SpreadEncoder:
+            assert ranks is not None  # noqa: S101 - see below
+            return SpreadEncoder(ranks, encoder, spec, place.recipe.model.precision)
+
         return PartyJob(
             place.recipe,
             place.name,
@@ -301,8 +319,9 @@ class PartyApp:
             run_id,
             transport,
             tick=tick,
-            make_phases=make_phases,
+            make_phases=make_phases if ranks is None else guarded,
             begin_with=begin_with,
+            spread=None if ranks is None else spread,
         )
 
     def _metrics_address(self) -> str:
@@ -336,6 +355,16 @@ class PartyApp:
         with exposed(address, metrics.families) as bound:
             self.console.emit("metrics", name=place.name, address=bound)
             yield
+
+    def _check_ranks(self, trial: PartyJob, job: JobName) -> None:
+        """Raises InputError where the phases, or the encoder, are for one process alone."""
+        place, features = self.place, trial.party.features
+        own = with_own_passes(place.recipe) if job == "train" else None
+        if own is not None:
+            text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in one process of a party alone"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; start {place.name} without torchrun")
+        spec = features.spec if features is not None else None
+        check_spread(trial.party.models.get("encoder"), spec, place.device, place.name)
 
     @contextlib.contextmanager
     def _listening(self, ledger: Ledger, meter: TcpMeter) -> Iterator[tuple[ExchangeService | None, str]]:
@@ -423,6 +452,16 @@ class PartyApp:
             explain=lambda: str(diagnose(address, place.credentials, peer, _DIAGNOSIS_S)),
             on_waiting=lambda left_s, why: self.console.emit("waiting", missing=[peer], left_s=left_s, why=why),
         )
+
+
+def lend(place: Place, ranks: Ranks) -> None:
+    """A process of the party that is not its first: its GPU computes for that one, until that one ends."""
+    set_threads(place.file.threads)
+
+    def make_encoder(spec: InputSpec) -> nn.Module:
+        return handed_on(place.recipe, MakeEncoder(place.recipe, place.name, place.encoder, spec))
+
+    follow(ranks, make_encoder, place.recipe.model.precision)
 
 
 def pinned(nbytes: int) -> memoryview:

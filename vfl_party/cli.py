@@ -39,6 +39,10 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
     and as JSON lines where standard output goes elsewhere.
 
     \b
+    On four GPUs of one machine, with device = "cuda":
+      torchrun --standalone --nproc-per-node 4 --no-python -- vfl-party run PARTY
+
+    \b
     A party file (docs/how-to.md has every key):
       name = "hospital"
       recipe = "recipe.toml"                # the same at every party
@@ -47,14 +51,19 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
       data = { source = "patients.csv", id = "patient", missing = "mean" }
     and at the active party: data.label, listen = "0.0.0.0:7001", advertise = "bank.example.org:7001"
     """
-    from vfl_party.app import PartyApp, read_place
+    from vfl_party.app import PartyApp, lend, read_place
+    from vfl_party.ranks import started_by_torchrun
 
     place = read_place(party, device=device)
     if report and not place.is_active:
         text = f"{party}: --report is for the active party; {place.name} is passive and gets no summary"
         raise InputError(Code.CONFIG_INVALID, text)
     console = Console("vfl-party")
-    _, folder = PartyApp(place, console, wait_s, metrics).train(fresh=fresh)
+    with started_by_torchrun(place.device, place.recipe.run.step_timeout_s) as ranks:
+        if ranks is not None and ranks.rank:
+            lend(place, ranks)
+            return
+        _, folder = PartyApp(place, console, wait_s, metrics=metrics, ranks=ranks).train(fresh=fresh)
     if report:
         from vfl_common.cli.report import draw, find
 
@@ -104,8 +113,9 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
     \b
     Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --output churn.csv
     """
-    from vfl_party.app import PartyApp, read_place
+    from vfl_party.app import PartyApp, lend, read_place
     from vfl_party.prediction import check_output, load_trained, prediction_data
+    from vfl_party.ranks import started_by_torchrun
 
     name = load_party(party).name
     run_ = load_trained(trained, name)
@@ -114,7 +124,11 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
         check_output(output)
     console = Console("vfl-party")
     rows = prediction_data(place.file.data, data, run_.state)
-    _, folder = PartyApp(place, console, wait_s).predict(run_, rows, output)
+    with started_by_torchrun(place.device, place.recipe.run.step_timeout_s) as ranks:
+        if ranks is not None and ranks.rank:
+            lend(place, ranks)
+            return
+        _, folder = PartyApp(place, console, wait_s, ranks=ranks).predict(run_, rows, output)
     result = {"output": str(output)} if place.is_active else {}
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
 
@@ -173,3 +187,7 @@ def health(party: Path, wait_s: float) -> None:
 
 def main() -> None:
     run_program(cli, "vfl-party")
+
+
+if __name__ == "__main__":  # python -m vfl_party.cli, as torchrun starts modules
+    main()

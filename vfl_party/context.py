@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.models import InputSpec, checked_encoder, seeded
+from vfl_common.models import InputSpec, checked_encoder, forward, seeded
 from vfl_common.seeds import derive_seed
+from vfl_common.tensors import index_on
 from vfl_party.data import Features, Labels
 from vfl_party.exchange import TensorHub, TensorLink
 
@@ -59,6 +60,7 @@ class Party:
     ``targets``: the encoded labels of all rows at the active party.
     ``splits``: see ``vfl_common.seeds.split_rows``; ``local`` may end with rows that this party alone has.
     ``make_encoder``: for methods that train more encoders than the one that they hand on.
+    ``spread``: the encoder on several GPUs (``vfl_party.ranks``), called with whole batches; None on one.
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
     """
 
@@ -71,6 +73,7 @@ class Party:
     targets: Tensor | None
     splits: dict[str, Rows]
     make_encoder: MakeEncoder | None = None
+    spread: Callable[..., Tensor] | None = None
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     link: TensorLink | None = None
     hub: TensorHub | None = None
@@ -79,6 +82,16 @@ class Party:
     @property
     def embedding_size(self) -> int:
         return self.recipe.model.embedding_size
+
+    def encode(self, *inputs: Tensor) -> Tensor:
+        """The party's embeddings of a batch, float32 [B, D], in the recipe's precision and on all its GPUs."""
+        if self.spread is not None:
+            return self.spread(*inputs)
+        return forward(self.models["encoder"], inputs, self.recipe.model.precision)
+
+    def outputs(self, z_BD: Tensor) -> Tensor:
+        """The top model's outputs for combined embeddings, float32 [B, O], in the recipe's precision."""
+        return forward(self.models["top"], (z_BD,), self.recipe.model.precision)
 
     def unhurried(self) -> None:
         """The next exchange waits as long as the peers live: they may be at work on their own."""
@@ -126,7 +139,7 @@ class Party:
 
     def take(self, values: Tensor, rows: Rows) -> Tensor:
         """``values[rows]`` on the device of ``values``."""
-        return values.index_select(0, torch.from_numpy(rows).to(values.device))
+        return values.index_select(0, index_on(torch.from_numpy(rows), values.device))
 
 
 def rows_digest(run_id: str, ids: Sequence[str]) -> bytes:

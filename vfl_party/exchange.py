@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey
 from vfl_common.link import Hub, Link
-from vfl_common.tensors import check_finite, spec_of, to_bundle, to_tensors
+from vfl_common.tensors import spec_of, take_in, to_bundle
 
 Tensors = Mapping[str, Tensor]
 
@@ -45,9 +45,7 @@ class TensorLink:
 
     def receive(self, step: StepKey, expect: BundleSpec) -> dict[str, Tensor]:
         """Waits for the reply: the peer's tensors, without gradient. Raises as ``Link.receive``."""
-        reply = to_tensors(self.link.receive(step, expect), self.device)
-        check_finite(reply, party=self.peer, step=step)
-        return reply
+        return take_in(self.link.receive(step, expect), self.device, party=self.peer, step=step)
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,7 @@ class TensorHub:
         received: dict[str, dict[str, Tensor]] = {}
 
         def arrived(party: str, bundle: Bundle) -> None:
-            received[party] = to_tensors(bundle, self.device)
-            check_finite(received[party], party=party, step=step)
+            received[party] = take_in(bundle, self.device, party=party, step=step)
 
         return {party: received[party] for party in self.hub.collect(step, expect, arrived, deadline_s)}
 

@@ -18,7 +18,7 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.link import Hub, Link
-from vfl_common.models import build_top, combined_size, seeded
+from vfl_common.models import InputSpec, build_top, combined_size, seeded
 from vfl_common.phase import Phase, Tree
 from vfl_common.runner import Job
 from vfl_common.seeds import derive_seed, split_rows
@@ -30,6 +30,7 @@ from vfl_party.methods import handed_on
 OPENING = "open"  # the phase in which the rows are compared
 ROWS = expect(Kind.ROWS, count=(torch.int64, (1,)), digest=(torch.uint8, (32,)))  # what each passive party says of them
 BeginWith = Callable[[dict[str, nn.Module]], None]
+Spread = Callable[[nn.Module, InputSpec], Callable[..., Tensor]]
 
 
 class Transport(Protocol):
@@ -139,7 +140,11 @@ def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) ->
 
 
 class PartyJob(Job):
-    """See ``vfl_common.runner.Job``. ``begin_with``: puts weights of an earlier run into the models, made afresh."""
+    """See ``vfl_common.runner.Job``.
+
+    ``begin_with``: puts weights of an earlier run into the models, made afresh. ``spread``: puts the encoder on several
+    GPUs.
+    """
 
     def __init__(
         self,
@@ -154,6 +159,7 @@ class PartyJob(Job):
         tick: Callable[[str, int, int, int, int], None],
         make_phases: Callable[[Party], Sequence[Phase]],
         begin_with: BeginWith | None = None,
+        spread: Spread | None = None,
     ) -> None:
         torch.manual_seed(derive_seed(recipe.seed, "torch", name))
         self._prepared, self._run_id, self._transport = prepared, run_id, transport
@@ -177,6 +183,8 @@ class PartyJob(Job):
             hub=TensorHub(transport.hub, device) if transport.hub is not None else None,
             server=TensorLink(transport.server, recipe.server, device) if transport.server is not None else None,
         )
+        if spread is not None and features is not None:
+            self.party.spread = spread(self.party.models["encoder"], features.spec)
         self.phases = make_phases(self.party)
 
     def open(self) -> None:

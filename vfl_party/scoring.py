@@ -23,8 +23,9 @@ def chunks(rows: Rows) -> list[Rows]:
 @torch.no_grad()
 def embed(party: Party, rows: Rows) -> Tensor:
     """The party's own embeddings of ``rows`` in eval mode, [N, D]."""
-    features, encoder = party.need_features(), party.models["encoder"].eval()
-    found = [encoder(*features.inputs(chunk)) for chunk in chunks(rows)]
+    features = party.need_features()
+    party.models["encoder"].eval()
+    found = [party.encode(*features.inputs(chunk)) for chunk in chunks(rows)]
     return torch.cat(found) if found else torch.empty(0, party.embedding_size, device=party.device)
 
 
@@ -41,10 +42,10 @@ def send_embeddings(
 
     ``noise``: what is sent of an embedding.
     """
-    link, features, encoder = party.need_link(), party.need_features(), party.models["encoder"]
-    encoder.eval()
+    link, features = party.need_link(), party.need_features()
+    party.models["encoder"].eval()
     for batch, chunk in enumerate(chunks(rows), first_batch):
-        z_BD = noise(encoder(*features.inputs(chunk)))
+        z_BD = noise(party.encode(*features.inputs(chunk)))
         link.swap(StepKey(phase, round_, batch), Kind.EMBEDDING, {"z": z_BD}, NOTHING)
     return first_batch + len(chunks(rows))
 
@@ -65,7 +66,7 @@ def joint_embeddings(party: Party, phase: str, round_: int, first_batch: int, ro
     combined = []
     for batch, chunk in enumerate(chunks(rows), first_batch):
         step = StepKey(phase, round_, batch)
-        own = [party.models["encoder"](*party.features.inputs(chunk))] if party.features is not None else []
+        own = [party.encode(*party.features.inputs(chunk))] if party.features is not None else []
         spec = expect(Kind.EMBEDDING, z=(torch.float32, (len(chunk), party.embedding_size)))
         received = hub.collect(step, spec)
         hub.acknowledge(step, received)
@@ -80,6 +81,6 @@ def joint_embeddings(party: Party, phase: str, round_: int, first_batch: int, ro
 def joint_outputs(party: Party, phase: str, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
     """Active side: the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number."""
     z_ND, after = joint_embeddings(party, phase, round_, first_batch, rows)
-    top = party.models["top"].eval()
-    outputs = [top(z_BD) for z_BD in torch.split(z_ND, CHUNK_ROWS)] if len(z_ND) else []
+    party.models["top"].eval()
+    outputs = [party.outputs(z_BD) for z_BD in torch.split(z_ND, CHUNK_ROWS)] if len(z_ND) else []
     return torch.cat(outputs) if outputs else torch.empty(0, party.recipe.task.outputs, device=party.device), after

@@ -84,6 +84,8 @@ def test_the_demo(tmp_path: Path) -> None:
     assert list(parties) == ["server", "bank", "hospital", "retailer", "telecom"]
     assert [party["role"] for party in parties.values()] == ["server", "active", "passive", "passive", "passive"]
     assert {party["device"] for party in parties.values()} == {"cpu"}
+    assert all(party["device_name"] for party in parties.values() if party["role"] != "server")
+    assert {party["peak_memory_bytes"] for party in parties.values()} == {None}
     assert len({party["pid"] for party in parties.values()}) == 5
 
     counted = summary["bytes"]

@@ -416,6 +416,22 @@ def test_the_run_is_complete_when_all_have_reported() -> None:
         assert end == ("end", None)
 
 
+def test_the_summary_has_devices_by_name_and_the_memory_of_gpus() -> None:
+    run = Run()
+    hardware = {"p0": ("cuda:0", "NVIDIA H100\n80GB"), "p1": ("cpu", "Xeon"), "p2": ("cpu", "Xeon")}
+    for name, (device, text) in hardware.items():
+        run.join(name, device=device, device_name=text)
+    for name, member in ((name, run.coordinator._members[name]) for name in ROSTER):
+        report = control_pb2.Report(steps=5, wall_s=1.5)
+        if name == "p0":
+            report.peak_memory_bytes = 2**33
+        run.coordinator.handle(member, control_pb2.PartyMessage(report=report))
+    found = [(p.device, p.device_name, p.peak_memory_bytes) for p in run.coordinator.parties()]
+    assert found == [("cuda:0", "NVIDIA H100 80GB", 2**33), ("cpu", "Xeon", None), ("cpu", "Xeon", None)]
+    with pytest.raises(PeerError, match="device"):
+        Run().join("p1", device_name="x" * 201)
+
+
 def test_reports_outlive_their_parties() -> None:
     """A party that ends, or is killed, right after the last report: the run is complete all the same."""
     run = Run()

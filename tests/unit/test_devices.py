@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vfl_common.devices import resolve_device, set_threads
+from vfl_common.devices import device_name, peak_memory, resolve_device, set_threads
 from vfl_common.errors import Code, InputError
 
 
@@ -35,6 +35,20 @@ def test_a_machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match=r"^cuda:1 was asked for; this machine has: cpu$"):
         resolve_device("cuda:1")
+
+
+def test_a_gpu_has_its_maker_s_name_and_the_memory_of_this_process(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H{device.index}")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000 + device.index)
+    assert device_name(torch.device("cuda:1")) == "NVIDIA H1"
+    assert peak_memory(torch.device("cuda:1")) == 1001
+
+
+def test_a_processor_has_a_name_and_no_peak() -> None:
+    assert device_name(torch.device("cpu"))
+    assert peak_memory(torch.device("cpu")) is None
 
 
 def test_threads_may_be_set_again() -> None:

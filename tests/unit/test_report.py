@@ -131,6 +131,17 @@ def test_the_table_names_metrics_bytes_and_processes(width: int) -> None:
     assert all(len(each.rstrip()) <= width for each in text.splitlines())
 
 
+def test_a_gpu_is_named_with_the_memory_that_it_took() -> None:
+    summary = summary_of(3)
+    assert "GPU memory" not in shown(summary, 120)
+    update = {"device": "cuda:0", "device_name": "NVIDIA H100 80GB HBM3", "peak_memory_bytes": 1_250_000_000}
+    parties = [p.model_copy(update=update) if p.name == "bank" else p for p in summary.parties]
+    text = shown(summary.model_copy(update={"parties": parties}), 120)
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if "active" in line or "GPU memory" in line}
+    assert rows["name"][-2:] == ["GPU", "memory"]
+    assert " ".join(rows["bank"]) == "bank active cuda:0 NVIDIA H100 80GB HBM3 101 600 3.9 1.25 GB"
+
+
 def test_a_disagreement_is_told() -> None:
     summary = summary_of(2)
     odd = summary.bytes.model_copy(update={"agrees": False, "disagreements": ["bank -> shop, train, gradient"]})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_common.tensors import TORCH, check_finite, nonfinite, spec_of, to_bundle, to_tensors
+from vfl_common.tensors import TORCH, check_finite, index_on, nonfinite, spec_of, take_in, to_bundle, to_tensors
 
 CPU = torch.device("cpu")
 STEP = StepKey("train", 3, 7)
@@ -106,6 +106,36 @@ def test_the_error_names_party_tensor_and_step_to_the_peer() -> None:
     assert caught.value.code is Code.NON_FINITE
     assert caught.value.party == "bank"
     assert caught.value.public == "tensor 'dz' of bank at phase train, round 3, batch 7 holds NaN or infinity"
+
+
+def test_what_a_peer_sent_is_looked_at_and_not_copied() -> None:
+    x = torch.ones(3, 4)
+    found = take_in(to_bundle(Kind.EMBEDDING, {"z": x}), CPU, party="bank", step=STEP)
+    assert found["z"].data_ptr() == x.data_ptr()
+    assert index_on(rows := torch.arange(3), CPU) is rows
+    x[2, 3] = float("nan")
+    with pytest.raises(PeerError, match="tensor 'z' of bank at phase train, round 3, batch 7 holds NaN"):
+        take_in(to_bundle(Kind.EMBEDDING, {"z": x}), CPU, party="bank", step=STEP)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_buffers_may_be_overwritten_at_once_around_a_gpu() -> None:
+    """Behind a queue of kernels, a copy that nobody waited for would see what comes later."""
+    device = torch.device("cuda:0")
+    busy = torch.randn(2048, 2048, device=device)
+    for round_ in range(20):
+        for _ in range(20):
+            busy = (busy @ busy).clamp(-1, 1)
+        z = torch.full((512, 1024), float(round_), device=device)
+        bundle = to_bundle(Kind.EMBEDDING, {"z": z, "w": z.T})
+        assert bytes(bundle.tensors["z"].data) == bytes(torch.full((512, 1024), float(round_)).numpy().data)
+        pinned = torch.full((512, 1024), float(round_)).pin_memory()
+        raw = Buffer(DType.FLOAT32, (512, 1024), pinned.numpy().data.cast("B"))
+        back = take_in(Bundle(Kind.EMBEDDING, {"z": raw}), device, party="bank", step=STEP)["z"]
+        pinned.fill_(-1.0)
+        assert bool((back + 0 * busy[:512, :1024] == round_).all())
+        rows = torch.randperm(512)
+        assert torch.equal(index_on(rows, device).cpu(), rows)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

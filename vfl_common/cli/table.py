@@ -106,13 +106,16 @@ def _metrics(summary: Summary) -> Table:
 
 def _processes(summary: Summary) -> Table:
     table = new_table("Processes")
-    for heading in ("name", "role", "device"):
+    gpus = any(party.peak_memory_bytes is not None for party in summary.parties)
+    for heading in ("name", "role", "device", "hardware"):
         table.add_column(heading)
-    for heading in ("pid", "steps", "seconds"):
+    for heading in ("pid", "steps", "seconds", *(["GPU memory"] if gpus else [])):
         table.add_column(heading, justify="right")
     for party in summary.parties:
         done = ("", "") if party.role == "server" else (f"{party.steps:,}", f"{party.wall_s:.1f}")
-        table.add_row(party.name, party.role, party.device, str(party.pid), *done)
+        peak = "" if party.peak_memory_bytes is None else size(party.peak_memory_bytes)
+        row = (party.name, party.role, party.device, party.device_name, str(party.pid), *done)
+        table.add_row(*row, *([peak] if gpus else []))
     return table
 
 

@@ -80,12 +80,16 @@ class TopSettings(Section):
 
 
 class ModelSettings(Section):
-    """The split model: an encoder a party, one rule of combination, one top model."""
+    """The split model: an encoder a party, one rule of combination, one top model.
+
+    ``precision``: in which the forward and backward passes multiply; what is stored and sent is float32.
+    """
 
     embedding_size: PositiveInt
     combine: Literal["concat", "sum", "mean", "max"] = "concat"
     encoder: EncoderSettings = MlpSettings()
     top: TopSettings = TopSettings()
+    precision: Literal["float32", "bfloat16"] = "float32"
 
 
 class OptimizerSettings(Section):

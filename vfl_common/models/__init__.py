@@ -7,6 +7,7 @@ from vfl_common.models.combine import combine, combined_size
 from vfl_common.models.encoder import build_encoder, checked_encoder
 from vfl_common.models.init import seeded
 from vfl_common.models.parts import mark_top, top_state
+from vfl_common.models.precision import forward
 from vfl_common.models.projector import build_predictor, build_projector
 from vfl_common.models.spec import InputSpec
 from vfl_common.models.top import build_top
@@ -22,6 +23,7 @@ __all__ = [
     "checked_encoder",
     "combine",
     "combined_size",
+    "forward",
     "mark_top",
     "seeded",
     "top_state",

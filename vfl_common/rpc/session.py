@@ -37,6 +37,7 @@ class Joining:
     job: str
     pid: int
     device: str
+    device_name: str = ""
     run_id: str = ""
     checkpoints: tuple[str, ...] = ()
     exchange_address: str = ""
@@ -123,6 +124,7 @@ class Session:
                 exchange_address=joining.exchange_address,
                 pid=joining.pid,
                 device=joining.device,
+                device_name=joining.device_name,
                 aggregations=[_described(aggregation) for aggregation in joining.aggregations],
             )
             self._send(control_pb2.PartyMessage(join=message))
@@ -198,18 +200,21 @@ class Session:
         privacy_json: str = "",
         free_from: Sequence[str] = (),
         without: Sequence[str] = (),
+        peak_memory_bytes: int | None = None,
     ) -> str:
         """Reports this party's results, its ledger and the kernel's counts, and waits until it is not needed any more.
 
         That is when all parties have reported; for a passive party that was alone at the end, at once. ``free_from``:
         the labels of its last checkpoint and of those after which it has exchanged nothing. ``without``: parties that
-        the model was trained without.
+        the model was trained without. ``peak_memory_bytes``: of its GPU, the most at once.
 
         Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun where a party was lost
         meanwhile: the run goes on from a checkpoint.
         """
         report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json, free_from=free_from)
         report.without.extend(without)
+        if peak_memory_bytes is not None:
+            report.peak_memory_bytes = peak_memory_bytes
         report.metrics_json = json.dumps(metrics)
         for entry in self.ledger.entries():
             report.ledger.add(**asdict(entry))

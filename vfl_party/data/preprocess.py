@@ -14,6 +14,7 @@ import torch
 
 from vfl_common.config.data import DataSettings
 from vfl_common.models import InputSpec
+from vfl_common.tensors import index_on
 from vfl_party.data import checks
 from vfl_party.data.table import Table
 
@@ -44,7 +45,7 @@ class Features:
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         """The encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` where there are any."""
-        index = torch.as_tensor(rows, device=self.x.device)
+        index = index_on(torch.as_tensor(rows), self.x.device)
         x_B = self.x.index_select(0, index)
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
 

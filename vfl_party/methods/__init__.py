@@ -31,6 +31,8 @@ class Method:
     where its settings have ``dp``. ``trains``: whether rows leave a trace in the models. ``kept``: whether what it
     learns is in the party's models at all; where it is not, it is the recipe's only phase. ``traffic``: what the phase
     is going to exchange, for a forecast; the party may lack features and models, and the function exchanges nothing.
+    ``encodes``: all its forward passes are ``Party.encode`` and ``Party.outputs``, which know of the recipe's precision
+    and of a party's several GPUs.
     """
 
     settings: type[Section]
@@ -42,6 +44,7 @@ class Method:
     trains: bool = True
     kept: bool = True
     traffic: Callable[[Party, str, Section], Traffic] | None = None
+    encodes: bool = False
 
 
 def kinds() -> list[str]:
@@ -120,6 +123,11 @@ def privacy_plan(recipe: Recipe, rows: int) -> Plan | None:
     return make_plan(private, rows, without)
 
 
+def with_own_passes(recipe: Recipe) -> PhaseSettings | None:
+    """The first phase that has forward passes of its own, in float32 and in one process; None where there is none."""
+    return next((phase for phase in recipe.phases if not load_method(phase.kind).encodes), None)
+
+
 def check_together(recipe: Recipe, rows: int) -> None:
     """Raises InputError where the phases do not fit together, over so many training rows."""
     privacy_plan(recipe, rows)
@@ -127,6 +135,10 @@ def check_together(recipe: Recipe, rows: int) -> None:
     if left is not None and (len(recipe.phases) > 1 or recipe.start is not None):
         text = f"recipe: phases: {left} trains a model of its own that no other phase sees"
         raise InputError(Code.CONFIG_INVALID, f"{text}; make it the only phase, and remove start")
+    own = with_own_passes(recipe)
+    if own is not None and recipe.model.precision != "float32":
+        text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes in float32 alone"
+        raise InputError(Code.CONFIG_INVALID, f'{text}; remove model.precision = "{recipe.model.precision}"')
 
 
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:

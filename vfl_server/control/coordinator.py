@@ -239,8 +239,7 @@ class Coordinator:
         for name in self._roster:
             if name in self._identities:
                 report = reports.get(name)
-                done = {"steps": report.steps, "wall_s": round(report.wall_s, 3)} if report else {}
-                found.append(self._identities[name].model_copy(update=done))
+                found.append(self._identities[name].model_copy(update=_done(report) if report else {}))
         return found
 
     def complete(self, summary_json: str) -> None:
@@ -271,7 +270,11 @@ class Coordinator:
         member.join, member.joined, member.aggregations, member.report = join, True, declared, None
         self._left.pop(member.name, None)
         self._identities[member.name] = PartySummary(
-            name=member.name, role="active" if join.role == "active" else "passive", pid=join.pid, device=join.device
+            name=member.name,
+            role="active" if join.role == "active" else "passive",
+            pid=join.pid,
+            device=join.device,
+            device_name=clean(join.device_name, MAX_TEXT),
         )
         self._emit("joined", party=member.name, role=join.role, device=join.device)
         self._decide(announce=True)
@@ -285,7 +288,7 @@ class Coordinator:
         if expected is None or join.role != expected.role:
             text = f"{name} joins as {join.role[:20]!r}; in the recipe it is {expected.role if expected else 'nobody'}"
             raise PeerError(Code.ROLE_MISMATCH, text, public=text, party=name)
-        if max(len(join.device), len(join.run_id), len(join.exchange_address)) > MAX_TEXT:
+        if max(map(len, (join.device, join.device_name, join.run_id, join.exchange_address))) > MAX_TEXT:
             text = f"{name} joins with a device, a run or an address of more than {MAX_TEXT} characters"
             raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=name)
         if join.recipe_json != self._canonical:
@@ -482,6 +485,12 @@ class Coordinator:
 def _metrics(progress: control_pb2.Progress) -> dict[str, float]:
     """Not more, and no longer names, than a person can read."""
     return {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
+
+
+def _done(report: control_pb2.Report) -> dict[str, int | float | None]:
+    """What a party's summary takes from its report."""
+    peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
+    return {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak}
 
 
 def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:

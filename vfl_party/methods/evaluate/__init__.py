@@ -62,4 +62,4 @@ def traffic(party: Party, name: str, settings: Section) -> Traffic:
     return Traffic(found)
 
 
-METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, traffic=traffic)  # type: ignore[arg-type]
+METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, traffic=traffic, encodes=True)  # type: ignore[arg-type]

@@ -6,4 +6,4 @@ from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.traffic import traffic
 
-METHOD = Method(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, traffic=traffic)  # type: ignore[arg-type]
+METHOD = Method(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, traffic=traffic, encodes=True)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ class ActiveSplitNN(Phase):
 
     def run_round(self, round_: int) -> RoundReport:
         party, training, rule = self._party, self._training, self._party.recipe.model.combine
-        hub, top = party.need_hub(), party.models["top"]
+        hub = party.need_hub()
         _, targets = party.need_labels()
         training.train_mode()
         epochs = training.batches(round_)
@@ -58,10 +58,10 @@ class ActiveSplitNN(Phase):
             step = StepKey(self.name, round_, batch)
             training.zero_grad()
             y_B = party.take(targets, rows)
-            own = [party.models["encoder"](*party.features.inputs(rows))] if party.features is not None else []
+            own = [party.encode(*party.features.inputs(rows))] if party.features is not None else []
             received = hub.collect(step, expect(Kind.EMBEDDING, z=(torch.float32, (len(rows), party.embedding_size))))
             z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
-            loss = self._loss(top(combine(rule, [*own, *z_BD.values()])), y_B)
+            loss = self._loss(party.outputs(combine(rule, [*own, *z_BD.values()])), y_B)
             loss.backward()  # type: ignore[no-untyped-call]
             # The parties go on while the top model is updated: every gradient is of the weights before the update.
             dz_BD = {name: {"dz": self._iso.noise(gradient(leaf))} for name, leaf in z_BD.items()}

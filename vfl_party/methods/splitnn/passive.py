@@ -24,20 +24,20 @@ class PassiveSplitNN(Phase):
 
     def run_round(self, round_: int) -> RoundReport:
         party, training = self._party, self._training
-        link, features, encoder = party.need_link(), party.need_features(), party.models["encoder"]
+        link, features = party.need_link(), party.need_features()
         training.train_mode()
         steps = numbered(training.batches(round_))
         inputs = features.inputs(steps[0][0]) if steps else ()
         for batch, (_, last) in enumerate(steps):
             step = StepKey(self.name, round_, batch)
-            z_BD = encoder(*inputs)
+            z_BD = party.encode(*inputs)
             link.send(step, Kind.EMBEDDING, {"z": z_BD})
             # While the active party computes:
             training.zero_grad()
             if batch + 1 < len(steps):
                 inputs = features.inputs(steps[batch + 1][0])
             reply = link.receive(step, expect(Kind.GRADIENT, dz=(torch.float32, tuple(z_BD.shape))))
-            z_BD.backward(reply["dz"])
+            z_BD.backward(reply["dz"])  # type: ignore[no-untyped-call]
             training.step()
             if last:
                 training.end_epoch()

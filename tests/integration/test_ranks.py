@@ -1,0 +1,114 @@
+"""Parties of several processes (torchrun, gloo) get the parameters of one process, and survive the death of a rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.harness import cases, reference
+from tests.harness.federation import BIN, RUN_S, Federation, Program
+from tests.harness.proxy import Proxy
+from tests.integration.test_exact import TOLERANCE, largest_deviation
+from tests.integration.test_resume import Parameters, assert_equal, parameters, server_events
+
+pytestmark = pytest.mark.slow
+
+WIDTH, BATCH, TRAIN, VALIDATION = 64, 26, 80, 10  # a last batch of two rows: the third rank gets none
+RANKS = {"p0": 3, "p1": 2}
+DATA = cases.digits(2)
+RECIPE = cases.recipe(
+    2,
+    model={"embedding_size": WIDTH, "encoder": {"kind": "cnn", "channels": [4], "batch_norm": False}},
+    phase={
+        "batch_size": BATCH,
+        "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "schedule": "cosine", "clip_norm": 1.0},
+    },
+    run={"rejoin_deadline_s": 5 * RUN_S},  # torchrun and its processes take long to start where others work too
+)
+TRAINED = RECIPE | {"phases": [*RECIPE["phases"], {"kind": "evaluate"}]}
+IN_SECOND_EPOCH = 4096 + 4 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)  # bytes that p1 has sent
+
+
+def torchrun(federation: Federation, name: str) -> Program:
+    """A party as so many processes as RANKS says."""
+    path = federation.write_party(name)
+    launch = ("torchrun", "--standalone", "--nproc-per-node", str(RANKS[name]), "--no-python", "--")
+    return federation.start(name, *launch, str(BIN / "vfl-party"), "run", path.name)
+
+
+@contextmanager
+def started(folder: Path, **hold: int) -> Iterator[tuple[Federation, Proxy]]:
+    """Server and parties; p1 reaches p0 through a proxy, which may hold the bytes."""
+    with Proxy() as proxy, Federation(folder, TRAINED, DATA, {"p1": {"active": proxy.address}}) as federation:
+        if hold:
+            proxy.hold_at(**hold)
+        federation.start_server()
+        proxy.target = torchrun(federation, "p0").wait_for("ready")["address"]
+        torchrun(federation, "p1")
+        yield federation, proxy
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Parameters, dict[str, Any]]:
+    with started(tmp_path_factory.mktemp("undisturbed")) as (federation, _):
+        summary = federation.finish()
+        folders = sorted(path.name for path in federation.run_folder.iterdir() if path.is_dir())
+        assert folders == ["p0", "p1", "server"]
+        return parameters(federation), summary
+
+
+def test_they_get_the_parameters_of_one_process(
+    undisturbed: tuple[Parameters, dict[str, Any]], record_property: Any
+) -> None:
+    got, summary = undisturbed
+    worst = largest_deviation(got, reference.train(RECIPE, DATA))
+    record_property("largest_deviation", worst)
+    print(f"largest deviation {worst:.3g}")
+    assert worst <= TOLERANCE
+    assert (summary["interruptions"], summary["bytes"]["agrees"]) == (0, True)
+    assert [party["device"] for party in summary["parties"]] == ["cpu", "3 x cpu", "2 x cpu"]
+    assert {"loss", "accuracy"} <= summary["metrics"]["test"].keys()
+    sent = {link["kind"]: link["payload_bytes"] for link in summary["bytes"]["by_link"]
+            if (link["sender"], link["phase"]) == ("p1", "splitnn")}  # fmt: skip
+    assert sent["embedding"] == 3 * 4 * WIDTH * (TRAIN + VALIDATION)  # rank 0 alone is on the wire
+
+
+def test_a_rank_is_killed_and_the_party_started_again(
+    undisturbed: tuple[Parameters, dict[str, Any]], tmp_path: Path
+) -> None:
+    with started(tmp_path, sent=IN_SECOND_EPOCH) as (federation, proxy):
+        proxy.wait_until_held(RUN_S)
+        party = federation.programs["p1"]
+        ranks = psutil.Process(party.process.pid).children(recursive=True)
+        (last,) = [each for each in ranks if each.environ().get("RANK") == "1"]
+        last.kill()
+        assert party.wait() != 0
+        gone, alive = psutil.wait_procs(ranks, timeout=30)
+        assert (len(gone) >= 2, alive) == (True, [])
+        federation.programs["server"].wait_for("interrupted")
+        proxy.release()
+        torchrun(federation, "p1")
+        summary = federation.finish()
+        assert summary["interruptions"] == 1
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", "000001.splitnn.1"]
+        assert_equal(parameters(federation), undisturbed[0])
+
+
+def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> None:
+    tables = RECIPE | {"phases": [{"kind": "fedonce", "epochs": 1}, {"kind": "head", "epochs": 1}]}
+    with Federation(tmp_path, tables, DATA, address="127.0.0.1:1") as federation:  # nobody is there, and none is asked
+        began_s, program = time.monotonic(), torchrun(federation, "p1")
+        assert program.wait() != 0
+        assert time.monotonic() - began_s < RUN_S
+    errors = [line for line in program.stderr.splitlines() if line.startswith("error:")]
+    assert errors == [
+        "error: recipe: phases: fedonce: a phase of kind 'fedonce' runs in one process of a party alone; "
+        "start p1 without torchrun"
+    ]
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,98 @@
+"""What several processes of a party need: fair shares, encoders that can be shared out, devices by rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vfl_common.devices import launched, resolve_device
+from vfl_common.errors import InputError
+from vfl_common.models import InputSpec
+from vfl_party.ranks import check_spread
+from vfl_party.ranks.group import RankLost, shares, together
+from vfl_party.ranks.leader import _seed
+
+CPU, SPEC = torch.device("cpu"), InputSpec((6,))
+
+
+class _Odd(nn.Module):
+    """Fails without rows, or has a layer that nothing goes through."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.used, self.spare, self.fails = nn.Linear(6, 4), nn.Linear(6, 4), fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.used(x)
+        return z - z[0] if self.fails else z
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(0, 2), (1, 3), (7, 3), (1024, 8)])
+def test_shares_differ_by_one_row_at_most(rows: int, ranks: int) -> None:
+    found = shares(rows, ranks)
+    assert (sum(found), len(found)) == (rows, ranks)
+    assert max(found) - min(found) <= 1
+    assert found == sorted(found, reverse=True)  # rank 0 has rows where there are any
+
+
+@pytest.mark.parametrize(
+    ("encoder", "spec", "words"),
+    [
+        (None, None, "no features"),
+        (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), SPEC, "batch_norm = false"),
+        (nn.Identity(), SPEC, "nothing to train"),
+        (_Odd(), SPEC, r"spare\.weight gets no gradient"),
+        (_Odd(fails=True), SPEC, "batch of no rows"),
+    ],
+)
+def test_an_encoder_that_cannot_be_shared_out_is_refused(encoder: Any, spec: Any, words: str) -> None:
+    with pytest.raises(InputError, match=f"^party p1: several processes .*{words}"):
+        check_spread(encoder, spec, CPU, "p1")
+
+
+def test_an_encoder_is_looked_at_without_a_trace() -> None:
+    encoder = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
+    before, state = torch.get_rng_state(), {name: each.clone() for name, each in encoder.state_dict().items()}
+    check_spread(encoder, SPEC, CPU, "p1")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert encoder.training
+    assert all(each.grad is None for each in encoder.parameters())
+    assert all(torch.equal(each, state[name]) for name, each in encoder.state_dict().items())
+
+
+def test_the_others_dropout_follows_from_rank_0_s_generator_without_a_draw() -> None:
+    torch.manual_seed(3)
+    first = _seed(CPU)
+    assert _seed(CPU) == first
+    torch.rand(1)
+    assert _seed(CPU) != first
+    torch.manual_seed(3)
+    assert _seed(CPU) == first
+
+
+def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
+    with pytest.raises(RankLost, match=r"Connection closed by peer.*with the same command"), together():
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:1\nmore")
+    assert not issubclass(RankLost, Exception)  # the runner would tell the server that the run has failed
+    with pytest.raises(InputError), together():
+        check_spread(None, None, CPU, "p1")
+
+
+def test_under_torchrun_each_process_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launched() == (0, 1, 0)
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"NVIDIA H{i}")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert launched() == (1, 2, 1)
+    assert resolve_device("cuda") == torch.device("cuda:1")
+    assert resolve_device("cpu") == CPU
+    with pytest.raises(InputError, match='set device = "cuda"'):
+        resolve_device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InputError, match=r"cuda, by 2 processes, was asked for; this machine has: cpu, cuda:0"):
+        resolve_device("cuda")

@@ -1,0 +1,73 @@
+"""The other ranks: they compute what rank 0 says, and keep nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.models import InputSpec, forward
+from vfl_common.models.precision import Precision
+from vfl_common.seeds import derive_seed
+from vfl_party.ranks.group import Ranks, Word, shares, together
+from vfl_party.ranks.leader import synchronised
+from vfl_party.ranks.reduce import parallel
+
+
+def follow(ranks: Ranks, make_encoder: Callable[[InputSpec], nn.Module], precision: Precision) -> None:
+    """Until rank 0 says END. Raises RankLost where it has ended otherwise.
+
+    make_encoder: the encoder for such inputs, on the CPU; its weights do not matter, for rank 0's come with each batch.
+    """
+    share: _Share | None = None
+    while True:
+        with together():
+            word, fields = ranks.hear()
+            if word is Word.END:
+                return
+            if word is Word.BEGIN:
+                shape, cardinalities = (ranks.numbers((), count) for count in fields[:2])
+                spec, share = InputSpec(tuple(shape), tuple(cardinalities)), None
+                share = _Share(ranks, make_encoder(spec), spec, precision)
+            elif share is not None:
+                share.forward(*fields[:4]) if word is Word.FORWARD else share.backward()
+
+
+class _Share:
+    """This rank's rows of each batch."""
+
+    def __init__(self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision) -> None:
+        self._ranks, self._spec, self._precision = ranks, spec, precision
+        self._encoder = synchronised(ranks, encoder.to(ranks.device))
+        self._parallel = parallel(self._encoder, ranks.device, ranks.tensors)
+        self._z_BD = torch.empty(0)
+
+    def forward(self, rows: int, training: int, learns: int, seed: int) -> None:
+        """Embeds this rank's rows of a batch of ``rows`` with rank 0's weights, and sends the embeddings to it."""
+        ranks, encoder = self._ranks, self._encoder
+        encoder.train(bool(training))
+        if training:
+            torch.manual_seed(derive_seed(seed, "rank", ranks.rank))  # dropout: other masks than the other ranks'
+        ranks.spread(encoder)
+        inputs = self._receive(shares(rows, ranks.size)[ranks.rank])
+        with torch.set_grad_enabled(bool(learns)):
+            self._z_BD = forward(self._parallel if learns else encoder, inputs, self._precision)
+        ranks.send([self._z_BD], [0])
+
+    def backward(self) -> None:
+        """Takes the gradient of these embeddings; that of the weights is added up at rank 0."""
+        dz_BD = torch.empty_like(self._z_BD)
+        self._ranks.receive([dz_BD], [0])
+        for parameter in self._encoder.parameters():
+            parameter.grad = None
+        self._z_BD.backward(dz_BD)  # type: ignore[no-untyped-call]
+
+    def _receive(self, rows: int) -> tuple[Tensor, ...]:
+        spec, device = self._spec, self._ranks.device
+        inputs = [torch.empty(rows, *spec.shape, device=device)]
+        if spec.cardinalities:
+            inputs.append(torch.empty(rows, len(spec.cardinalities), dtype=torch.int64, device=device))
+        for x_r in inputs:
+            self._ranks.receive([x_r], [0])
+        return tuple(inputs)

@@ -1,0 +1,147 @@
+"""Rank 0's side: an encoder on all of the party's GPUs that is called like one."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vfl_common.errors import Code, InputError
+from vfl_common.models import InputSpec, forward
+from vfl_common.models.precision import Precision
+from vfl_common.phase import Phase, RoundReport, Tree
+from vfl_party.ranks.group import Ranks, Word, shares, together
+from vfl_party.ranks.reduce import parallel
+
+
+class SpreadEncoder:
+    """Embeds a batch on all ranks, in order, and takes its gradient back to them.
+
+    One of a generation: the others make theirs anew. ``encoder``: the party's own, whose weights are the only ones
+    that count; its gradients are the whole batch's after a backward pass.
+    """
+
+    def __init__(self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision) -> None:
+        self._ranks, self._encoder, self._precision = ranks, encoder, precision
+        with together():
+            ranks.tell(Word.BEGIN, len(spec.shape), len(spec.cardinalities))
+            ranks.numbers(spec.shape, len(spec.shape))
+            ranks.numbers(spec.cardinalities, len(spec.cardinalities))
+            self._parallel = parallel(synchronised(ranks, encoder), ranks.device, ranks.tensors)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """[B, …] of the whole batch to float32 [B, D]."""
+        ranks, encoder, learns = self._ranks, self._encoder, torch.is_grad_enabled()
+        sizes = shares(len(inputs[0]), ranks.size)
+        seed = _seed(ranks.device) if encoder.training else 0
+        ranks.tell(Word.FORWARD, len(inputs[0]), encoder.training, learns, seed)
+        ranks.spread(encoder)
+        parts = [torch.split(x, sizes) for x in inputs]
+        for x_r in parts:
+            ranks.send(x_r[1:], range(1, ranks.size))
+        own = tuple(x_r[0] for x_r in parts)
+        z_BD = forward(self._parallel if learns else encoder, own, self._precision)
+        gathered: Tensor = _Gather.apply(z_BD, ranks, sizes)
+        return gathered
+
+
+class _Gather(torch.autograd.Function):
+    """Forward: the ranks' embeddings, one after the other. Backward: to each rank its rows of the gradient.
+
+    Their backward passes run beside this one's, and DistributedDataParallel adds the gradients up (see ``reduce``).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z_BD: Tensor, ranks: Ranks, sizes: list[int]) -> Tensor:
+        ctx.ranks, ctx.sizes = ranks, sizes
+        whole_BD = z_BD.new_empty(sum(sizes), z_BD.shape[1])
+        own, *others = torch.split(whole_BD, sizes)
+        own.copy_(z_BD)
+        ranks.receive(others, range(1, ranks.size))
+        return whole_BD
+
+    @staticmethod
+    def backward(ctx: Any, dz_BD: Tensor) -> tuple[Tensor, None, None]:
+        own, *others = torch.split(dz_BD, ctx.sizes)
+        ctx.ranks.tell(Word.BACKWARD)
+        ctx.ranks.send(others, range(1, ctx.ranks.size))
+        return own, None, None
+
+
+class Guarded(Phase):
+    """A phase in which a rank may be lost. That ends this process, and not the run: see ``RankLost``."""
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self.name, self.rounds = phase.name, phase.rounds
+        self.aggregates, self.alone_from, self.skippable = phase.aggregates, phase.alone_from, phase.skippable
+
+    def run_round(self, round_: int) -> RoundReport:
+        with together():
+            return self._phase.run_round(round_)
+
+    def state(self) -> Tree:
+        return self._phase.state()
+
+    def load_state(self, tree: Tree) -> None:
+        self._phase.load_state(tree)
+
+    def finish(self) -> None:
+        self._phase.finish()
+
+
+def check_spread(encoder: nn.Module | None, spec: InputSpec | None, device: torch.device, party: str) -> None:
+    """Raises InputError (MODEL_INVALID) where an encoder, still unused, cannot run on several ranks."""
+    where = f"party {party}: several processes (torchrun)"
+    if encoder is None or spec is None:
+        raise InputError(Code.MODEL_INVALID, f"{where}: it has no features, so no encoder to share; start one process")
+    if device.type == "cpu" and any(isinstance(module, _BatchNorm) for module in encoder.modules()):
+        text = f"{where}: batch normalisation is over the whole batch, which torch can do across GPUs alone"
+        raise InputError(
+            Code.MODEL_INVALID, f"{text}; start one process, take device = 'cuda', or set batch_norm = false"
+        )
+    unused = _unused(encoder, spec, device, where)
+    if unused:
+        text = f"{where}: the encoder's {unused[0]} gets no gradient, as every parameter that is trained must"
+        raise InputError(Code.MODEL_INVALID, f"{text}; remove it, or set requires_grad = False")
+
+
+def synchronised(ranks: Ranks, encoder: nn.Module) -> nn.Module:
+    """The same encoder, with batch normalisation over the rows of all ranks; names of its state stay."""
+    found: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(encoder, ranks.tensors)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: str) -> list[str]:
+    """Names of parameters without a gradient. Raises InputError where there are none, or a share without rows fails."""
+    trained = {name: each for name, each in encoder.named_parameters() if each.requires_grad}
+    if not trained:
+        raise InputError(Code.MODEL_INVALID, f"{where}: the encoder has nothing to train; start one process")
+    mode = encoder.training
+    encoder.eval()  # leaves statistics alone
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for rows in (0, 2):
+                inputs = [torch.zeros(rows, *spec.shape, device=device)]
+                if spec.cardinalities:
+                    shape = (rows, len(spec.cardinalities))
+                    inputs.append(torch.zeros(*shape, dtype=torch.int64, device=device))
+                gradients = torch.autograd.grad(encoder(*inputs).sum(), list(trained.values()), allow_unused=True)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        text = f"{where}: the encoder fails on a batch of no rows, which a rank may get of a short last batch ({what})"
+        raise InputError(Code.MODEL_INVALID, f"{text}; start one process") from error
+    finally:
+        encoder.train(mode)
+    return [name for name, each in zip(trained, gradients, strict=True) if each is None]
+
+
+def _seed(device: torch.device) -> int:
+    """What the others' dropout follows from: this process's generators, which checkpoints keep, without a draw."""
+    digest = hashlib.sha256(torch.get_rng_state().numpy().data)
+    if device.type == "cuda":
+        digest.update(torch.cuda.get_rng_state(device).numpy().data)
+    return int.from_bytes(digest.digest()[:8], "little") >> 1
