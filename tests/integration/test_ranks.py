@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,9 +102,8 @@ def test_a_rank_is_killed_and_the_party_started_again(
 def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> None:
     tables = RECIPE | {"phases": [{"kind": "fedonce", "epochs": 1}, {"kind": "head", "epochs": 1}]}
     with Federation(tmp_path, tables, DATA, address="127.0.0.1:1") as federation:  # nobody is there, and none is asked
-        began_s, program = time.monotonic(), torchrun(federation, "p1")
+        program = torchrun(federation, "p1")
         assert program.wait() != 0
-        assert time.monotonic() - began_s < RUN_S
     errors = [line for line in program.stderr.splitlines() if line.startswith("error:")]
     assert errors == [
         "error: recipe: phases: fedonce: a phase of kind 'fedonce' runs in one process of a party alone; "

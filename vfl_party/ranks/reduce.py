@@ -29,8 +29,7 @@ def _buffer(bucket: dist.GradBucket, _future: object) -> torch.Tensor:  # type: 
 
 def parallel(module: nn.Module, device: torch.device, group: dist.ProcessGroup) -> DistributedDataParallel:
     """``module``, whose backward pass adds its gradients up at rank 0; to be called by all ranks together."""
-    # Buffers: those of SyncBatchNorm are the same at all ranks, and they go out with the weights besides.
     gpus = [device.index] if device.type == "cuda" else None
-    wrapped = DistributedDataParallel(module, device_ids=gpus, process_group=group, broadcast_buffers=False)
+    wrapped = DistributedDataParallel(module, device_ids=gpus, process_group=group)
     wrapped.register_comm_hook(group, add_up)
     return wrapped
