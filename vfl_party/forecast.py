@@ -33,13 +33,13 @@ MOST_STEPS = 1_000_000  # of a phase: counting them takes about half a minute
 @dataclass(frozen=True)
 class Outlook:
     """Whose data tell of the run: one party's are enough, since all hold the same ids. ``data``: None where it has
-    none here. ``folder``: from which a recipe's relative paths are taken."""
+    none here. ``folder``: from which a recipe's relative paths are taken; None where the data are one party's."""
 
     recipe: Recipe
     name: str
     data: DataSettings | None
     encoder: EncoderSettings
-    folder: Path = Path()
+    folder: Path | None = None
 
 
 def read_outlook(path: Path) -> Outlook:
@@ -93,7 +93,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     if data is None:
         text = f"recipe {recipe.name} does not say where data lie, so nobody knows how many rows there are"
         raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")
-    if recipe.simulate is not None:
+    if recipe.simulate is not None and outlook.folder is not None:
         tried = try_parties(recipe, outlook.folder)  # what another party would refuse is refused here too
         job, count = tried[name]
     else:
