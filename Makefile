@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # Where torch was built for CUDA, tests and demo still run on the CPU; several processes share the cores.
 export OMP_NUM_THREADS ?= 1
 
+# Tests mostly wait for processes that they started: one worker a core, at most four, each with a federation.
+PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
+
 .PHONY: demo test check install clean
 
 demo: $(VENV)/.installed
@@ -12,7 +15,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	PYTHON=$(BIN)/python scripts/check
-	$(BIN)/pytest
+	$(BIN)/pytest $(PYTEST_PARALLEL)
 
 check: $(VENV)/.installed-dev
 	PYTHON=$(BIN)/python scripts/check
