@@ -35,6 +35,7 @@ RUN = [
     "fedonce/diabetes.toml",
     "fedonce/digits.toml",
     "own-files/recipe.toml",
+    "ssl/breast-cancer.toml",
     "ssl/fedcssl-byol.toml",
     "ssl/fedcssl-moco.toml",
     "ssl/fedhssl-byol.toml",
