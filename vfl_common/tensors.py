@@ -132,10 +132,8 @@ def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     if device.type != "cuda" or not host:
         return host
     kernels, copies = torch.cuda.current_stream(device), _copies(device)
-    with torch.cuda.stream(
-        copies
-    ):  # ``pin_memory`` gives the same tensor where it is pinned already, as the wire's are
-        pinned = [tensor.pin_memory() for tensor in host.values()]
+    with torch.cuda.stream(copies):
+        pinned = [tensor.pin_memory() for tensor in host.values()]  # the same tensor where it is pinned already
         found = [tensor.to(device, non_blocking=True) for tensor in pinned]
     kernels.wait_stream(copies)
     for tensor in found:

@@ -88,8 +88,11 @@ def record(folder: Path, summary: Summary, lines: list[dict[str, Any]]) -> Path:
     (folder / "summary.json").write_text(summary.model_dump_json(indent=1))
     recipe = {"phases": [{"name": "train"}, {"name": "evaluate"}]}
     (folder / "bank" / "recipe.json").write_text(json.dumps(recipe))
-    (folder / "bank" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "bank" / "metrics.jsonl").write_text("".join(json.dumps(COUNTED | line) + "\n" for line in lines))
     return folder
+
+
+COUNTED = {"steps": 10, "seconds": 1.5, "sent_bytes": 100, "received_bytes": 200}  # what else a line has
 
 
 def line(round_: int, value: float, *, generation: int = 1, phase: str = "train", task: str = "multiclass") -> Any:
@@ -188,7 +191,7 @@ def test_the_losses_of_passive_parties_are_drawn_where_their_folders_are(tmp_pat
     for name in ("passive-1", "passive-3"):
         (folder / name).mkdir()
         lines = [each | {"metrics": {"local": {"loss": 1 / each["round"]}}} for each in idle]
-        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(COUNTED | each) + "\n" for each in lines))
     found = own_curves(run)["train"]
     assert list(found) == ["passive-1", "passive-3"]
     assert found["passive-3"][2] == {"local": {"loss": 0.5}}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
+from vfl_common.cli.rounds import FILE, History, Source
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary, load_summary
 
@@ -56,7 +56,7 @@ def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
 def curves(run: Run) -> dict[str, Rounds]:
     """{phase: its rounds}, as the active party noted them; empty where its ``metrics.jsonl`` is not in the folder."""
     active = next((party.name for party in run.summary.parties if party.role == "active"), "")
-    return _noted(run.folder / active / "metrics.jsonl")
+    return _noted(run.folder / active)
 
 
 def own_curves(run: Run) -> dict[str, dict[str, Rounds]]:
@@ -67,29 +67,21 @@ def own_curves(run: Run) -> dict[str, dict[str, Rounds]]:
     found: dict[str, dict[str, Rounds]] = {}
     roles = {party.name: party.role for party in run.summary.parties if party.role != "server"}
     for party in roles:
-        for phase, rounds in _noted(run.folder / party / "metrics.jsonl").items():
+        for phase, rounds in _noted(run.folder / party).items():
             if any("loss" in splits.get(split, {}) for splits in rounds.values() for split in OWN):
                 found.setdefault(phase, {})[party] = rounds
     return {phase: own for phase, own in found.items() if any(roles[party] == "passive" for party in own)}
 
 
-def _noted(path: Path) -> dict[str, Rounds]:
-    """{phase: its rounds} of one party; after a rollback what came later counts."""
+def _noted(folder: Path) -> dict[str, Rounds]:
+    """{phase: its rounds} of one party; after a rollback what came later counts. Empty where it noted none here."""
     found: dict[str, Rounds] = {}
-    generation: Any = None
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            entry = json.loads(line)
-            phase, round_, metrics = str(entry["phase"]), int(entry["round"]), entry["metrics"]
-        except (ValueError, KeyError, TypeError):
-            continue  # a line that was cut when the process was killed
-        rounds = found.setdefault(phase, {})
-        if entry.get("generation") != generation:  # a rollback: later rounds of this phase are to be run again
-            generation = entry.get("generation")
-            for stale in [number for number in rounds if number >= round_]:
-                del rounds[stale]
-        rounds[round_] = metrics
-    return {phase: dict(sorted(rounds.items())) for phase, rounds in found.items()}
+    if (folder / FILE).is_file():
+        history = History(Source(folder))
+        history.update()
+        for each in history.rounds:
+            found.setdefault(each.phase, {})[each.round] = each.metrics
+    return found
 
 
 def draw(run: Run) -> list[Path]:

@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` as rounds, while it grows: what exports are made from."""
+"""``metrics.jsonl`` as rounds, also while it grows: what exports and learning curves are made from."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Round:
-    """One line. ``values``: {``splitnn/validation/auc``: 0.97}, bytes and seconds among them; ``time_s``: Unix time."""
+    """One line. ``metrics``: {split: {name: value}}; ``values``: {``splitnn/validation/auc``: 0.97}, bytes and seconds
+    among them; ``time_s``: Unix time."""
 
     generation: int
     phase: str
     round: int
     steps: int  # since the run began
     time_s: float
+    metrics: dict[str, dict[str, float]]
     values: dict[str, float]
 
 
@@ -103,14 +105,14 @@ def parse(line: bytes, written_s: float) -> Round | None:
     try:
         entry = json.loads(line)
         phase = str(entry["phase"])
-        values = {
-            f"{phase}/{split}/{name}": float(value)
+        metrics = {
+            str(split): {str(name): float(value) for name, value in named.items()}
             for split, named in entry["metrics"].items()
-            for name, value in named.items()
         }
+        values = {f"{phase}/{split}/{name}": value for split, named in metrics.items() for name, value in named.items()}
         values["bytes/sent"], values["bytes/received"] = float(entry["sent_bytes"]), float(entry["received_bytes"])
         values["seconds"] = float(entry["seconds"])
         time_s = datetime.fromisoformat(entry["time"]).timestamp() if "time" in entry else written_s
-        return Round(int(entry["generation"]), phase, int(entry["round"]), int(entry["steps"]), time_s, values)
+        return Round(int(entry["generation"]), phase, int(entry["round"]), int(entry["steps"]), time_s, metrics, values)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
