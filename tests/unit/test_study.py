@@ -172,6 +172,16 @@ def test_a_changed_recipe_is_refused_by_the_method_s_name(tmp_path: Path) -> Non
         finished(tmp_path / "out", run)
 
 
+def test_a_run_from_before_a_switch_came_is_done_all_the_same(tmp_path: Path) -> None:
+    run = runs_of(write(tmp_path))[0]
+    finish(tmp_path / "out", run, digest="0" * 64)
+    (tmp_path / "out" / run.run_id / "p0").mkdir()
+    theirs = json.loads(run.recipe.canonical_json())
+    del theirs["model"]["precision"]
+    (tmp_path / "out" / run.run_id / "p0" / "recipe.json").write_text(json.dumps(theirs))
+    assert finished(tmp_path / "out", run) is not None
+
+
 def test_an_unknown_metric_stops_the_study(tmp_path: Path) -> None:
     path = write(tmp_path, metric="f1", seeds=[1])
     finish(tmp_path / "out", runs_of(path)[0])

@@ -27,6 +27,7 @@ from vfl_common.cli.live import View, view
 from vfl_common.cli.processes import Process, ProcessFailed, end_all
 from vfl_common.cli.simulate import run_federation
 from vfl_common.cli.study_report import Cost, Result, cost_of, write_csv
+from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe, first_difference
 from vfl_common.config.study import Chain, PlannedRun, Study, load_study
 from vfl_common.errors import Code, InputError, VflError
@@ -105,19 +106,23 @@ def finished(folder: Path, run: PlannedRun) -> Summary | None:
     except (OSError, ValueError):
         return None
     if summary.recipe_digest != run.recipe.digest():
-        key = _difference(folder / run.run_id, run.recipe)
-        text = f"{folder / run.run_id}: was run with another recipe than method {run.method} has now{key}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; delete that folder, or give another --out")
+        theirs = _recipe_of(folder / run.run_id, run.recipe.active.name)
+        found = first_difference(run.recipe.canonical_json(), theirs) if theirs is not None else ("recipe.json",)
+        if found is not None:
+            text = (
+                f"{folder / run.run_id}: was run with another recipe than method {run.method} has now (at {found[0]})"
+            )
+            raise InputError(Code.CONFIG_INVALID, f"{text}; delete that folder, or give another --out")
     return summary
 
 
-def _difference(folder: Path, recipe: Recipe) -> str:
+def _recipe_of(folder: Path, party: str) -> str | None:
+    """The run's recipe in today's canonical form: switches that came later have their defaults. None: unreadable."""
+    path = folder / party / "recipe.json"
     try:
-        theirs = json.dumps(json.loads((folder / recipe.active.name / "recipe.json").read_text()))
-        found = first_difference(recipe.canonical_json(), theirs)
-    except (OSError, ValueError):
-        return ""
-    return f" (at {found[0]})" if found is not None else ""
+        return parse(Recipe, json.loads(path.read_text()), str(path)).canonical_json()
+    except (OSError, ValueError, InputError):
+        return None
 
 
 def left_s(done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun], jobs: int = 1) -> float | None:
