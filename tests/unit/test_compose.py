@@ -1,4 +1,4 @@
-"""compose.yaml as it is written: who sees what. What comes of it is looked at by deploy/try-compose, on an engine."""
+"""docker-compose.yml as it is written: who sees what. What comes of it is looked at by deploy/try-compose, on an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
-SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 RECIPE = load_recipe(ROOT / "examples" / "digits.toml")
 PARTIES = [party.name for party in RECIPE.parties]
 RUNS = "${VFL_RUNS:-./runs}"
@@ -58,7 +58,7 @@ def test_nobody_has_rights_or_a_way_out(name: str) -> None:
     once = name not in {RECIPE.server, *PARTIES}
     assert service.get("network_mode") == ("none" if once else None)
     assert service.get("restart") == (None if once else "on-failure:5")
-    assert yaml.safe_load((ROOT / "compose.yaml").read_text())["networks"] == {"federation": {"internal": True}}
+    assert yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"] == {"federation": {"internal": True}}
 
 
 def test_a_gpu_of_its_own_for_each_party() -> None:
