@@ -27,8 +27,9 @@ from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.summary import PartySummary, Summary, gather_bytes
 from vfl_server.aggregation.aggregator import Aggregator
-from vfl_server.control.coordinator import Coordinator, Job, interfaces_of, ledger_of, metrics_of, privacy_of
+from vfl_server.control.coordinator import Coordinator, Job
 from vfl_server.control.departures import Departures
+from vfl_server.control.reports import interfaces_of, ledger_of, metrics_of, privacy_of
 from vfl_server.control.service import ControlService
 
 _TICK_S = 0.2

@@ -1,4 +1,4 @@
-"""docker-compose.yml as it is written: who sees what. What comes of it is looked at by deploy/try-compose, on an engine."""
+"""docker-compose.yml as it is written: who sees what. deploy/try-compose looks at what comes of it, on an engine."""
 
 from __future__ import annotations
 

@@ -20,10 +20,11 @@ from vfl_common.errors import CATALOGUE, Code, InputError, InternalError, LostEr
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_server.control import membership
-from vfl_server.control.coordinator import Coordinator, Member, ledger_of
+from vfl_server.control.coordinator import Coordinator, Member
 from vfl_server.control.departures import Departures
 from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common, silent
 from vfl_server.control.pace import pace
+from vfl_server.control.reports import ledger_of
 from vfl_server.control.run_state import MOVES, RunState, move
 
 ROSTER = ("p0", "p1", "p2")

@@ -6,7 +6,6 @@ outboxes, from which the streams' threads take it.
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -15,16 +14,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from vfl_common.config.recipe import Recipe, first_difference
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
-from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.phase import Aggregation
-from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import clean, to_failure
-from vfl_common.summary import PartySummary, Privacy
+from vfl_common.summary import PartySummary
 from vfl_server.control import aggregations, membership
+from vfl_server.control.admission import admit
 from vfl_server.control.pace import pace
+from vfl_server.control.reports import done_by, is_sound
 from vfl_server.control.run_state import RunState, move
 
 Job = Literal["train", "predict"]
@@ -32,9 +31,7 @@ Outbox = queue.SimpleQueue["control_pb2.ServerMessage | None"]
 Emit = Callable[..., None]
 
 MAX_TEXT = 200  # characters of what a party says of itself
-MAX_RECIPE = 16_384  # characters by which a party's recipe may be longer than ours, to look for the difference
 MAX_METRICS = 32  # in a party's progress
-MAX_ENTRIES = 4_096  # ledger lines in a report, or labels
 
 
 @dataclass
@@ -112,7 +109,6 @@ class Coordinator:
         self.recipe, self.job, self.run_id, self.generation = recipe, job, run_id, generation
         self._roster = tuple(party.name for party in recipe.parties)
         self._phases = tuple(phase.name for phase in recipe.phases)
-        self._canonical = recipe.canonical_json()
         self._on_start, self._on_end, self._on_leave, self._emit = on_start, on_end, on_leave, emit
         self._lock = threading.Condition()
         self._members: dict[str, Member] = {}
@@ -239,7 +235,7 @@ class Coordinator:
         for name in self._roster:
             if name in self._identities:
                 report = reports.get(name)
-                found.append(self._identities[name].model_copy(update=_done(report) if report else {}))
+                found.append(self._identities[name].model_copy(update=done_by(report) if report else {}))
         return found
 
     def complete(self, summary_json: str) -> None:
@@ -258,7 +254,8 @@ class Coordinator:
     # -- under the lock -----------------------------------------------------------------------------------------
 
     def _join(self, member: Member, join: control_pb2.Join) -> None:
-        self._admit(member.name, join)
+        runs = {other.join.run_id for other in self._members.values() if other.joined and other is not member}
+        admit(member.name, join, self.recipe, self.job, runs)
         declared = aggregations.declared(join, self._phases if self.job == "train" else (), member.name)
         if member.name in self._left and not self._needed(member.name):
             text = (
@@ -278,30 +275,6 @@ class Coordinator:
         )
         self._emit("joined", party=member.name, role=join.role, device=join.device)
         self._decide(announce=True)
-
-    def _admit(self, name: str, join: control_pb2.Join) -> None:
-        """Raises PeerError unless what the party says of itself fits the recipe and the run."""
-        expected = self.recipe.party(name)
-        if join.protocol != PROTOCOL:
-            text = f"{name} speaks protocol {join.protocol}, the server {PROTOCOL}; install the same version"
-            raise PeerError(Code.PROTOCOL_DIFFERS, text, public=text, party=name)
-        if expected is None or join.role != expected.role:
-            text = f"{name} joins as {join.role[:20]!r}; in the recipe it is {expected.role if expected else 'nobody'}"
-            raise PeerError(Code.ROLE_MISMATCH, text, public=text, party=name)
-        if max(map(len, (join.device, join.device_name, join.run_id, join.exchange_address))) > MAX_TEXT:
-            text = f"{name} joins with a device, a run or an address of more than {MAX_TEXT} characters"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=name)
-        if join.recipe_json != self._canonical:
-            text = f"the recipe of {name} differs from the server's{_difference(self._canonical, join.recipe_json)}"
-            raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
-        if join.job != self.job:
-            text = f"{name} wants to {join.job[:20]}, this server runs a {self.job} job"
-            raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
-        if self.job == "predict":
-            others = {m.join.run_id for m in self._members.values() if m.joined and m.name != name}
-            if others and join.run_id not in others:
-                text = f"{name} predicts with run {clean(join.run_id, 80)}, the others with {', '.join(others)}"
-                raise PeerError(Code.RECIPE_DIFFERS, text, public=text, party=name)
 
     def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
         """Who is furthest behind sets the pace of what is shown; each party's own losses are shown beside it."""
@@ -411,17 +384,7 @@ class Coordinator:
     def _report(self, member: Member, report: control_pb2.Report) -> None:
         if self.state is not RunState.RUNNING:
             return  # the party has not heard yet that its generation has ended
-        texts = [text for entry in report.ledger for text in (entry.peer, entry.phase, entry.kind, entry.direction)]
-        texts += [count.peer for count in report.tcp] + list(report.free_from)
-        texts += [count.interface for count in report.interfaces] + list(report.without)
-        if (
-            metrics_of(report) is None
-            or (report.privacy_json and privacy_of(report) is None)
-            or len(texts) > 4 * MAX_ENTRIES
-            or any(len(text) > MAX_TEXT for text in texts)
-            or len(report.metrics_json) > MAX_RECIPE
-            or len(report.privacy_json) > MAX_RECIPE
-        ):
+        if not is_sound(report):
             text = f"{member.name} sent a report that cannot be read"
             self._fail(PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=member.name))
             return
@@ -485,65 +448,3 @@ class Coordinator:
 def _metrics(progress: control_pb2.Progress) -> dict[str, float]:
     """Not more, and no longer names, than a person can read."""
     return {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
-
-
-def _done(report: control_pb2.Report) -> dict[str, int | float | None]:
-    """What a party's summary takes from its report."""
-    peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
-    return {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak}
-
-
-def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:
-    """What a party's machine counted, as it reported it."""
-    return [InterfaceCount(each.interface, each.sent_bytes, each.received_bytes) for each in report.interfaces]
-
-
-def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
-    """A party's ledger and kernel counts, as it reported them."""
-    entries = [
-        Entry(
-            entry.peer,
-            entry.phase,
-            entry.kind,
-            "sent" if entry.direction == "sent" else "received",
-            entry.payload_bytes,
-            entry.message_bytes,
-            entry.messages,
-        )
-        for entry in report.ledger
-    ]
-    return entries, [TcpCount(count.peer, count.sent_bytes, count.received_bytes) for count in report.tcp]
-
-
-def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None:
-    """{split: {name: value}} as reported; None where it is anything else."""
-    try:
-        found = json.loads(report.metrics_json or "{}")
-        return {str(split): {str(name): float(value) for name, value in of.items()} for split, of in found.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def privacy_of(report: control_pb2.Report) -> Privacy | None:
-    """What a party reports of differential privacy; None where it is nothing, or anything else."""
-    try:
-        return Privacy.model_validate_json(report.privacy_json) if report.privacy_json else None
-    except ValueError:
-        return None
-
-
-def _difference(ours: str, theirs: str) -> str:
-    if len(theirs) > len(ours) + MAX_RECIPE:
-        return " in size"
-    try:
-        found = first_difference(ours, theirs)
-    except (json.JSONDecodeError, RecursionError):
-        return " and is not JSON"
-    if found is None:
-        return " in form"
-    key, mine, yours = found
-    return f" at {key}: {_short(yours)} here, {_short(mine)} at the server"
-
-
-def _short(value: object) -> str:
-    return "nothing" if value is None else json.dumps(value)[:60]

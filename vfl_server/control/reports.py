@@ -1,0 +1,72 @@
+"""What parties report at the end of a run: read with suspicion. Pure functions."""
+
+from __future__ import annotations
+
+import json
+
+from vfl_common.ledger import Entry, InterfaceCount, TcpCount
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.summary import Privacy
+
+MAX_TEXT = 200  # characters of a name
+MAX_TEXTS = 16_384  # names: four in a line of the ledger
+MAX_JSON = 16_384  # characters
+
+
+def is_sound(report: control_pb2.Report) -> bool:
+    """Whether it can be read, and is within the bounds above."""
+    texts = [text for entry in report.ledger for text in (entry.peer, entry.phase, entry.kind, entry.direction)]
+    texts += [count.peer for count in report.tcp] + list(report.free_from)
+    texts += [count.interface for count in report.interfaces] + list(report.without)
+    return (
+        len(texts) <= MAX_TEXTS
+        and all(len(text) <= MAX_TEXT for text in texts)
+        and max(len(report.metrics_json), len(report.privacy_json)) <= MAX_JSON
+        and metrics_of(report) is not None
+        and (not report.privacy_json or privacy_of(report) is not None)
+    )
+
+
+def done_by(report: control_pb2.Report) -> dict[str, int | float | None]:
+    """What a party's summary takes from its report."""
+    peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
+    return {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak}
+
+
+def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:
+    """What a party's machine counted, as it reported it."""
+    return [InterfaceCount(each.interface, each.sent_bytes, each.received_bytes) for each in report.interfaces]
+
+
+def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
+    """A party's ledger and kernel counts, as it reported them."""
+    entries = [
+        Entry(
+            entry.peer,
+            entry.phase,
+            entry.kind,
+            "sent" if entry.direction == "sent" else "received",
+            entry.payload_bytes,
+            entry.message_bytes,
+            entry.messages,
+        )
+        for entry in report.ledger
+    ]
+    return entries, [TcpCount(count.peer, count.sent_bytes, count.received_bytes) for count in report.tcp]
+
+
+def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None:
+    """{split: {name: value}} as reported; None where it is anything else."""
+    try:
+        found = json.loads(report.metrics_json or "{}")
+        return {str(split): {str(name): float(value) for name, value in of.items()} for split, of in found.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def privacy_of(report: control_pb2.Report) -> Privacy | None:
+    """What a party reports of differential privacy; None where it is nothing, or anything else."""
+    try:
+        return Privacy.model_validate_json(report.privacy_json) if report.privacy_json else None
+    except ValueError:
+        return None
