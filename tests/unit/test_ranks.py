@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from vfl_common.devices import launched, resolve_device
@@ -74,8 +75,13 @@ def test_the_others_dropout_follows_from_rank_0_s_generator_without_a_draw() -> 
 
 
 def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
-    with pytest.raises(RankLost, match=r"Connection closed by peer.*with the same command"), together():
-        raise RuntimeError("Connection closed by peer [127.0.0.1]:1\nmore")
+    said = "[/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer\nmore"
+    with pytest.raises(RankLost, match=r"Connection reset by peer.*with the same command"), together():
+        raise RuntimeError(said)
+    with pytest.raises(RankLost, match="NCCL"), together():
+        raise dist.DistBackendError("NCCL error")
+    with pytest.raises(torch.OutOfMemoryError), together():  # the run fails by it, as by that of one process
+        raise torch.OutOfMemoryError("CUDA out of memory")
     assert not issubclass(RankLost, Exception)  # the runner would tell the server that the run has failed
     with pytest.raises(InputError), together():
         check_spread(None, None, CPU, "p1")

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)  # for the next word: torchrun ends all processes when one has died
 _FIELDS = 5
+_GLOO_SAYS = ("/gloo/", "pair closure")  # its errors are plain RuntimeErrors, with its file or of an earlier timeout
 
 
 class Word(IntEnum):
@@ -39,10 +40,12 @@ class RankLost(Stopped):
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Inside, what torch says of a connection that has broken becomes RankLost."""
+    """Inside, what torch says of a connection that has broken becomes RankLost; other errors stay what they are."""
     try:
         yield
     except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or any(mark in str(error) for mark in _GLOO_SAYS)):
+            raise
         why = str(error).strip().partition("\n")[0][:200]
         text = f"the processes of this party cannot go on together ({type(error).__name__}: {why})"
         log.exception(text, extra={"event": "failed"})
