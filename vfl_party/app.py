@@ -247,7 +247,7 @@ class PartyApp:
             meter,
             heartbeat_s=recipe.run.heartbeat_s,
             wait_s=self.wait_s,
-            on_waiting=lambda missing, left_s: self.console.emit("waiting", missing=missing, left_s=left_s),
+            on_waiting=lambda missing, left_s: self.console.emit("waiting", missing=missing, left_s=round(left_s, 1)),
         )
         progress = Progress(self.console, session, ledger, place.is_active)
         with self._listening(ledger, meter) as (service, address), self._exposed(session, progress, service):
@@ -425,7 +425,7 @@ class PartyApp:
 
         def tell() -> None:
             if hub.absent:
-                self.console.emit("waiting", missing=hub.absent, left_s=left_s)
+                self.console.emit("waiting", missing=hub.absent, left_s=round(left_s, 1))
 
         timer = threading.Timer(_COME_S, tell)
         timer.daemon = True
@@ -450,7 +450,9 @@ class PartyApp:
             timeout_s=timeout_s,
             allocate=self._allocate,
             explain=lambda: str(diagnose(address, place.credentials, peer, _DIAGNOSIS_S)),
-            on_waiting=lambda left_s, why: self.console.emit("waiting", missing=[peer], left_s=left_s, why=why),
+            on_waiting=lambda left_s, why: self.console.emit(
+                "waiting", missing=[peer], left_s=round(left_s, 1), why=why
+            ),
         )
 
 
