@@ -14,11 +14,11 @@ from vfl_common.config.data import DataSettings, unaligned_of
 from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InputError, VflError
+from vfl_common.errors import Code, InputError, VflError
 from vfl_common.link import Hub, Link
 from vfl_party.data import Table, load_table
 from vfl_party.job import PartyJob, encoder_settings, prepare
-from vfl_party.methods import build_phases
+from vfl_party.methods import build_phases, evaluated
 
 Load = Callable[[DataSettings, bool], Table]
 
@@ -62,8 +62,11 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, tu
 
 
 def try_all(path: Path, folder: Path) -> int:
-    """Tries recipes, one JSON line each: ``{"title", "recipe"}``; how many they are. Raises InputError at the first
-    that a party would refuse, with its title."""
+    """Tries recipes, one JSON line each: ``{"title", "recipe", "tested"}``; how many they are.
+
+    Raises InputError, with the title, at the first that a party would refuse, or from which metrics of the test rows
+    are wanted (``tested``) where it has none.
+    """
     tables: dict[tuple[str, bool], Table] = {}
 
     def once(data: DataSettings, with_label: bool) -> Table:
@@ -77,10 +80,21 @@ def try_all(path: Path, folder: Path) -> int:
     for line in lines:
         entry = json.loads(line)
         try:
-            try_parties(parse(Recipe, entry["recipe"], "recipe"), folder, once)
+            recipe = parse(Recipe, entry["recipe"], "recipe")
+            jobs = try_parties(recipe, folder, once)
+            if entry["tested"]:
+                _check_tested(recipe, jobs[recipe.active.name][0])
         except VflError as error:
             raise InputError(error.code, f"{entry['title']}: {error}") from None
     return len(lines)
+
+
+def _check_tested(recipe: Recipe, job: PartyJob) -> None:
+    if "test" not in evaluated(recipe):
+        text = "no phase evaluates the test rows; give finetune one of kind 'evaluate'"
+        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
+    if not len(job.party.rows("test")):
+        raise InputError(Code.CONFIG_INVALID, "recipe: rows.test: there are no test rows to evaluate; give a share")
 
 
 class _Nobody:

@@ -122,8 +122,13 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
             {"pretrain": [{"kind": "contrastive", "ssl": "moco", "queue": 5000, "batch_size": 50}]},
             ["bad, seed 1, pretraining", "a queue of 5000 keys"],
         ),
+        (
+            {"finetune": [{"kind": "splitnn", "epochs": 2}]},
+            ["bad, seed 1, 40 labels", "no phase evaluates the test rows"],
+        ),
+        ({"overrides": {"rows.test": 0.0}}, ["bad, seed 1, 40 labels", "there are no test rows to evaluate"]),
     ],
-    ids=["key", "queue"],
+    ids=["key", "queue", "evaluation", "rows"],
 )
 def test_what_a_party_would_refuse_is_told_before_the_first_run(
     method: dict[str, Any], words: list[str], tmp_path: Path

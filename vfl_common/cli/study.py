@@ -195,7 +195,9 @@ class Running:
         left = [run for run in self.runs if run.run_id not in self._summaries]
         alike = {(run.method, run.stage, run.labels): run for run in reversed(left)}
         tried = [run for run in reversed(alike.values()) if run.stage == "pretrain" or run.labels in ends]
-        lines = [json.dumps({"title": run.title, "recipe": run.tables}) for run in tried]
+        lines = [
+            json.dumps({"title": run.title, "recipe": run.tables, "tested": run.stage == "finetune"}) for run in tried
+        ]
         with tempfile.TemporaryDirectory(prefix="vfl-study-") as folder:
             path, base = Path(folder) / "recipes.jsonl", self.base.parent
             path.write_text("\n".join(lines), encoding="utf-8")

@@ -105,6 +105,11 @@ def nothing_kept(recipe: Recipe) -> str | None:
     return next((phase.name for phase in recipe.phases if not load_method(phase.kind).kept), None)
 
 
+def evaluated(recipe: Recipe) -> set[str]:
+    """The splits of whose rows some phase reports metrics, where they have rows."""
+    return {split for phase in recipe.phases for split in getattr(parse_settings(phase), "splits", ())}
+
+
 def privacy_plan(recipe: Recipe, rows: int) -> Plan | None:
     """What the phases with ``dp`` are to spend over so many training rows, the same at every party; None without any.
 
