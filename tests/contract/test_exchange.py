@@ -218,7 +218,7 @@ def test_a_late_party_is_left_out_and_answered_when_it_comes(transport: str) -> 
         values = zip(PASSIVES, (10.0, 11.0), strict=True)
         answers = {name: to_bundle(Kind.EMBEDDING, {"z": torch.tensor([value])}) for name, value in values}
         north = soon(lambda: ask("north", FIRST, 1.0))
-        received = found.hub.collect(FIRST, spec, deadline_s=0.3)
+        received = found.hub.collect(FIRST, spec, deadline_s=2.0)  # north comes within it on a busy machine too
         assert tuple(received) == ("north",)
         with pytest.raises(InternalError):  # the late one is owed an answer too
             found.hub.reply(FIRST, {"north": answers["north"]})
@@ -243,7 +243,7 @@ def test_an_interruption_from_another_thread_wakes_collect_and_swap(transport: s
             collected.result(WAIT_S)
         with pytest.raises(InterruptedRun):  # in its own words, or in the hub's
             asked.result(WAIT_S)
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < WAIT_S / 2  # not by a deadline
 
 
 def test_what_has_ended_stays_ended(transport: str) -> None:

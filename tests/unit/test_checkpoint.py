@@ -69,7 +69,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 @given(trees)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_tree_survives_safetensors_and_json(tree: Any) -> None:
     packed, jsonable = pack(tree)
     data, text = safetensors.torch.save(packed), json.dumps(jsonable)

@@ -32,7 +32,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @given(st.dictionaries(st.text(max_size=5), tensors(), max_size=3), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tensors_survive_a_bundle_bit_by_bit(named: dict[str, torch.Tensor], read_only: bool) -> None:
     bundle = to_bundle(Kind.EMBEDDING, named)
     if read_only:
