@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -60,6 +61,11 @@ def draw_comparison(done: Done, title: str, path: Path) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
+    if unit != "points":  # errors: what has hardly been trained is many times as wrong as the rest
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     _levels(axes, {name: factor * mean(validation(done, name)) for name in ALONE if done.of(name)})
     axes.set_xlabel("message bytes of training, all parties (MB)")
     axes.set_ylabel(
@@ -83,22 +89,25 @@ def _levels(axes: Axes, values: dict[str, float]) -> None:
 
     What is farther off than the height of all that is drawn already is only named, with an arrow at that edge.
     """
-    low, high = axes.get_ylim()
+    log = axes.get_yscale() == "log"
+    low, high = (math.log10(each) if log else each for each in axes.get_ylim())
+    names = dict(values)
+    values = {name: math.log10(value) if log else value for name, value in names.items()}
     near = {name: value for name, value in values.items() if 2 * low - high <= value <= 2 * high - low}
     low, high = min([low, *near.values()]), max([high, *near.values()])
     margin = 0.04 * (high - low)
     low, high = low - margin, high + margin
-    axes.set_ylim(low, high)
+    axes.set_ylim(*((10**low, 10**high) if log else (low, high)))
     below = {name: value for name, value in values.items() if value < low}
     apart = APART * (high - low)
     place = low - apart * (len(below) > 0)
     for name, value in sorted(values.items(), key=lambda item: item[1]):
         arrow = "↓ " if value < low else "↑ " if value > high else ""
         if not arrow:
-            axes.axhline(value, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
+            axes.axhline(names[name], color=GREY, linewidth=0.9, linestyle="--", zorder=0)
         place = max(place + apart, min(max(value, low), high))
-        where = (1.01, place), ("axes fraction", "data")
-        axes.annotate(f"{arrow}{name} {value:.4g}", where[0], xycoords=where[1], va="center", fontsize=8, color=GREY)
+        at, text = (1.01, 10**place if log else place), f"{arrow}{name} {names[name]:.4g}"
+        axes.annotate(text, at, xycoords=("axes fraction", "data"), va="center", fontsize=8, color=GREY)
 
 
 def _unit(unit: str) -> str:

@@ -247,7 +247,7 @@ class PartyApp:
             meter,
             heartbeat_s=recipe.run.heartbeat_s,
             wait_s=self.wait_s,
-            on_waiting=lambda missing, left_s: self.console.emit("waiting", missing=missing, left_s=round(left_s, 1)),
+            on_waiting=self._waiting,
         )
         progress = Progress(self.console, session, ledger, place.is_active)
         with self._listening(ledger, meter) as (service, address), self._exposed(session, progress, service):
@@ -425,12 +425,16 @@ class PartyApp:
 
         def tell() -> None:
             if hub.absent:
-                self.console.emit("waiting", missing=hub.absent, left_s=round(left_s, 1))
+                self._waiting(hub.absent, left_s)
 
         timer = threading.Timer(_COME_S, tell)
         timer.daemon = True
         timer.start()
         return timer
+
+    def _waiting(self, missing: Sequence[str], left_s: float, why: str = "") -> None:
+        because = {"why": why} if why else {}
+        self.console.emit("waiting", missing=list(missing), left_s=round(left_s, 1), **because)
 
     @property
     def _allocate(self) -> Callable[[int], memoryview] | None:
@@ -450,9 +454,7 @@ class PartyApp:
             timeout_s=timeout_s,
             allocate=self._allocate,
             explain=lambda: str(diagnose(address, place.credentials, peer, _DIAGNOSIS_S)),
-            on_waiting=lambda left_s, why: self.console.emit(
-                "waiting", missing=[peer], left_s=round(left_s, 1), why=why
-            ),
+            on_waiting=lambda left_s, why: self._waiting([peer], left_s, why),
         )
 
 

@@ -66,7 +66,6 @@ class Progress:
         self._console.emit(
             "started", run_id=start.run_id, generation=start.generation, checkpoint=start.checkpoint or None
         )
-        log.info("generation %d", start.generation, extra={"event": "started", "checkpoint": start.checkpoint})
 
     def begin_round(self, phase: str, round_: int, rounds: int) -> None:
         """Round number ``round_`` of the phase begins: so many are done."""
@@ -85,7 +84,8 @@ class Progress:
         self._steps.tick(now_s)
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
-            self._tell(rpc.Progress(phase, round_, rounds, batch=batch, batches=batches, metrics=self._metrics))
+            so_far = self.standing.run_steps  # as of the last round's end
+            self._tell(rpc.Progress(phase, round_, rounds, batch, batches, so_far, self._metrics))
 
     def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
         """After each round: its line, and word of it where there was none lately."""
@@ -119,7 +119,8 @@ class Progress:
         }
         if self._path is not None:
             append(self._path, json.dumps(line) + "\n")
-        log.info("round %d of %d done", round_, rounds, extra={"event": "round", "phase": phase, "steps": steps})
+        facts = {"phase": phase, "round": round_, "rounds": rounds, "steps": steps}
+        log.info("round %d of %d done", round_, rounds, extra={"event": "round", **facts})
         if report.note:
             log.info(report.note, extra={"event": "note", "phase": phase})
         nothing = not (report.steps or report.metrics or report.note)

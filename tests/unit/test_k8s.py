@@ -57,12 +57,13 @@ def named(folder: Path, kind: str, name: str) -> Resource:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_resource_fits_its_schema(version: str) -> None:
-    found = resources(K8S)
+    found = [*resources(K8S), *documents(K8S / "files.yaml")]
     assert {each["kind"] for each in found} == {
         "Job",
         "Namespace",
         "NetworkPolicy",
         "PersistentVolumeClaim",
+        "Pod",
         "Service",
     }
     for each in found:

@@ -18,6 +18,7 @@ from vfl_common.cli.table import in_order, show, size
 from vfl_common.errors import InputError
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, PartySummary, Summary, TcpBytes
 
+OWN = {"peer": "bank", "phase": "train", "kind": "embedding", "direction": "sent"}
 METRICS = {
     "binary": {"loss": 0.4, "accuracy": 0.85, "f1": 0.8, "auc": 0.9},
     "multiclass": {"loss": 0.1, "accuracy": 0.97, "f1": 0.97, "auc": 0.999},
@@ -214,3 +215,18 @@ def test_no_run_is_one_sentence(tmp_path: Path, text: str | None, expected: str)
         (tmp_path / "summary.json").write_text(text)
     with pytest.raises(InputError, match=expected):
         find(tmp_path)
+
+
+def test_a_passive_party_s_own_count_where_it_has_no_summary(tmp_path: Path) -> None:
+    (tmp_path / "hospital").mkdir()
+    entry = OWN | {"payload_bytes": 5_000_000, "message_bytes": 5_020_000, "messages": 10}
+    (tmp_path / "hospital" / "ledger.json").write_text(json.dumps({"entries": [entry], "tcp": []}))
+    shown = CliRunner().invoke(cli, ["report", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    words = shown.output.split()
+    assert words[words.index("sent") + 1 :][:5] == ["5", "MB", "5.02", "MB", "10"]
+    assert "a passive party has no summary" in shown.output
+    (tmp_path / "hospital" / "ledger.json").write_text("{}")
+    refused = CliRunner().invoke(cli, ["report", str(tmp_path)])
+    assert isinstance(refused.exception, InputError)
+    assert "is not a party's ledger" in str(refused.exception)

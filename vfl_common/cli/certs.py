@@ -31,8 +31,8 @@ def certs() -> None:
       vfl certs issue server bank shop
     \b
     Organisations that keep their keys to themselves:
-      vfl certs request bank          (at the bank; send bank.csr)
-      vfl certs sign bank.csr         (at the authority; send back bank.pem and ca.pem)
+      vfl certs request bank          (at the bank; send certs/bank.csr)
+      vfl certs sign certs/bank.csr   (at the authority; send back bank.pem and ca.pem)
     """
 
 
@@ -75,19 +75,19 @@ def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: 
 
 @certs.command()
 @click.argument("name")
-@click.option("--out", type=_FOLDER, default=Path(), show_default=True, help="Folder for NAME.key and NAME.csr.")
+@click.option("--out", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder for NAME.key and NAME.csr.")
 @_force
 def request(name: str, out: Path, force: bool) -> None:
     """Make a key, which stays here, and a request, which goes to the authority.
 
     \b
     Example:
-      vfl certs request bank --out certs
+      vfl certs request bank
     """
     path = authority.create_request(out, name, force=force)
     click.echo(f"{out / name}.key: keep it secret, it stays here")
     click.echo(f"{path}: send it to the authority, for `vfl certs sign`")
-    click.echo(f"fingerprint SHA-256 {fingerprint(pem.parse_request(pem.read(path), path))}")
+    click.echo(f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(path), path))}")
 
 
 @certs.command()
@@ -104,10 +104,10 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
 
     \b
     Example:
-      vfl certs sign bank.csr --ca certs
+      vfl certs sign certs/bank.csr --ca certs
     """
     path = authority.sign_request(csr, ca, name or csr.stem, days, out=out, force=force)
-    click.echo(f"fingerprint SHA-256 {fingerprint(pem.parse_request(pem.read(csr), csr))} of {csr}")
+    click.echo(f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(csr), csr))}")
     click.echo(f"{path}: send it back, together with {ca / 'ca.pem'}")
 
 

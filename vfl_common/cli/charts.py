@@ -146,7 +146,7 @@ def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
     text += "; each panel has a scale of its own" if len(panels) > 1 else ""
     figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
     handles, labels = cells[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False)
+    figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)  # above it the title is too wide
     return _save(figure, path)
 
 

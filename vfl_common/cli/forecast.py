@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from vfl_common.cli.network import Network
 from vfl_common.cli.processes import Process, end_all
-from vfl_common.cli.table import PIPE_WIDTH, new_table, size
+from vfl_common.cli.table import WORDS, new_table, size, wide_console
 from vfl_common.errors import Code, InputError
 from vfl_common.forecast import Forecast, PhaseForecast
 from vfl_common.summary import ByteCount, LinkBytes
@@ -28,10 +28,7 @@ def show_forecast(plan: Path, network: Network, *, rows: int | None, rounds: Seq
     if as_json:
         click.echo(json.dumps(as_tables(forecast, network), separators=(",", ":")))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, PIPE_WIDTH)
-    console.print(render(forecast, network))
+    wide_console().print(render(forecast, network))
 
 
 def ask(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> Forecast:
@@ -105,6 +102,7 @@ def notes(forecast: Forecast, network: Network) -> list[str]:
     there = f"{rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way"
     found.append(f"Time of communication alone, at {there}: computation, and TLS, HTTP/2 and TCP/IP, come on top.")
     found.append("Not counted: the sessions with the server (control), which grow with time.")
+    found.append(WORDS)
     return found
 
 

@@ -155,15 +155,20 @@ def forecast(
 def report(run: Path) -> None:
     """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
 
-    RUN is the folder of a run, or its summary.json.
+    RUN is the folder of a run, or its summary.json. At a passive party, which gets no summary, what it has counted.
 
     \b
     Example:
       vfl report runs/20260101-120000-digits-1f2e
     """
-    from vfl_common.cli.report import draw, find
-    from vfl_common.cli.table import show
+    from vfl_common.cli.report import draw, find, own_ledger
+    from vfl_common.cli.table import show, show_own
 
+    own = own_ledger(run)
+    if own is not None:
+        show_own(*own)
+        click.echo(f"{run}: a passive party has no summary of the run; the server and the active party do")
+        return
     found = find(run)
     show(found.summary, found.phases)
     paths = draw(found)

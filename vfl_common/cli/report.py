@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from vfl_common.cli.rounds import FILE, History, Source
 from vfl_common.errors import Code, InputError
+from vfl_common.ledger import Entry, load_entries
 from vfl_common.summary import Summary, load_summary
 
 OWN = ("local", "cross")  # what a party tells of losses of its own, where others use "train", "validation", "test"
@@ -31,7 +32,9 @@ def find(path: Path) -> Run:
     try:
         summary = load_summary(file)
     except FileNotFoundError:
-        what = "no such file; a run writes it at its end" if path.is_dir() else "no such run"
+        what = "no such run"
+        if path.is_dir():
+            what = "no such file; the server and the active party have it, at the end of a run"
         if (path / "results.csv").exists():
             what = "this is a study's folder, not a run's; its results are results.csv and results.png beside it"
         raise InputError(Code.FILE_INVALID, f"{file}: {what}") from None
@@ -40,6 +43,17 @@ def find(path: Path) -> Run:
     except ValidationError:
         raise InputError(Code.FILE_INVALID, f"{file}: is not the summary of a run") from None
     return Run(file.parent, summary, _phases(file.parent, summary))
+
+
+def own_ledger(path: Path) -> tuple[str, list[Entry]] | None:
+    """(party, what it has counted) of a folder in which a single party's ledger is, and no summary; None elsewhere."""
+    ledgers = list(path.glob("*/ledger.json")) if not (path / "summary.json").exists() else []
+    if len(ledgers) != 1:
+        return None
+    try:
+        return ledgers[0].parent.name, load_entries(ledgers[0])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(Code.FILE_INVALID, f"{ledgers[0]}: is not a party's ledger") from None
 
 
 def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:

@@ -9,13 +9,14 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl_common.ledger import CONTROL
+from vfl_common.ledger import CONTROL, Entry
 from vfl_common.summary import LinkBytes, Summary
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
 FIRST = "open"  # the phase in which the rows are compared
 PIPE_WIDTH = 120  # where there is no terminal
+WORDS = "open: the rows are compared. envelope: what a message has beside its tensors (payload). kB = 1,000 bytes."
 
 
 def size(count: int) -> str:
@@ -31,11 +32,28 @@ def show(summary: Summary, phases: Sequence[str] = (), console: Console | None =
 
     ``phases``: their order in the recipe; the runner's own come before and after them.
     """
-    if console is None:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = max(console.width, PIPE_WIDTH)
-    console.print(render(summary, phases))
+    (console or wide_console()).print(render(summary, phases))
+
+
+def show_own(party: str, entries: Sequence[Entry]) -> None:
+    """Prints what one party has counted, where no summary says more: a passive party gets none."""
+    table = new_table(f"What {party} has counted")
+    for heading in ("phase", "peer", "what", "direction"):
+        table.add_column(heading)
+    for heading in ("payload", "message bytes", "messages"):
+        table.add_column(heading, justify="right")
+    for each in entries:
+        counts = (size(each.payload_bytes), size(each.message_bytes), f"{each.messages:,}")
+        table.add_row(each.phase, each.peer, each.kind, each.direction, *counts)
+    wide_console().print(Group(Text(), table, Text(f"\n{WORDS}\ncontrol: the session with the server.\n", "dim")))
+
+
+def wide_console() -> Console:
+    """Standard output, as wide as our tables."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, PIPE_WIDTH)
+    return console
 
 
 def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
@@ -50,6 +68,7 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
     if not summary.bytes.agrees:
         links = "; ".join(summary.bytes.disagreements)
         parts += [Text(f"\nThe two ends counted different bytes on: {links}", "yellow")]
+    parts += [Text(f"\n{WORDS}\ncontrol: the parties' sessions with the server. TCP: as the kernel counts.", "dim")]
     return Group(*parts, Text())
 
 

@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from vfl_common.errors import Code, InputError
 from vfl_common.identity import pem
 
+_WHICH = {True: " (the certificate's; its request has another)", False: " (the request's)"}
 _CURVES = {"secp256r1": "P-256", "secp384r1": "P-384", "secp521r1": "P-521"}
 
 
@@ -54,7 +55,7 @@ def _identity(document: x509.Certificate | x509.CertificateSigningRequest) -> li
     return [
         ("name", ", ".join(pem.names(document)) or _common_name(document.subject)),
         ("key", _key_type(document)),
-        ("fingerprint", f"SHA-256 {fingerprint(document)}"),
+        ("fingerprint", f"SHA-256 {fingerprint(document)}{_WHICH[isinstance(document, x509.Certificate)]}"),
     ]
 
 

@@ -26,6 +26,8 @@ SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 STATES = ("waiting", "running", "completed", "failed")  # of the run, as a party sees it; the server's are the same
 _CLOSE_S = 5.0
 _LONGEST_S = 1e6
+_PATIENCE_S = 3.0  # without an answer of the server, before a person hears of it
+_TELL_S = 60.0  # and then again
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Session:
 
     Args:
         wait_s: how long to wait for a server that does not answer.
-        on_waiting: called with the names of the parties that are missing and the seconds left.
+        on_waiting: called with the names of those that are missing, the seconds left and why, where that is known: of
+            the parties when the server says so, of the server itself when it does not answer.
     """
 
     address: str
@@ -88,7 +91,7 @@ class Session:
     meter: TcpMeter
     heartbeat_s: float
     wait_s: float
-    on_waiting: Callable[[list[str], float], None] = field(default=lambda _missing, _left: None)
+    on_waiting: Callable[[list[str], float, str], None] = field(default=lambda _missing, _left, _why: None)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -143,7 +146,7 @@ class Session:
                 elif answer.HasField("waiting"):
                     left_s = max(0.0, min(answer.waiting.deadline_s, _LONGEST_S))
                     patience_s = left_s + self.wait_s
-                    self.on_waiting(list(answer.waiting.missing), left_s)
+                    self.on_waiting(list(answer.waiting.missing), left_s, "")
                 elif answer.HasField("start"):
                     return self._checked(answer.start)
 
@@ -253,6 +256,7 @@ class Session:
     def _connect(self, give_up_s: float) -> None:
         """Opens a channel and a stream; tries again until ``give_up_s`` (monotonic) unless trying cannot help."""
         suspect: Code | None = None
+        tell_s = time.monotonic() + _PATIENCE_S  # a server that is just starting is no news
         while True:
             found = connect(
                 self.address, self.credentials, self.server, max(0.5, min(3.0, give_up_s - time.monotonic()))
@@ -268,6 +272,9 @@ class Session:
                 raise InputError(
                     Code.UNREACHABLE, f"the server does not answer (waited {self.wait_s:g} s): {why}"
                 ) from None
+            if time.monotonic() >= tell_s:
+                tell_s = time.monotonic() + _TELL_S
+                self.on_waiting([self.server], max(0.0, give_up_s - time.monotonic()), str(why))
         self.meter.name_address(self.address, self.server)
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(f"/{SERVICE}/Session")(self._sending(outbox))
