@@ -196,7 +196,7 @@ def test_a_repeated_request_gets_the_same_reply_and_is_computed_once(transport: 
 
 
 def test_a_party_that_is_late_is_named(transport: str) -> None:
-    with exchange(transport, timeout_s=0.3) as found:
+    with exchange(transport, timeout_s=2.0) as found:  # north comes within it on a busy machine too
         asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
         with pytest.raises(LostError) as caught:
             found.hub.collect(FIRST, NOTHING)
