@@ -16,13 +16,13 @@ from vfl_common.errors import Code, InputError
 def resolve_device(text: str) -> torch.device:
     """``cpu``, ``cuda`` (the first GPU; under torchrun each process has its own) or ``cuda:N`` as a device.
 
-    Raises InputError: DEVICE_MISSING, which lists the devices of this machine.
+    Raises InputError: CONFIG_INVALID; DEVICE_MISSING, which lists the devices of this machine.
     """
     if text == "cpu":
         return torch.device("cpu")
     n = torch.cuda.device_count() if torch.cuda.is_available() else 0
     _, size, local = launched()
-    asked = re.fullmatch(r"cuda(?::(\d+))?", text)
+    asked = re.fullmatch(r"cuda(?::(\d{1,4}))?", text)
     if asked and asked[1] and size > 1:
         what = f"device {text}: torchrun has started {size} processes, which need a GPU each"
         raise InputError(Code.CONFIG_INVALID, f'{what}; set device = "cuda", and CUDA_VISIBLE_DEVICES to choose GPUs')
@@ -35,10 +35,21 @@ def resolve_device(text: str) -> torch.device:
 
 
 def launched() -> tuple[int, int, int]:
-    """(rank, how many, rank on this machine) among the processes that torchrun has started; (0, 1, 0) without it."""
+    """(rank, how many, rank on this machine) among the processes that torchrun has started; (0, 1, 0) without it.
+
+    Raises InputError where the variables that it sets are not what it would set."""
     if not torch.distributed.is_torchelastic_launched():
         return 0, 1, 0
-    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    words = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    for name, word in words.items():
+        if not re.fullmatch(r"\d{1,4}", word, re.ASCII):
+            text = f"TORCHELASTIC_RUN_ID is set, as by torchrun, but {name} is {word[:20]!r}"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; start the party with torchrun, or unset TORCHELASTIC_RUN_ID"
+            )
+    rank, size, local = map(int, words.values())
+    if rank >= size:
+        raise InputError(Code.CONFIG_INVALID, f"RANK is {rank} of WORLD_SIZE {size}; start the party with torchrun")
     return rank, size, local
 
 

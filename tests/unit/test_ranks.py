@@ -102,3 +102,23 @@ def test_under_torchrun_each_process_has_the_gpu_of_its_number(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InputError, match=r"cuda, by 2 processes, was asked for; this machine has: cpu, cuda:0"):
         resolve_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"RANK": None}, "RANK is ''"),
+        ({"WORLD_SIZE": "-3"}, "WORLD_SIZE is '-3'"),
+        ({"RANK": "5"}, "RANK is 5 of WORLD_SIZE 2"),
+    ],
+)
+def test_variables_that_torchrun_would_not_set_are_refused(
+    changed: dict[str, str | None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    for name, value in (names | changed).items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=words):
+        launched()

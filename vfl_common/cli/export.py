@@ -89,6 +89,8 @@ def mlflow(run: Path, tracking_uri: str, experiment: str, follow: bool) -> None:
 def copy(run: Path, open_sink: Callable[[Source], Sink], *, follow: bool) -> list[Source]:
     """Gives each party's rounds to a sink of its own; the parties. Raises InputError."""
     histories = [History(source) for source in find_sources(run)]
+    for history in histories:  # what cannot be read is told before an earlier export is replaced
+        history.update()
     sinks = [open_sink(history.source) for history in histories]
     finished = [False] * len(sinks)
     try:

@@ -103,16 +103,20 @@ def finished(folder: Path, run: PlannedRun) -> Summary | None:
     """The summary of a run that is done; None where it is to be run. Raises InputError where it was another run."""
     try:
         summary = load_summary(folder / run.run_id / "summary.json")
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+    except OSError as error:
+        text = f"{folder / run.run_id / 'summary.json'}: cannot be read ({error.strerror})"
+        raise InputError(Code.FILE_INVALID, f"{text}; a run that may be done is not run again over it") from None
     if summary.recipe_digest != run.recipe.digest():
         theirs = _recipe_of(folder / run.run_id, run.recipe.active.name)
-        found = first_difference(run.recipe.canonical_json(), theirs) if theirs is not None else ("recipe.json",)
-        if found is not None:
-            text = (
-                f"{folder / run.run_id}: was run with another recipe than method {run.method} has now (at {found[0]})"
+        found = first_difference(run.recipe.canonical_json(), theirs) if theirs is not None else None
+        if theirs is None or found is not None:
+            why = f"at {found[0]}" if found is not None else "or its recipe.json cannot be read"
+            text = f"was run with another recipe than method {run.method} has now ({why})"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{folder / run.run_id}: {text}; delete that folder, or give another --out"
             )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; delete that folder, or give another --out")
     return summary
 
 
@@ -121,7 +125,7 @@ def _recipe_of(folder: Path, party: str) -> str | None:
     path = folder / party / "recipe.json"
     try:
         return parse(Recipe, json.loads(path.read_text()), str(path)).canonical_json()
-    except (OSError, ValueError, InputError):
+    except (OSError, ValueError, RecursionError, InputError):
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)  # for the next word: torchrun ends all processes when one has died
 _FIELDS = 5
+_ALL_THERE_S = 120  # for all processes to have started
 _GLOO_SAYS = ("/gloo/", "pair closure")  # its errors are plain RuntimeErrors, with its file or of an earlier timeout
 
 
@@ -136,15 +138,15 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
         text = f"torchrun has started {size} processes on several machines; a party's are on one: --nnodes 1"
         raise InputError(Code.CONFIG_INVALID, text)
-    with together():
-        dist.init_process_group("gloo", timeout=_AS_LONG_AS_IT_TAKES)
-        words = dist.group.WORLD
-        assert words is not None  # noqa: S101 - just made
+    with _endable(), together():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
+        words = dist.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
         tensors = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
-    assert isinstance(tensors, dist.ProcessGroup)  # noqa: S101 - every rank is in it
+    assert isinstance(words, dist.ProcessGroup)  # noqa: S101 - every rank is in it
+    assert isinstance(tensors, dist.ProcessGroup)  # noqa: S101
     ranks = Ranks(rank, size, device, words, tensors)
     try:
         yield ranks
@@ -152,6 +154,16 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
         _end(ranks)
         raise
     _end(ranks)
+
+
+@contextmanager
+def _endable() -> Iterator[None]:
+    """Inside, SIGTERM ends the process at once: torch waits without looking at Python's handlers."""
+    ours = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, ours)
 
 
 def _end(ranks: Ranks) -> None:
