@@ -10,7 +10,8 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,7 +22,7 @@ from vfl_common.ledger import Ledger, TcpCount
 from vfl_common.rpc.channel import check_address, split_address
 
 LOOPBACK = "127.0.0.1"
-REQUEST_S = 5.0  # for each read and write of a scrape
+REQUEST_S = 5.0  # for a scrape
 _POLL_S = 0.1  # between two looks at whether it is to end
 _CLOSE_S = 1.0
 
@@ -86,8 +87,23 @@ class _Server(socketserver.TCPServer):
         self.address_family = found[0]
         super().__init__((host, port), handler)
 
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Hangs up after ``REQUEST_S``: the handler's own timeout begins anew with each line."""
+        guard = threading.Timer(REQUEST_S, _hang_up, [request])
+        guard.name, guard.daemon = "metrics", True
+        guard.start()
+        try:
+            super().finish_request(request, client_address)
+        finally:
+            guard.cancel()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """A caller that hangs up or is too slow is no event."""
+
+
+def _hang_up(request: socket.socket) -> None:
+    with suppress(OSError):  # it has gone by itself
+        request.shutdown(socket.SHUT_RDWR)
 
 
 # -- what both programs have ----------------------------------------------------------------------------------------

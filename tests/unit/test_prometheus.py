@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -90,7 +91,7 @@ def test_silent_callers_cost_one_thread_and_hold_nobody_up(monkeypatch: pytest.M
         host, _, port = address.partition(":")
         silent = [socket.create_connection((host, int(port))) for _ in range(4)]
         assert scrape(address)  # once each of them has had its time
-        assert [thread.name for thread in set(threading.enumerate()) - before] == ["metrics"]
+        assert {thread.name for thread in set(threading.enumerate()) - before} == {"metrics"}
     monkeypatch.setattr(prometheus, "REQUEST_S", 60.0)
     with exposed("127.0.0.1:0", list) as address:
         silent.append(socket.create_connection((host, int(address.rpartition(":")[2]))))
@@ -98,6 +99,32 @@ def test_silent_callers_cost_one_thread_and_hold_nobody_up(monkeypatch: pytest.M
     assert time.monotonic() - began_s < 5.0
     for each in silent:
         each.close()
+
+
+def hung_up(caller: socket.socket) -> bool:
+    """Whether the other end does so while a header line goes to it every 0.1 s; 20 s are given."""
+    give_up_s = time.monotonic() + 20.0
+    while time.monotonic() < give_up_s:
+        try:
+            caller.sendall(b"X-Line: 1\r\n")
+            if not caller.recv(1024):
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def test_a_caller_that_never_ends_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "REQUEST_S", 0.5)
+    with exposed("127.0.0.1:0", list) as address:
+        host, _, port = address.partition(":")
+        with socket.create_connection((host, int(port))) as slow:
+            slow.settimeout(0.1)
+            slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+            assert hung_up(slow)
+        assert scrape(address) is not None
 
 
 # -- a party --------------------------------------------------------------------------------------------------------
