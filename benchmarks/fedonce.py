@@ -28,8 +28,8 @@ from benchmarks.fedonce_charts import draw_comparison, draw_privacy, draw_scale
 from benchmarks.fedonce_numbers import print_privacy, print_reach, print_scale, write_curves
 from benchmarks.memory import Watch
 from benchmarks.studies import EVALUATE, Done, Tables
-from vfl_common.cli.study_report import table
-from vfl_common.seeds import split_rows
+from vfl.studies.report import table
+from vfl_party.seeds import split_rows
 
 Make = Callable[[Path, Path], Tables]  # from the folder of data and one for files of its own: the recipe
 MOST_ENVELOPE = 1.02  # message bytes of the upload by its payload

@@ -25,7 +25,7 @@ from benchmarks.fedonce_numbers import (
     validation,
 )
 from benchmarks.studies import Done
-from vfl_common.cli.study_report import mean_and_sd, points
+from vfl.studies.report import mean_and_sd, points
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
 DPI = 130

@@ -19,16 +19,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.processes import ROOT
-from vfl_common.cli.forecast import total
-from vfl_common.cli.launcher import launching
-from vfl_common.cli.live import View
-from vfl_common.cli.simulate import run_federation
+from vfl.forecasting.show import total
+from vfl.launcher.forks import launching
+from vfl.simulation.live import View
+from vfl.simulation.run import run_federation
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
-from vfl_common.forecast import against
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import load_summary
-from vfl_party.forecast import forecast, outlook_of
+from vfl_party.forecast.count import forecast, outlook_of
+from vfl_party.forecast.result import against
 
 EXAMPLES = ROOT / "examples"
 MOST = 0.03

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.contest import Measurement
 from benchmarks.task import LEARNING_RATE, Task, features_of, labels_of
-from vfl_common.cli.federation import to_toml
+from vfl.simulation.federation import to_toml
 
 TIMEOUT_S = 900.0
 VFL = Path(sys.executable).with_name("vfl")

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks import studies
 from benchmarks.studies import EVALUATE, Tables, sgd
-from vfl_common.cli.study_report import Result, mean_and_sd, table
+from vfl.studies.report import Result, mean_and_sd, table
 from vfl_common.summary import load_summary
 
 NAMES = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from vfl_common.cli.federation import to_toml
-from vfl_common.cli.study import run_study
-from vfl_common.cli.study_report import Result
-from vfl_common.config.study import Study, load_study
+from vfl.simulation.federation import to_toml
+from vfl.studies.plan import Study, load_study
+from vfl.studies.report import Result
+from vfl.studies.run import run_study
 from vfl_common.summary import Summary, load_summary
 
 Tables = dict[str, Any]

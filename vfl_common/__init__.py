@@ -1,3 +1,1 @@
-"""What every program of a federation speaks: errors, configuration, bundles, the wire, checkpoints, the runner."""
-
-__version__ = "0.1.0"
+"""What both programs speak, parties and server: errors, configuration, bundles, the wire, identity, the ledger."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable, write_atomic
 
-if TYPE_CHECKING:
-    from vfl_common.checkpoint import CheckpointStore
+
+class Store(Protocol):
+    """Checkpoints of one party and run: a party's ``CheckpointStore``."""
+
+    def save(self, label: str, tree: Any) -> object: ...
+    def load(self, label: str) -> Any: ...
+    def labels(self) -> list[str]: ...
+    def discard_after(self, label: str) -> None: ...
 
 
 @dataclass
@@ -24,7 +30,7 @@ class RunFolder:
 
     path: Path
     run_id: str
-    checkpoints: CheckpointStore | None = None
+    checkpoints: Store | None = None
 
     def note(self, **facts: Any) -> None:
         """Adds facts to ``run.json``."""

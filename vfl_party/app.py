@@ -15,12 +15,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from vfl_common.checkpoint import CheckpointStore
 from vfl_common.config.data import DataSettings, ids_only, unaligned_of
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
-from vfl_common.devices import device_name, peak_memory, resolve_device, set_threads
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials, load_credentials
@@ -28,8 +26,6 @@ from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.logs import Console, log_to
-from vfl_common.models import InputSpec
-from vfl_common.phase import Aggregation, Phase
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import MAX_STREAMS, ExchangeHub, ExchangeService
@@ -38,14 +34,19 @@ from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
-from vfl_common.runner import Outcome, Planned, Runner
+from vfl_common.stages import AggregationPlan, Planned
+from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.data import load_table
+from vfl_party.devices import device_name, peak_memory, resolve_device, set_threads
 from vfl_party.job import BeginWith, PartyJob, Prepared, encoder_settings, load_encoder, load_models, prepare
 from vfl_party.methods import build_phases, handed_on, privacy_plan, with_own_passes
+from vfl_party.models import InputSpec
+from vfl_party.phase import Phase
 from vfl_party.prediction import ActivePredict, PassivePredict, TrainedRun, load_start, prepare_prediction
 from vfl_party.progress import Progress
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, check_spread, follow
+from vfl_party.runner import Outcome, Runner
 
 _CLOSE_S = 5.0  # for the passive parties to end their streams
 _DIAGNOSIS_S = 2.0
@@ -225,7 +226,7 @@ class PartyApp:
         # Everything that can be refused without the others is refused before joining.
         trial = self._job(prepared, make_phases, begin_with, "", _Grpc(None, TcpMeter()), lambda *_: None)
         aggregations = tuple(
-            Aggregation(phase.name, phase.rounds, phase.aggregates)
+            AggregationPlan(phase.name, phase.rounds, phase.aggregates)
             for phase in trial.phases
             if phase.aggregates is not None and job == "train"
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -58,6 +60,7 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
     if report and not place.is_active:
         text = f"{party}: --report is for the active party; {place.name} is passive and gets no summary"
         raise InputError(Code.CONFIG_INVALID, text)
+    reporters = _reporters() if report else []
     console = Console("vfl-party")
     with started_by_torchrun(place.device, place.recipe.run.step_timeout_s) as ranks:
         if ranks is not None and ranks.rank:
@@ -65,9 +68,7 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
             return
         _, folder = PartyApp(place, console, wait_s, metrics=metrics, ranks=ranks).train(fresh=fresh)
     if report:
-        from vfl_common.cli.report import draw, find
-
-        charts = draw(find(folder.path.parent))
+        charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
 
@@ -144,21 +145,11 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
 
     PLAN is a recipe or a party file. Nothing is sent, no certificate is needed.
     """
-    from vfl_party.forecast import forecast as count
-    from vfl_party.forecast import read_outlook, read_rounds
+    from vfl_party.forecast.count import forecast as count
+    from vfl_party.forecast.count import read_outlook, read_rounds
 
     found = count(read_outlook(plan), rows, read_rounds(ended))
     click.echo(json.dumps({"event": "forecast", **found.model_dump(mode="json")}, separators=(",", ":")))
-
-
-@cli.command(hidden=True)
-@click.argument("recipes", type=click.Path(path_type=Path))
-@click.option("--folder", required=True, type=click.Path(path_type=Path), help="From which relative paths are taken.")
-def trial(recipes: Path, folder: Path) -> None:
-    """Makes all parties of each recipe in RECIPES, without training: `vfl study` asks for it before its first run."""
-    from vfl_party.trial import try_all
-
-    click.echo(json.dumps({"event": "tried", "recipes": try_all(recipes, folder)}))
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -183,6 +174,15 @@ def health(party: Path, wait_s: float) -> None:
         raise InputError(Code.CONFIG_INVALID, text)
     address = require_serving(file.listen, load_credentials(file.tls, name=file.name), wait_s)
     click.echo(f"{file.name} at {address} serves")
+
+
+def _reporters() -> list[Callable[[Path], list[Path]]]:
+    """What draws a finished run: the entry points of the group ``vfl.reports``. Raises InputError if there is none."""
+    found: list[Callable[[Path], list[Path]]] = [each.load() for each in entry_points(group="vfl.reports")]
+    if not found:
+        text = "--report: no installed package draws reports (entry points of the group vfl.reports)"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; install vfl as its README says")
+    return found
 
 
 def main() -> None:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.models import InputSpec, checked_encoder, forward, seeded
-from vfl_common.seeds import derive_seed
-from vfl_common.tensors import index_on
 from vfl_party.data import Features, Labels
 from vfl_party.exchange import TensorHub, TensorLink
+from vfl_party.models import InputSpec, checked_encoder, forward, seeded
+from vfl_party.seeds import derive_seed
+from vfl_party.tensors import index_on
 
 Rows = npt.NDArray[np.int64]
 
@@ -58,7 +58,7 @@ class Party:
 
     ``models``: ``encoder`` (where the party has features), and ``top`` at the active party; on ``device``.
     ``targets``: the encoded labels of all rows at the active party.
-    ``splits``: see ``vfl_common.seeds.split_rows``; ``local`` may end with rows that this party alone has.
+    ``splits``: see ``vfl_party.seeds.split_rows``; ``local`` may end with rows that this party alone has.
     ``make_encoder``: for methods that train more encoders than the one that they hand on.
     ``spread``: the encoder on several GPUs (``vfl_party.ranks``), called with whole batches; None on one.
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).

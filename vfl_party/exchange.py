@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey
 from vfl_common.link import Hub, Link
-from vfl_common.tensors import spec_of, take_in, to_bundle
+from vfl_party.tensors import spec_of, take_in, to_bundle
 
 Tensors = Mapping[str, Tensor]
 

@@ -18,14 +18,14 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.link import Hub, Link
-from vfl_common.models import InputSpec, build_top, combined_size, seeded
-from vfl_common.phase import Phase, Tree
-from vfl_common.runner import Job
-from vfl_common.seeds import derive_seed, split_rows
 from vfl_party.context import MakeEncoder, Party, Rows, rows_digest
 from vfl_party.data import Features, Labels, Preprocessor, Table
 from vfl_party.exchange import NOTHING, TensorHub, TensorLink, expect
 from vfl_party.methods import handed_on
+from vfl_party.models import InputSpec, build_top, combined_size, seeded
+from vfl_party.phase import Phase, Tree
+from vfl_party.runner import Job
+from vfl_party.seeds import derive_seed, split_rows
 
 OPENING = "open"  # the phase in which the rows are compared
 ROWS = expect(Kind.ROWS, count=(torch.int64, (1,)), digest=(torch.uint8, (32,)))  # what each passive party says of them
@@ -140,7 +140,7 @@ def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) ->
 
 
 class PartyJob(Job):
-    """See ``vfl_common.runner.Job``.
+    """See ``vfl_party.runner.Job``.
 
     ``begin_with``: puts weights of an earlier run into the models, made afresh. ``spread``: puts the encoder on several
     GPUs.

@@ -16,18 +16,18 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
-from vfl_common.checkpoint import CheckpointStore
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.metrics import scores
-from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_common.run_folder import RunFolder
+from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.job import Prepared
 from vfl_party.methods import nothing_kept, sent_noise
+from vfl_party.metrics import scores
+from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import joint_outputs, send_embeddings
 
 PHASE = "predict"

@@ -11,13 +11,13 @@ import torch
 from vfl_common.config.data import unaligned_of
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
-from vfl_common.devices import resolve_device
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.rpc.channel import check_address, connect
 from vfl_party.app import Place, read_place
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.data import describe, load_table
+from vfl_party.devices import resolve_device
 from vfl_party.job import build_models, load_encoder, prepare
 from vfl_party.methods import build_phases, parse_settings
 from vfl_party.prediction import load_start

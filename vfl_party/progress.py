@@ -12,10 +12,10 @@ from typing import Any
 from vfl_common.files import append
 from vfl_common.ledger import Ledger
 from vfl_common.logs import Console, utc
-from vfl_common.phase import RoundReport
 from vfl_common.rpc import session as rpc
 from vfl_common.rpc.session import Session, Start
 from vfl_party.pace import Steps
+from vfl_party.phase import RoundReport
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.models import combine, combined_size
 from vfl_party.context import Party, Rows
 from vfl_party.exchange import NOTHING, expect
+from vfl_party.models import combine, combined_size
 from vfl_party.traffic import Exchange, with_active
 
 CHUNK_ROWS = 1024

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, unaligned_of
 from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
@@ -61,11 +62,20 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, tu
     }
 
 
-def try_all(path: Path, folder: Path) -> int:
-    """Tries recipes, one JSON line each: ``{"title", "recipe", "tested"}``; how many they are.
+@dataclass(frozen=True)
+class Tried:
+    """One recipe of a study. ``tested``: metrics of its test rows are wanted."""
 
-    Raises InputError, with the title, at the first that a party would refuse, or from which metrics of the test rows
-    are wanted (``tested``) where it has none.
+    title: str
+    recipe: Recipe
+    tested: bool
+
+
+def try_all(recipes: Sequence[Tried], folder: Path) -> None:
+    """Makes all parties of each recipe, without training; relative paths are taken from ``folder``.
+
+    Raises InputError, with the title, at the first recipe that a party would refuse, or of which metrics of the test
+    rows are wanted and cannot be had.
     """
     tables: dict[tuple[str, bool], Table] = {}
 
@@ -76,17 +86,24 @@ def try_all(path: Path, folder: Path) -> int:
             tables[key] = load(data, with_label)
         return tables[key]
 
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for line in lines:
-        entry = json.loads(line)
-        try:
-            recipe = parse(Recipe, entry["recipe"], "recipe")
-            jobs = try_parties(recipe, folder, once)
-            if entry["tested"]:
-                _check_tested(recipe, jobs[recipe.active.name][0])
-        except VflError as error:
-            raise InputError(error.code, f"{entry['title']}: {error}") from None
-    return len(lines)
+    with modules_of(folder):
+        for each in recipes:
+            try:
+                jobs = try_parties(each.recipe, folder, once)
+                if each.tested:
+                    _check_tested(each.recipe, jobs[each.recipe.active.name][0])
+            except VflError as error:
+                raise InputError(error.code, f"{each.title}: {error}") from None
+
+
+@contextlib.contextmanager
+def modules_of(folder: Path) -> Iterator[None]:
+    """Finds modules of the user's own (encoders of kind ``custom``) in ``folder`` while the block lasts."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def _check_tested(recipe: Recipe, job: PartyJob) -> None:

@@ -16,7 +16,6 @@ from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount, load_entries
 from vfl_common.logs import Console, log_to
-from vfl_common.phase import Aggregation
 from vfl_common.program import Stopped
 from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.health import Health
@@ -25,6 +24,7 @@ from vfl_common.rpc.hub import SERVICE as EXCHANGE
 from vfl_common.rpc.session import SERVICE as SESSIONS
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
+from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary, Summary, gather_bytes
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job
@@ -82,7 +82,7 @@ class ServerApp:
 
         departures = Departures(folder.path / "left.json")
 
-        def started(generation: int, checkpoint: str, aggregations: tuple[Aggregation, ...]) -> None:
+        def started(generation: int, checkpoint: str, aggregations: tuple[AggregationPlan, ...]) -> None:
             folder.note(generation=generation)
             aggregator.begin(generation, checkpoint, aggregations)
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from tests.harness.memory import MemoryHub, MemoryLink
+from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import InterruptedRun, VflError
-from vfl_common.identity.authority import create_authority, issue
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link

@@ -19,8 +19,8 @@ from vfl_common.bundle import Bundle, Kind, StepKey
 from vfl_common.errors import AbortedError, Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL
 from vfl_common.link import Link
-from vfl_common.phase import Aggregation
-from vfl_common.tensors import to_bundle, to_tensors
+from vfl_common.stages import AggregationPlan
+from vfl_party.tensors import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import Aggregator
 
 CPU = torch.device("cpu")
@@ -45,7 +45,9 @@ class Run:
             fail=self.failed.put,
         )
 
-    def swap(self, party: str, what: Aggregation, round_: int, link: Link | None = None) -> Future[dict[str, Tensor]]:
+    def swap(
+        self, party: str, what: AggregationPlan, round_: int, link: Link | None = None
+    ) -> Future[dict[str, Tensor]]:
         """In a thread of its own: the mean of ``tensors_of`` with the others'."""
         link = link or self.exchange.link(party)
         step = StepKey(what.phase, round_, 0)
@@ -69,23 +71,23 @@ def run() -> Iterator[Run]:
     found.close()
 
 
-def tensors_of(party: str, what: Aggregation, round_: int) -> dict[str, Tensor]:
+def tensors_of(party: str, what: AggregationPlan, round_: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(100 * round_ + PASSIVES.index(party) + len(what.phase) * 10_000)
     return {name: torch.randn(spec.shape, generator=generator) for name, spec in what.spec.tensors.items()}
 
 
-def mean_of(what: Aggregation, round_: int) -> dict[str, Tensor]:
+def mean_of(what: AggregationPlan, round_: int) -> dict[str, Tensor]:
     drawn = [tensors_of(party, what, round_) for party in PASSIVES]
     return {name: (drawn[0][name] + drawn[1][name]) / 2 for name in what.spec.tensors}
 
 
-def assert_mean(got: dict[str, Tensor], what: Aggregation, round_: int) -> None:
+def assert_mean(got: dict[str, Tensor], what: AggregationPlan, round_: int) -> None:
     want = mean_of(what, round_)
     assert list(got) == list(want)
     assert all(torch.equal(got[name], tensor) for name, tensor in want.items())
 
 
-def go_through(run: Run, steps: Sequence[tuple[Aggregation, int]]) -> None:
+def go_through(run: Run, steps: Sequence[tuple[AggregationPlan, int]]) -> None:
     for what, round_ in steps:
         asked = [run.swap(party, what, round_) for party in reversed(PASSIVES)]
         for future in asked:

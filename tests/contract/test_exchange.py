@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
-from vfl_common.tensors import TORCH, to_bundle, to_tensors
 from vfl_party.exchange import TensorHub, TensorLink
+from vfl_party.tensors import TORCH, to_bundle, to_tensors
 
 pytestmark = pytest.mark.parametrize("transport", ["memory", "grpc"])
 

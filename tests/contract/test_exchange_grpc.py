@@ -13,9 +13,9 @@ import pytest
 
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, GrpcExchange, credentials, soon
 from tests.harness.proxy import Proxy
+from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import CATALOGUE, AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
-from vfl_common.identity.authority import create_authority, issue
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
 from vfl_common.rpc.channel import PROTOCOL

@@ -19,10 +19,10 @@ from tests.harness import averaging_party, cases
 from tests.harness.federation import Federation, Program
 from tests.harness.hostile import AggregatingMember, aggregation
 from tests.harness.methods.averaging import drift
+from vfl.certs.authority import issue
 from vfl_common.errors import AbortedError, Code, InterruptedRun, LostError, PeerError, VflError
-from vfl_common.identity.authority import issue
-from vfl_common.phase import Aggregation
 from vfl_common.rpc.session import Start
+from vfl_common.stages import AggregationPlan
 from vfl_common.summary import Summary
 
 FIRST = aggregation("first", 3, weight=(3, 4), bias=(3,))
@@ -43,14 +43,14 @@ class Members:
         self.server = federation.start_server()
         self.of: dict[str, AggregatingMember] = {}
 
-    def join(self, name: str, *declared: Aggregation, **offer: Any) -> Future[Start]:
+    def join(self, name: str, *declared: AggregationPlan, **offer: Any) -> Future[Start]:
         """In a thread of its own."""
         if name not in self.of:
             self.of[name] = self._stack.enter_context(AggregatingMember(self.federation, name))
         member = self.of[name]
         return soon(lambda: member.join(*declared, **offer))
 
-    def join_all(self, *declared: Aggregation, **offer: Any) -> dict[str, Start]:
+    def join_all(self, *declared: AggregationPlan, **offer: Any) -> dict[str, Start]:
         asked = {name: self.join(name, *declared, **offer) for name in self.federation.names}
         return {name: future.result(WAIT_S) for name, future in asked.items()}
 
@@ -110,7 +110,7 @@ def test_a_party_that_declares_too_much_is_refused_and_the_others_go_on(members:
     [[aggregation("elsewhere", 1, w=(1,))], [FIRST, FIRST], [aggregation("first", 0, w=(1,))]],
     ids=["phase", "twice", "rounds"],
 )
-def test_a_declaration_that_makes_no_sense_is_refused(declared: list[Aggregation], members: Members) -> None:
+def test_a_declaration_that_makes_no_sense_is_refused(declared: list[AggregationPlan], members: Members) -> None:
     assert failure_of(members.join("p1", *declared)).code is Code.MALFORMED_MESSAGE
 
 

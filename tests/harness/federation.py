@@ -26,11 +26,11 @@ from typing import Any, TextIO
 
 from torch import Tensor
 
-from vfl_common.checkpoint import CheckpointStore
-from vfl_common.cli.child import PROGRAMS
-from vfl_common.cli.launcher import Forked, Launcher
-from vfl_common.identity.authority import create_authority, issue
+from vfl.certs.authority import create_authority, issue
+from vfl.launcher.child import PROGRAMS
+from vfl.launcher.forks import Forked, Launcher
 from vfl_common.ledger import Entry, load_entries
+from vfl_party.checkpoint import CheckpointStore
 
 START_S = 60.0
 RUN_S = 120.0
@@ -163,7 +163,7 @@ class Federation:
     """A server and the parties of ``recipe`` (a dict, as in TOML), in ``folder``.
 
     ``data``: {party: its [data] table}; ``extra``: {party: more keys of its party file}. The programs are forked from
-    one process that has imported them (see ``vfl_common.cli.launcher``) unless ``fresh``.
+    one process that has imported them (see ``vfl.launcher.forks``) unless ``fresh``.
     """
 
     folder: Path

@@ -18,14 +18,14 @@ from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import VflError
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.ledger import Ledger
-from vfl_common.phase import Aggregation
 from vfl_common.rpc.channel import dial
 from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
-from vfl_common.tensors import to_bundle, to_tensors
+from vfl_common.stages import AggregationPlan
 from vfl_party.context import rows_digest
 from vfl_party.data import load_table
+from vfl_party.tensors import to_bundle, to_tensors
 
 DTYPES = {np.dtype(np.float32): DType.FLOAT32, np.dtype(np.float16): DType.FLOAT16}
 
@@ -97,7 +97,7 @@ class HostilePassive:
 class AggregatingMember(HostilePassive):
     """Any party of a run that aggregates: it tells the server what a test says, and talks to nobody else."""
 
-    def join(self, *aggregations: Aggregation, checkpoints: tuple[str, ...] = (), run_id: str = "") -> Start:
+    def join(self, *aggregations: AggregationPlan, checkpoints: tuple[str, ...] = (), run_id: str = "") -> Start:
         """Joins, waits for the others, and has a way to the server's exchange then: ``link``."""
         place = self._recipe.party(self.name)
         assert place is not None
@@ -137,7 +137,9 @@ class AggregatingMember(HostilePassive):
             timeout_s=30.0,
         )
 
-    def swap(self, aggregation: Aggregation, round_: int, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def swap(
+        self, aggregation: AggregationPlan, round_: int, values: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """The mean of ``values``, whatever they are, with the others'."""
         assert self.link is not None
         step = StepKey(aggregation.phase, round_, 0)
@@ -145,7 +147,7 @@ class AggregatingMember(HostilePassive):
         return to_tensors(bundle, torch.device("cpu"))
 
 
-def aggregation(phase: str, rounds: int, **shapes: tuple[int, ...]) -> Aggregation:
+def aggregation(phase: str, rounds: int, **shapes: tuple[int, ...]) -> AggregationPlan:
     """Float32 tensors of these shapes."""
     tensors = {name: TensorSpec(DType.FLOAT32, shape) for name, shape in shapes.items()}
-    return Aggregation(phase, rounds, BundleSpec(Kind.WEIGHTS, tensors))
+    return AggregationPlan(phase, rounds, BundleSpec(Kind.WEIGHTS, tensors))

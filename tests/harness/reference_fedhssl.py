@@ -1,8 +1,8 @@
 """FedHSSL in one process, from Algorithm 1 of the paper: the other side of the exactness tests.
 
 Nothing is sent: the parties are a list, the server's mean is a sum over it. No code is shared with the transport, the
-phases, the runner, the losses, the queue or ``vfl_common.optim``. Shared is what both must start from: encoders as
-built, seeds, tables, preprocessing, and the random views (``vfl_party.ssl.augment``), which are inputs here.
+phases, the runner, the losses, the queue or ``vfl_party.optim``. Shared is what both must start from: encoders as
+built, seeds, tables, preprocessing, and the random views (``vfl_party.selfsup.augment``), which are inputs here.
 
 Line numbers are those of Algorithm 1. Losses: Eqs. 2 to 6.
 """
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness.reference import _one_thread
-from vfl_common.config.augment import AugmentSettings
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.models import build_encoder, seeded
-from vfl_common.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Preprocessor, load_table
-from vfl_party.ssl.augment import make_augment
+from vfl_party.models import build_encoder, seeded
+from vfl_party.seeds import batches, derive_seed, split_rows
+from vfl_party.selfsup.augment import make_augment
+from vfl_party.selfsup.augment.settings import AugmentSettings
 
 WEIGHT_DECAY, SGD_MOMENTUM = 3e-5, 0.9
 

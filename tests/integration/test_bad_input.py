@@ -14,8 +14,8 @@ import pytest
 from tests.harness.cases import digits, recipe
 from tests.harness.federation import Federation, Program, toml
 from tests.harness.hostile import HostilePassive
+from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Bundle, Kind
-from vfl_common.identity.authority import create_authority, issue
 
 HEADER = "id,age,city,y"
 ROWS = [f"u{number:03d},{20 + number},{'AB'[number % 2]},{number % 2}" for number in range(40)]

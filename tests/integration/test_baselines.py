@@ -11,7 +11,7 @@ import pytest
 from tests.harness import cases
 from tests.harness.federation import toml
 from tests.integration.test_exact import check
-from vfl_common.cli.study import run_study
+from vfl.studies.run import run_study
 from vfl_common.errors import InputError
 from vfl_common.summary import Summary, load_summary
 from vfl_party.prediction import load_trained

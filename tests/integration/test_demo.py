@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 REPO = Path(__file__).parents[2]
-VFL = [sys.executable, "-m", "vfl_common.cli.main"]
+VFL = [sys.executable, "-m", "vfl.cli"]
 RUN_S = 180.0
 
 

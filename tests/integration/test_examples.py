@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from vfl.studies.plan import load_study
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.config.study import load_study
-from vfl_common.devices import resolve_device
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.data import load_table
+from vfl_party.devices import resolve_device
 from vfl_party.job import build_models, encoder_settings, prepare
 from vfl_party.methods import build_phases
 

@@ -13,7 +13,7 @@ from tests.harness.federation import Federation
 from tests.integration.test_exact import largest_deviation
 
 TOLERANCE = 1e-5  # absolute, float32, on the CPU
-TOP = {"mlp": ("3",), "cnn": ("4", "5", "6", "7", "8", "9")}  # layers; see vfl_common.models
+TOP = {"mlp": ("3",), "cnn": ("4", "5", "6", "7", "8", "9")}  # layers; see vfl_party.models
 
 
 def recipe(parties: int, ssl: str, encoder: dict[str, Any], **settings: Any) -> dict[str, Any]:

@@ -17,18 +17,18 @@ from torch import Tensor
 
 from tests.harness import cases
 from tests.harness.federation import Federation
-from vfl_common.cli.table import show
+from vfl.report.table import show
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.phase import RoundReport
 from vfl_common.rpc.tcp import TcpMeter
-from vfl_common.runner import rounds_done
+from vfl_common.stages import rounds_done
 from vfl_common.summary import Summary
 from vfl_party.app import _Grpc
 from vfl_party.data import load_table
 from vfl_party.job import PartyJob, encoder_settings, prepare
 from vfl_party.methods import build_phases, privacy_plan
+from vfl_party.phase import RoundReport
 
 LIMIT, TRAIN = 300, 240
 DATA = cases.columns("sklearn:breast_cancer", 3, limit=LIMIT)

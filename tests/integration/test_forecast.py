@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from vfl_common.cli.launcher import Launcher, launching
-from vfl_common.cli.live import View
-from vfl_common.cli.simulate import run_federation
+from vfl.launcher.forks import Launcher, launching
+from vfl.simulation.live import View
+from vfl.simulation.run import run_federation
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
-from vfl_common.forecast import against
 from vfl_common.summary import load_summary
-from vfl_party.forecast import forecast, outlook_of
+from vfl_party.forecast.count import forecast, outlook_of
+from vfl_party.forecast.result import against
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text())

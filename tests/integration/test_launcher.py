@@ -14,8 +14,8 @@ import pytest
 from tests.harness import cases
 from tests.harness.federation import launcher as shared
 from tests.harness.federation import toml
-from vfl_common.cli.launcher import Forked, Launcher, launching
-from vfl_common.identity.authority import create_authority, issue
+from vfl.certs.authority import create_authority, issue
+from vfl.launcher.forks import Forked, Launcher, launching
 
 WAIT_S = 30.0
 

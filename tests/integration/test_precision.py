@@ -13,7 +13,7 @@ from tests.integration.test_exact import largest_deviation
 from tests.integration.test_resume import assert_equal, held, parameters
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import InputError
-from vfl_common.models import forward
+from vfl_party.models import forward
 from vfl_party.preflight import check
 
 WIDTH, BATCH, TRAIN, VALIDATION = 64, 32, 96, 12

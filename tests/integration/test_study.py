@@ -15,9 +15,9 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.federation import toml
-from vfl_common.checkpoint import CheckpointStore
+from vfl_party.checkpoint import CheckpointStore
 
-VFL = [sys.executable, "-m", "vfl_common.cli.main"]
+VFL = [sys.executable, "-m", "vfl.cli"]
 RUN_S = 180.0
 DATA = {"source": "sklearn:digits", "label": "target", "limit": 200}
 

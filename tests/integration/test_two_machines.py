@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.federation import toml
 from tests.harness.hosts import Hosts, missing
-from vfl_common.identity.authority import create_authority, issue
+from vfl.certs.authority import create_authority, issue
 from vfl_common.summary import LinkBytes, Summary, load_summary
 
 REPO = Path(__file__).parents[2]

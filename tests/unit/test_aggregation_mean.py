@@ -15,12 +15,11 @@ from tests.harness.hostile import aggregation
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.phase import Aggregation
-from vfl_common.runner import label_of, rounds_done
-from vfl_common.tensors import to_bundle, to_tensors
+from vfl_common.stages import AggregationPlan, label_of, rounds_done
+from vfl_party.tensors import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import remaining
 from vfl_server.aggregation.mean import mean
-from vfl_server.control.aggregations import MAX_BYTES, MAX_ROUNDS, agreed, declared
+from vfl_server.control.declarations import MAX_BYTES, MAX_ROUNDS, agreed, declared
 
 STEP = StepKey("pretrain", 2, 0)
 CPU = torch.device("cpu")
@@ -198,7 +197,7 @@ def test_all_must_declare_the_same() -> None:
 
 
 HINT = "give both the same top layers (model.encoder), or set aggregate = false"
-DIFFERENCES: dict[str, tuple[list[Aggregation], str]] = {
+DIFFERENCES: dict[str, tuple[list[AggregationPlan], str]] = {
     "shape": (
         [aggregation("first", 3, **{"top.0.weight": (64, 196), "top.0.bias": (64,)})],
         "top encoders differ: in phase first, tensor 'top.0.weight' is float32 [64, 392] at bank and float32 "
@@ -241,5 +240,5 @@ def test_a_difference_the_other_way_round() -> None:
 def test_two_specs_of_the_same_tensors_agree() -> None:
     """A spec is equal only to itself; what it says is compared."""
     tensors = {"w": TensorSpec(DType.FLOAT32, (2,))}
-    one, other = (Aggregation("first", 1, BundleSpec(Kind.WEIGHTS, dict(tensors))) for _ in range(2))
+    one, other = (AggregationPlan("first", 1, BundleSpec(Kind.WEIGHTS, dict(tensors))) for _ in range(2))
     assert agreed({"p0": [one], "p1": [other]}, PHASES) == (one,)

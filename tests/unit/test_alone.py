@@ -12,10 +12,10 @@ import torch
 
 from tests.harness import cases
 from tests.harness.federation import toml
-from vfl_common.config.alone import alone, combined
+from vfl.studies.baselines import alone, combined
+from vfl.studies.plan import load_study
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.study import load_study
 from vfl_common.errors import InputError
 from vfl_party.context import Party
 from vfl_party.data import load_table

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.unit.test_alone import party_of, tables
-from vfl_common.config.augment import AugmentSettings
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import OptimizerSettings, TaskSettings
-from vfl_common.config.privacy import DpSettings
 from vfl_common.errors import InputError
-from vfl_common.metrics import evaluate
 from vfl_party.methods import build_phases, load_method
+from vfl_party.metrics import evaluate
+from vfl_party.privacy.settings import DpSettings
+from vfl_party.selfsup.augment.settings import AugmentSettings
 
 KINDS: dict[str, dict[str, Any]] = {
     "fedhssl": {"ssl": "moco"},

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vfl_common.cli.certs import certs
+from vfl.certs.authority import issue
+from vfl.certs.commands import certs
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.identity.authority import issue
 from vfl_common.identity.credentials import load_credentials
 
 

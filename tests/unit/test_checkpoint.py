@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from vfl_common.checkpoint import CheckpointStore, pack, unpack
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_common.optim import build_optimizer, build_schedule
+from vfl_party.checkpoint import CheckpointStore, pack, unpack
+from vfl_party.optim import build_optimizer, build_schedule
 
 DTYPES = [
     torch.float32,

@@ -9,8 +9,8 @@ import torch
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.models import InputSpec
 from vfl_party.data import Preprocessor, Table
+from vfl_party.models import InputSpec
 
 NAN = float("nan")
 TRAIN = np.array([0, 1, 2])

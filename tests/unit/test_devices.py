@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vfl_common.devices import device_name, peak_memory, resolve_device, set_threads
 from vfl_common.errors import Code, InputError
+from vfl_party.devices import device_name, peak_memory, resolve_device, set_threads
 
 
 @pytest.fixture

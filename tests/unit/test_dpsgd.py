@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
-from vfl_common.checkpoint import pack, unpack
 from vfl_common.config.models import CnnSettings, OptimizerSettings
-from vfl_common.config.privacy import DpSettings
 from vfl_common.errors import InputError, InternalError
-from vfl_common.models.cnn import build_cnn
-from vfl_common.models.spec import InputSpec
-from vfl_common.optim import build_optimizer
+from vfl_party.checkpoint import pack, unpack
+from vfl_party.models.cnn import build_cnn
+from vfl_party.models.spec import InputSpec
+from vfl_party.optim import build_optimizer
 from vfl_party.privacy import poisson
 from vfl_party.privacy.dpsgd import DpTraining, check_model
 from vfl_party.privacy.poisson import Rows
+from vfl_party.privacy.settings import DpSettings
 
 N, B, CLIP = 96, 16, 0.05
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from vfl_common.cli import export
-from vfl_common.cli.main import cli
-from vfl_common.cli.rounds import History, Round, Source, find_sources
+from vfl.cli import cli
+from vfl.export import commands as export
+from vfl.report.rounds import History, Round, Source, find_sources
 from vfl_common.errors import Code, InputError
 
 RUN = "20260101-120000-case-1f2e"
@@ -190,7 +190,7 @@ def test_tensorboard_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) ->
 
 def test_while_a_run_goes_back_its_event_file_is_written_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    from vfl_common.cli.to_tensorboard import TensorBoard
+    from vfl.export.to_tensorboard import TensorBoard
 
     folder = write(tmp_path / RUN / "bank", LINES)
     history = History(Source(folder))
@@ -208,7 +208,7 @@ def test_while_a_run_goes_back_its_event_file_is_written_again(tmp_path: Path) -
 
 READ_BACK = """
 import json, sys, warnings
-from vfl_common.cli.main import cli
+from vfl.cli import cli
 uri, run, bank, again = sys.argv[1:]
 call = ["export", "mlflow", run, "--tracking-uri", uri, "--experiment", "e"]
 cli(call, standalone_mode=False)

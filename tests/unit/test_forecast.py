@@ -11,17 +11,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import vfl_party.forecast
+import vfl_party.forecast.count
 from tests.harness import cases
-from vfl_common.cli.forecast import as_tables, duration, notes, rate
-from vfl_common.cli.network import Network, read_bandwidth, read_latency
+from vfl.forecasting.network import Network, read_bandwidth, read_latency
+from vfl.forecasting.show import as_tables, duration, notes, rate
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_common.forecast import Forecast, against
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import ByteCount, Bytes, LinkBytes
 from vfl_party.context import Party
-from vfl_party.forecast import forecast, outlook_of, read_rounds
+from vfl_party.forecast.count import forecast, outlook_of, read_rounds
+from vfl_party.forecast.result import Forecast, against
 from vfl_party.job import divide_rows
 from vfl_party.methods import load_method
 from vfl_party.methods.splitnn.batches import Batches
@@ -92,7 +92,9 @@ def test_rounds_are_read(text: str) -> None:
 
 def test_a_method_that_states_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = replace(load_method("head"), traffic=None)
-    monkeypatch.setattr(vfl_party.forecast, "load_method", lambda kind: silent if kind == "head" else load_method(kind))
+    monkeypatch.setattr(
+        vfl_party.forecast.count, "load_method", lambda kind: silent if kind == "head" else load_method(kind)
+    )
     found = of({"kind": "head", "epochs": 1, "name": "top"}, {"kind": "evaluate"})
     assert [each.unknown for each in found.phases] == [False, True, False]
     assert payloads(found, "top") == {}
@@ -167,7 +169,7 @@ def test_phases_that_do_not_fit_together_are_refused_without_data() -> None:
 
 
 def test_a_billion_steps_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vfl_party.forecast, "MOST_STEPS", 3 * 12)
+    monkeypatch.setattr(vfl_party.forecast.count, "MOST_STEPS", 3 * 12)
     assert of({"kind": "splitnn", "epochs": 3}).phases[1].round_trips == 3 * 12
     with pytest.raises(InputError, match=r"phase splitnn has more than 36 steps, and a forecast counts each; ask"):
         of({"kind": "splitnn", "epochs": 10**9})

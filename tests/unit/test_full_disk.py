@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from vfl_common.checkpoint import CheckpointStore
 from vfl_common.errors import InputError
 from vfl_common.files import append, write_atomic
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.logs import log_to
+from vfl_party.checkpoint import CheckpointStore
 
 ROOM = 2000  # bytes of one file
 

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from vfl.certs.authority import create_authority, create_request, issue, sign_request
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.identity import pem
-from vfl_common.identity.authority import create_authority, create_request, issue, sign_request
 from vfl_common.identity.credentials import load_credentials
 
 

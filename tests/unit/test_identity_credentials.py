@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from vfl.certs.authority import create_authority, issue
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.identity.authority import create_authority, issue
 from vfl_common.identity.credentials import load_credentials
 
 

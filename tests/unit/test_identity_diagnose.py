@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from vfl.certs.authority import create_authority, issue
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity import diagnose as module
-from vfl_common.identity.authority import create_authority, issue
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.identity.diagnose import diagnose
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from vfl_common.checkpoint import pack, unpack
+from vfl_party.checkpoint import pack, unpack
 from vfl_party.privacy import IsoNoise
 
 

@@ -11,7 +11,7 @@ import torch
 from sklearn import metrics as sk
 
 from vfl_common.config.models import TaskSettings
-from vfl_common.metrics import evaluate, loss_fn, scores
+from vfl_party.metrics import evaluate, loss_fn, scores
 
 BINARY, REGRESSION = TaskSettings(kind="binary"), TaskSettings(kind="regression")
 FIVE = TaskSettings(kind="multiclass", classes=5)
@@ -105,7 +105,7 @@ def test_scores_are_probabilities_or_values() -> None:
 
 def test_metrics_bring_in_torchmetrics_late_and_never_torchvision() -> None:
     code = (
-        "import sys, torch; from vfl_common.metrics import evaluate; "
+        "import sys, torch; from vfl_party.metrics import evaluate; "
         "from vfl_common.config.models import TaskSettings; "
         "assert 'torchmetrics' not in sys.modules; "
         "evaluate(TaskSettings(kind='binary'), torch.randn(4, 1), torch.tensor([[0.], [1.], [0.], [1.]])); "

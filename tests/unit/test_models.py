@@ -21,7 +21,7 @@ from vfl_common.config.models import (
     TopSettings,
 )
 from vfl_common.errors import Code, InputError
-from vfl_common.models import (
+from vfl_party.models import (
     InputSpec,
     build_encoder,
     build_top,
@@ -200,7 +200,7 @@ def double(spec, size): return Lambda(lambda x: torch.zeros(2, size).double())
 
 def test_torchvision_is_not_imported_before_an_image_model_asks() -> None:
     code = (
-        "import sys, vfl_common.models as m; from vfl_common.config.models import *; "
+        "import sys, vfl_party.models as m; from vfl_common.config.models import *; "
         "m.build_encoder(CnnSettings(kind='cnn'), m.InputSpec((1, 8, 8)), 4); assert 'torchvision' not in sys.modules; "
         "m.build_encoder(ResNet18Settings(kind='resnet18'), m.InputSpec((1, 8, 8)), 4)"
     )

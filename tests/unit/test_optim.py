@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from vfl_common.config.models import OptimizerSettings
-from vfl_common.models import seeded
-from vfl_common.optim import build_optimizer, build_schedule, clip
+from vfl_party.models import seeded
+from vfl_party.optim import build_optimizer, build_schedule, clip
 
 SETTINGS = [
     (OptimizerSettings(kind="sgd", lr=0.05), SGD, {}),

@@ -10,7 +10,7 @@ import sys
 COMPARE = """
 import json, torch
 from torch import nn
-from vfl_common.models.precision import forward
+from vfl_party.models.precision import forward
 
 torch.set_num_threads(1)
 worst = {}

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from vfl_common.checkpoint import pack, unpack
-from vfl_common.config.privacy import DpSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
+from vfl_party.checkpoint import pack, unpack
 from vfl_party.context import Party
 from vfl_party.data import Features
 from vfl_party.methods import build_phases, privacy_plan
@@ -22,6 +21,7 @@ from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.privacy import accountant
 from vfl_party.privacy.accountant import Spending
 from vfl_party.privacy.plan import Plan, make_plan
+from vfl_party.privacy.settings import DpSettings
 
 N, WIDTH = 300, 3
 DP = {"epsilon": 4.0, "delta": 1e-5}

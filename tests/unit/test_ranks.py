@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vfl_common.devices import launched, resolve_device
 from vfl_common.errors import InputError
-from vfl_common.models import InputSpec
+from vfl_party.devices import launched, resolve_device
+from vfl_party.models import InputSpec
 from vfl_party.ranks import check_spread
 from vfl_party.ranks.group import RankLost, shares, together
 from vfl_party.ranks.leader import _seed

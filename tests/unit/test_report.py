@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from PIL import Image
 from rich.console import Console
 
-from vfl_common.cli.main import cli
-from vfl_common.cli.report import curves, draw, find, own_curves
-from vfl_common.cli.table import in_order, show, size
+from vfl.cli import cli
+from vfl.report.charts import draw
+from vfl.report.reading import curves, find, own_curves
+from vfl.report.table import in_order, show, size
 from vfl_common.errors import InputError
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, PartySummary, Summary, TcpBytes
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from vfl_common.config.budget import Budget
 from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings, TabularSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
-from vfl_common.seeds import batches, full_batches, split_rows
+from vfl_party.budget import Budget
+from vfl_party.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
+from vfl_party.seeds import batches, full_batches, split_rows
 
 
 @given(

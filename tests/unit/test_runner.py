@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vfl_common.runner import MOST_OFFERED, Planned, ahead, alone_after, reachable
+from vfl_common.stages import MOST_OFFERED, Planned, ahead, alone_after, reachable
 
 PLAN = [Planned("train", 2, None), Planned("one", 3, 0), Planned("two", 4, 0), Planned("end", 1, None)]
 SENDS = [Planned("local", 3, 0), Planned("head", 2, 1, (0,)), Planned("more", 2, None, (0, 1))]

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from vfl_common.cli import processes
-from vfl_common.cli.federation import Federation, to_toml
-from vfl_common.cli.live import Lines, Track, sentence
-from vfl_common.cli.main import DEMO
-from vfl_common.cli.processes import Process, culprit, end_all, wait_all
+from vfl.cli import DEMO
+from vfl.launcher import processes
+from vfl.launcher.processes import Process, culprit, end_all, wait_all
+from vfl.simulation.federation import Federation, to_toml
+from vfl.simulation.live import Lines, Track, sentence
+from vfl.studies.plan import load_study
 from vfl_common.config.base import read_toml
 from vfl_common.config.division import divide
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.config.study import load_study
 from vfl_common.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

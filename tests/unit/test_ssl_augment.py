@@ -12,14 +12,14 @@ from torch import Tensor
 from torchvision.transforms.v2 import RandomResizedCrop
 from torchvision.transforms.v2 import functional as oracle
 
-from vfl_common.config.augment import AugmentSettings
 from vfl_common.config.base import parse
 from vfl_common.errors import InputError
 from vfl_party.data.preprocess import HIDDEN, Features
-from vfl_party.ssl.augment import make_augment
-from vfl_party.ssl.augment.blur import blur, draw_blurs, radius
-from vfl_party.ssl.augment.colour import YIQ, draw_colours, recolour
-from vfl_party.ssl.augment.crop import crop, draw_crops
+from vfl_party.selfsup.augment import make_augment
+from vfl_party.selfsup.augment.blur import blur, draw_blurs, radius
+from vfl_party.selfsup.augment.colour import YIQ, draw_colours, recolour
+from vfl_party.selfsup.augment.crop import crop, draw_crops
+from vfl_party.selfsup.augment.settings import AugmentSettings
 
 SHAPES = [(1, 14, 14), (3, 32, 32), (3, 32, 16), (2, 9, 14)]
 TABLE = torch.arange(40, dtype=torch.float32).reshape(10, 4)  # every value tells its row and its column

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.ssl_reference import FILE, SHAPES, TEMPERATURES, by_lightly, inputs, measured
-from vfl_common.checkpoint import pack, unpack
-from vfl_common.models import seeded
-from vfl_common.ssl import KeyQueue, byol, ema_update, moco, nt_xent, simsiam, variance_kept
+from vfl_party.checkpoint import pack, unpack
+from vfl_party.models import seeded
+from vfl_party.selfsup.losses import KeyQueue, byol, ema_update, moco, nt_xent, simsiam, variance_kept
 
 
 def ours() -> dict[str, list[float]]:

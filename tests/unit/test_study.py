@@ -13,12 +13,12 @@ from rich.console import Console
 
 from tests.harness import cases
 from tests.harness.federation import toml
-from vfl_common.cli.study import Running, finished, left_s, run_study
-from vfl_common.cli.study_chart import draw_study
-from vfl_common.cli.study_report import Cost, Result, cell, cost_of, table, write_csv
-from vfl_common.cli.study_show import sentence
+from vfl.studies.chart import draw_study
+from vfl.studies.plan import PlannedRun, Study, load_study
+from vfl.studies.report import Cost, Result, cell, cost_of, table, write_csv
+from vfl.studies.run import Running, finished, left_s, run_study
+from vfl.studies.show import sentence
 from vfl_common.config.recipe import load_recipe
-from vfl_common.config.study import PlannedRun, Study, load_study
 from vfl_common.errors import InputError
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, Summary
 
@@ -98,7 +98,7 @@ def test_without_labels_there_is_one_column_with_the_recipe_s_own(tmp_path: Path
 
 
 def test_a_recipe_that_is_written_is_the_one_that_was_planned(tmp_path: Path) -> None:
-    from vfl_common.cli.federation import to_toml
+    from vfl.simulation.federation import to_toml
 
     for run in runs_of(write(tmp_path)):
         (tmp_path / "again.toml").write_text(to_toml(run.tables))
@@ -206,7 +206,7 @@ def test_a_finished_study_runs_nothing_and_keeps_pretraining_s_checkpoints(tmp_p
 
 
 def test_one_study_at_a_time(tmp_path: Path) -> None:
-    from vfl_common.cli.study import _locked
+    from vfl.studies.run import _locked
 
     with _locked(tmp_path), pytest.raises(InputError, match="being run in it already"), _locked(tmp_path):
         pass

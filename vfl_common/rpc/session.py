@@ -17,10 +17,10 @@ from vfl_common.files import PLAIN_NAME
 from vfl_common.identity.credentials import Credentials
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.phase import Aggregation
 from vfl_common.rpc.channel import PROTOCOL, connect, split_address
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.stages import AggregationPlan
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 STATES = ("waiting", "running", "completed", "failed")  # of the run, as a party sees it; the server's are the same
@@ -43,7 +43,7 @@ class Joining:
     run_id: str = ""
     checkpoints: tuple[str, ...] = ()
     exchange_address: str = ""
-    aggregations: tuple[Aggregation, ...] = ()
+    aggregations: tuple[AggregationPlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ class Session:
             watcher(error)
 
 
-def _described(aggregation: Aggregation) -> control_pb2.Aggregation:
+def _described(aggregation: AggregationPlan) -> control_pb2.Aggregation:
     described = control_pb2.Aggregation(phase=aggregation.phase, rounds=aggregation.rounds)
     for name, each in aggregation.spec.tensors.items():
         described.tensors.add(name=name, dtype=int(each.dtype), shape=each.shape)

@@ -13,9 +13,10 @@ from torch import nn
 from vfl_common.config.base import Section, parse
 from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.models import TwoTowers
-from vfl_common.phase import MOST_ROUNDS, Phase
+from vfl_common.stages import MOST_ROUNDS
 from vfl_party.context import MakeEncoder, Party
+from vfl_party.models import TwoTowers
+from vfl_party.phase import Phase
 from vfl_party.privacy.gaussian import GaussianNoise
 from vfl_party.privacy.plan import Plan, PrivatePhase, make_plan
 from vfl_party.traffic import Traffic

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from vfl_common.config.privacy import DpSettings, Mode
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.summary import Privacy
 from vfl_party.privacy import poisson
 from vfl_party.privacy.accountant import Budget, Spending, epsilon, noise_for
+from vfl_party.privacy.settings import DpSettings, Mode
 from vfl_party.privacy.statement import statement
 
 _ALIKE = ("epsilon", "noise_multiplier", "delta", "division")  # one budget for all phases

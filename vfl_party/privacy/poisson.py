@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.seeds import derive_seed
+from vfl_party.seeds import derive_seed
 
 Rows = npt.NDArray[np.int64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vfl_common.config.privacy import Mode
+from vfl_party.privacy.settings import Mode
 
 
 def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] = ()) -> str:

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vfl_common.devices import launched
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.program import Stopped
+from vfl_party.devices import launched
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from vfl_common.bundle import BundleSpec, StepKey
 from vfl_common.errors import Code, InputError, InternalError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
-from vfl_common.phase import Aggregation
 from vfl_common.rpc.hub import ExchangeHub, ExchangeService
-from vfl_common.runner import rounds_done
+from vfl_common.stages import AggregationPlan, rounds_done
 from vfl_server.aggregation.mean import mean
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ class Aggregator:
         self._hub: ExchangeHub | None = None  # of the generation that goes on
         self._thread: threading.Thread | None = None
 
-    def begin(self, generation: int, checkpoint: str, aggregations: Sequence[Aggregation]) -> None:
+    def begin(self, generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]) -> None:
         """Serves a generation that goes on from ``checkpoint``; returns at once.
 
         Raises InputError where ``checkpoint`` is no label.
@@ -107,7 +106,7 @@ def _answer(hub: ExchangeHub, step: StepKey, spec: BundleSpec) -> None:
 
 
 def remaining(
-    phases: Sequence[str], checkpoint: str, aggregations: Sequence[Aggregation]
+    phases: Sequence[str], checkpoint: str, aggregations: Sequence[AggregationPlan]
 ) -> Iterator[tuple[StepKey, BundleSpec]]:
     """The steps that are still to come, in order, where the run goes on from ``checkpoint`` (empty: the beginning).
 

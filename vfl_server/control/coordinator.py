@@ -17,10 +17,10 @@ from typing import Literal
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.phase import Aggregation
 from vfl_common.rpc.failures import clean, to_failure
+from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary
-from vfl_server.control import aggregations, membership
+from vfl_server.control import declarations, membership
 from vfl_server.control.admission import admit
 from vfl_server.control.pace import pace
 from vfl_server.control.reports import done_by, is_sound
@@ -43,7 +43,7 @@ class Member:
     heard_s: float
     joined: bool = False
     join: control_pb2.Join = field(default_factory=control_pb2.Join)
-    aggregations: tuple[Aggregation, ...] = ()
+    aggregations: tuple[AggregationPlan, ...] = ()
     progress: control_pb2.Progress | None = None  # the last one of this generation
     report: control_pb2.Report | None = None
     alone: bool = False  # the active party: it needs nobody any more in this generation
@@ -100,7 +100,7 @@ class Coordinator:
         run_id: str,
         generation: int,
         *,
-        on_start: Callable[[int, str, tuple[Aggregation, ...]], None],
+        on_start: Callable[[int, str, tuple[AggregationPlan, ...]], None],
         on_end: Callable[[VflError], None] = lambda _: None,
         on_leave: Callable[[Left], None] = lambda _: None,
         left: Mapping[str, Left] = MappingProxyType({}),
@@ -256,7 +256,7 @@ class Coordinator:
     def _join(self, member: Member, join: control_pb2.Join) -> None:
         runs = {other.join.run_id for other in self._members.values() if other.joined and other is not member}
         admit(member.name, join, self.recipe, self.job, runs)
-        declared = aggregations.declared(join, self._phases if self.job == "train" else (), member.name)
+        declared = declarations.declared(join, self._phases if self.job == "train" else (), member.name)
         if member.name in self._left and not self._needed(member.name):
             text = (
                 f"{member.name} has done its part of run {self.run_id}, which goes on without it; nothing is to be done"
@@ -337,7 +337,7 @@ class Coordinator:
         self.generation += 1
         try:
             declared = {name: member.aggregations for name, member in self._in_order()}
-            self._on_start(self.generation, decision.checkpoint, aggregations.agreed(declared, self._phases))
+            self._on_start(self.generation, decision.checkpoint, declarations.agreed(declared, self._phases))
         except VflError as error:
             self._fail(error)
             return

@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import Literal
 
 from vfl_common.config.models import Probability, Temperature
-from vfl_common.config.ssl import SslSettings
-from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
 from vfl_party.methods import Method
-from vfl_party.ssl.local import LocalSsl
-from vfl_party.ssl.plan import make_plan
-from vfl_party.ssl.report import report
-from vfl_party.ssl.tower import build_tower
+from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.selfsup.local import LocalSelfSup
+from vfl_party.selfsup.plan import make_plan
+from vfl_party.selfsup.report import report
+from vfl_party.selfsup.settings import SelfSupSettings
+from vfl_party.selfsup.tower import build_tower
 from vfl_party.traffic import silent
 
 
-class ContrastiveSettings(SslSettings):
+class ContrastiveSettings(SelfSupSettings):
     """One round is one epoch over all of a party's training rows.
 
     ``simclr``: the paper's Eq. 2, negatives from the batch; ``moco``: the released code's, negatives from a queue.
@@ -42,7 +42,7 @@ class Contrastive(Phase):
         if party.features is not None:
             plan = make_plan(settings, party.recipe.preset)
             tower = build_tower(party, name, "local", party.models["encoder"], plan, shared=False)
-            self._local = LocalSsl(party, name, plan, tower, epochs=settings.rounds)
+            self._local = LocalSelfSup(party, name, plan, tower, epochs=settings.rounds)
 
     def run_round(self, round_: int) -> RoundReport:
         if self._local is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from vfl_common.config.base import Section
-from vfl_common.metrics import evaluate
-from vfl_common.phase import Phase, RoundReport
 from vfl_party.context import Party
 from vfl_party.methods import Method, sent_noise
+from vfl_party.metrics import evaluate
+from vfl_party.phase import Phase, RoundReport
 from vfl_party.scoring import joint_outputs, scoring_traffic, send_embeddings
 from vfl_party.traffic import Exchange, Traffic
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, PeerError
-from vfl_common.models import top_state
 from vfl_party.context import Party
 from vfl_party.exchange import expect
+from vfl_party.models import top_state
 from vfl_party.privacy.iso import IsoNoise
-from vfl_party.ssl.tower import Tower
+from vfl_party.selfsup.tower import Tower
 
 
 def shared_state(tower: Tower) -> dict[str, Tensor]:
@@ -26,7 +26,7 @@ def shared_state(tower: Tower) -> dict[str, Tensor]:
     return found
 
 
-class Aggregation:
+class AggregationStep:
     """One party's side. The optimizer's state stays with the party.
 
     ``amplifier``: of the noise on parameters, for the active party; BatchNorm's statistics are sent as they are.

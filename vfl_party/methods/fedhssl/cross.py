@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.seeds import full_batches
-from vfl_common.ssl import KeyQueue, variance_kept
 from vfl_party.context import Party, Rows
 from vfl_party.exchange import expect
 from vfl_party.methods.fedhssl.encoders import CROSS
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.privacy.iso import IsoNoise
-from vfl_party.ssl.local import Epochs, finite, require_rows
-from vfl_party.ssl.plan import Plan
-from vfl_party.ssl.tower import Trained, build_tower, loss_against, make_queue
+from vfl_party.seeds import full_batches
+from vfl_party.selfsup.local import Epochs, finite, require_rows
+from vfl_party.selfsup.losses import KeyQueue, variance_kept
+from vfl_party.selfsup.plan import Plan
+from vfl_party.selfsup.tower import Trained, build_tower, loss_against, make_queue
 
 Inputs = tuple[Tensor, ...]
 

@@ -6,9 +6,9 @@ from torch import nn
 
 from vfl_common.config.base import Section
 from vfl_common.errors import Code, InputError
-from vfl_common.models import TwoTowers
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+from vfl_party.models import TwoTowers
 
 CROSS, LOCAL = "cross", "local"  # also the labels from which initial weights are drawn
 

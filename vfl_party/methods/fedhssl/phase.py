@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vfl_common.errors import Code, InputError
-from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
-from vfl_party.methods.fedhssl.aggregate import Aggregation
+from vfl_party.methods.fedhssl.aggregate import AggregationStep
 from vfl_party.methods.fedhssl.cross import ActiveCross, CrossStep, PassiveCross
 from vfl_party.methods.fedhssl.encoders import CROSS, LOCAL, two_encoders
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
-from vfl_party.ssl.local import Epochs, LocalSsl
-from vfl_party.ssl.plan import make_plan
-from vfl_party.ssl.report import report
-from vfl_party.ssl.tower import build_tower
+from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.selfsup.local import Epochs, LocalSelfSup
+from vfl_party.selfsup.plan import make_plan
+from vfl_party.selfsup.report import report
+from vfl_party.selfsup.tower import build_tower
 
 
 class FedHSSL(Phase):
@@ -43,7 +43,7 @@ class FedHSSL(Phase):
                 peers = [passive.name for passive in party.recipe.passives]
             self._cross = self.side(party, name, settings, plan, encoders[CROSS], peers)
         if settings.local:
-            self._local = LocalSsl(
+            self._local = LocalSelfSup(
                 party,
                 name,
                 plan,
@@ -55,7 +55,7 @@ class FedHSSL(Phase):
             )
             if settings.aggregate:
                 amplifier = settings.iso_weights if party.name == party.recipe.active.name else 0.0
-                self._aggregation = Aggregation(party, name, self._local.tower, amplifier)
+                self._aggregation = AggregationStep(party, name, self._local.tower, amplifier)
                 self.aggregates = self._aggregation.spec
 
     def run_round(self, round_: int) -> RoundReport:

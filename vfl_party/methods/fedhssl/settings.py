@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from vfl_common.config.ssl import SslSettings
+from vfl_party.selfsup.settings import SelfSupSettings
 
 Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]
 Keep = Literal["mean", "concat", "cross", "local"]
 
 
-class FedHSSLSettings(SslSettings):
+class FedHSSLSettings(SelfSupSettings):
     """One round: the cross-party step, the local step, aggregation, each where it is switched on.
 
     FedLocalSSL: ``cross = false, aggregate = false``; FedCSSL (and VFed-SSD's pretraining): ``local = false, aggregate

@@ -12,8 +12,8 @@ from vfl_party.context import Party
 from vfl_party.exchange import expect
 from vfl_party.methods.fedhssl.phase import PassiveFedHSSL
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
-from vfl_party.ssl.local import require_rows
-from vfl_party.ssl.plan import make_plan
+from vfl_party.selfsup.local import require_rows
+from vfl_party.selfsup.plan import make_plan
 from vfl_party.traffic import Exchange, Traffic, need_data, with_active, with_server
 
 

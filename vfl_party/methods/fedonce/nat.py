@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from vfl_common.phase import RoundReport
-from vfl_common.seeds import derive_seed
 from vfl_party.context import Party, Rows
 from vfl_party.methods.fedonce.rows import diverged, rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.methods.fedonce.training import Training
+from vfl_party.phase import RoundReport
+from vfl_party.seeds import derive_seed
 
 
 def on_sphere(n: int, d: int, seed: int) -> Tensor:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from vfl_common.config.ssl import SslSettings
-from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
 from vfl_party.methods.fedonce.nat import Nat
 from vfl_party.methods.fedonce.pca import Pca
 from vfl_party.methods.fedonce.reconstruction import Reconstruction
 from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.ssl.local import LocalSsl
-from vfl_party.ssl.plan import make_plan
-from vfl_party.ssl.report import report
-from vfl_party.ssl.tower import build_tower
+from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.selfsup.local import LocalSelfSup
+from vfl_party.selfsup.plan import make_plan
+from vfl_party.selfsup.report import report
+from vfl_party.selfsup.settings import SelfSupSettings
+from vfl_party.selfsup.tower import build_tower
 
 
 class Learner(Protocol):
@@ -28,12 +28,12 @@ class Learner(Protocol):
 
 
 class Contrastive:
-    """SimCLR's loss on two views of each row: what SS-VFL learns with (``vfl_party.ssl``)."""
+    """SimCLR's loss on two views of each row: what SS-VFL learns with (``vfl_party.selfsup``)."""
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
         self._party, self._phase, self._rounds = party, phase, settings.epochs
         self._warned: set[str] = set()
-        given = SslSettings(
+        given = SelfSupSettings(
             ssl="simclr",
             rounds=settings.epochs,
             batch_size=settings.batch_size,
@@ -44,7 +44,7 @@ class Contrastive:
         )
         plan = make_plan(given, party.recipe.preset)
         tower = build_tower(party, phase, "local", party.models["encoder"], plan, shared=False)
-        self._local = LocalSsl(party, phase, plan, tower, epochs=settings.epochs, split=settings.rows)
+        self._local = LocalSelfSup(party, phase, plan, tower, epochs=settings.epochs, split=settings.rows)
 
     def run_round(self, round_: int) -> RoundReport:
         tick = self._party.ticker(self._phase, round_, self._rounds, self._local.steps(1))

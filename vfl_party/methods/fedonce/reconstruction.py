@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import TopSettings
-from vfl_common.models import build_top, seeded
-from vfl_common.phase import RoundReport
-from vfl_common.seeds import derive_seed
 from vfl_party.context import Party, Rows
 from vfl_party.methods.fedonce.rows import rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.methods.fedonce.training import Training
+from vfl_party.models import build_top, seeded
+from vfl_party.phase import RoundReport
+from vfl_party.seeds import derive_seed
 
 
 class Reconstruction:

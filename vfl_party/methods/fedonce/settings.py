@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from vfl_common.config.augment import AugmentSettings
 from vfl_common.config.base import Section
 from vfl_common.config.models import OptimizerSettings, Temperature
 from vfl_common.config.models import PositiveInt as Width
-from vfl_common.config.privacy import DpSettings
+from vfl_party.privacy.settings import DpSettings
+from vfl_party.selfsup.augment.settings import AugmentSettings
 
 Output = Literal["tanh", "linear", "sphere"]
 

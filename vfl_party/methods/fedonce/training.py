@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl_common.optim import build_optimizer, build_schedule, clip
-from vfl_common.phase import RoundReport
 from vfl_party.context import Party, Rows
 from vfl_party.methods import privacy_plan
 from vfl_party.methods.fedonce.rows import finite, own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
+from vfl_party.optim import build_optimizer, build_schedule, clip
+from vfl_party.phase import RoundReport
 from vfl_party.privacy.steps import PrivateSteps
 
 

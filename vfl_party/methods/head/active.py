@@ -12,18 +12,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, InputError
-from vfl_common.metrics import loss_fn
-from vfl_common.models import combine
-from vfl_common.optim import build_optimizer, build_schedule, clip
-from vfl_common.phase import Phase, RoundReport, Tree
-from vfl_common.seeds import batches
 from vfl_party.context import Party, Rows
 from vfl_party.exchange import expect
 from vfl_party.methods import privacy_plan
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
 from vfl_party.methods.head.upload import without, zeros
+from vfl_party.metrics import loss_fn
+from vfl_party.models import combine
+from vfl_party.optim import build_optimizer, build_schedule, clip
+from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.privacy.steps import PrivateSteps
 from vfl_party.scoring import embed
+from vfl_party.seeds import batches
 
 
 class ActiveHead(Phase):

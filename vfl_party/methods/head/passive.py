@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.phase import Phase, RoundReport
 from vfl_party.context import Party
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
 from vfl_party.methods.head.upload import answer
+from vfl_party.phase import Phase, RoundReport
 from vfl_party.privacy.gaussian import GaussianNoise
 from vfl_party.scoring import embed
 

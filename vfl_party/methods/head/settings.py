@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vfl_common.config.budget import Budget
-from vfl_common.config.privacy import DpSettings
+from vfl_party.budget import Budget
+from vfl_party.privacy.settings import DpSettings
 
 UPLOAD, TRAIN = 0, 1  # the two rounds: a checkpoint lies between them, so that a later death need not repeat the upload
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, InputError
-from vfl_common.metrics import evaluate, loss_fn
-from vfl_common.models import combine
-from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
 from vfl_party.exchange import NOTHING, expect
 from vfl_party.methods.splitnn.batches import numbered
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining
+from vfl_party.metrics import evaluate, loss_fn
+from vfl_party.models import combine
+from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.privacy.iso import IsoNoise
 from vfl_party.scoring import joint_outputs
 

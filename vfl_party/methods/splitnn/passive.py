@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.phase import Phase, RoundReport, Tree
 from vfl_party.context import Party
 from vfl_party.exchange import expect
 from vfl_party.methods.splitnn.batches import numbered
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import BEST, STOP, VERDICT, OwnTraining
+from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import send_embeddings
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
-from vfl_common.config.budget import Budget
+from vfl_party.budget import Budget
 
 
 class EarlyStopping(Section):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.base import Section
-from vfl_common.phase import Phase, RoundReport
-from vfl_common.seeds import derive_seed
 from vfl_party.context import Party
 from vfl_party.exchange import expect
 from vfl_party.methods import Method
+from vfl_party.phase import Phase, RoundReport
+from vfl_party.seeds import derive_seed
 
 HOLD_S = 60.0
 

@@ -1,0 +1,1 @@
+"""The ``vfl`` program: whole federations on one machine, studies, forecasts, reports and certificates."""

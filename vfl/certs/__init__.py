@@ -1,0 +1,1 @@
+"""A federation's certificate authority, and the commands of ``vfl certs``."""

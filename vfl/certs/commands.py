@@ -1,0 +1,125 @@
+"""``vfl certs``: the federation's authority and the certificates of its parties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vfl.certs import authority
+from vfl.certs.describe import describe, fingerprint
+from vfl_common.identity import pem
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_DAYS = click.IntRange(1, authority.MAX_DAYS)
+_DEFAULT = Path("certs")
+
+_ca = click.option("--ca", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder with ca.pem and ca.key.")
+_days = click.option(
+    "--days", type=_DAYS, default=authority.PARTY_DAYS, show_default=True, help="Valid for; at most as long as the CA."
+)
+_force = click.option("--force", is_flag=True, help="Replace existing files.")
+
+
+@click.group()
+def certs() -> None:
+    """Make and look at the certificates with which parties know each other.
+
+    \b
+    One administrator, all keys made in one place:
+      vfl certs ca --federation credit-risk
+      vfl certs issue server bank shop
+    \b
+    Organisations that keep their keys to themselves:
+      vfl certs request bank          (at the bank; send certs/bank.csr)
+      vfl certs sign certs/bank.csr   (at the authority; send back bank.pem and ca.pem)
+    """
+
+
+@certs.command()
+@click.option("--out", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder for ca.pem and ca.key.")
+@click.option("--federation", default="vfl", show_default=True, help="The authority's name, for people to read.")
+@click.option("--days", type=_DAYS, default=authority.CA_DAYS, show_default=True, help="Valid for.")
+@click.option("--force", is_flag=True, help="Replace the authority: all of its certificates become worthless.")
+def ca(out: Path, federation: str, days: int, force: bool) -> None:
+    """Make the federation's authority: ca.pem for every party, ca.key for nobody.
+
+    \b
+    Example:
+      vfl certs ca --out certs --federation credit-risk
+    """
+    path = authority.create_authority(out, federation, days, force=force)
+    click.echo(f"{path}: for every party")
+    click.echo(f"{out / 'ca.key'}: keep it secret, whoever has it can be any party")
+
+
+@certs.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@_ca
+@click.option("--out", type=_FOLDER, help="Folder for the files; default: the authority's.")
+@_days
+@_force
+def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: bool) -> None:
+    """Make key and certificate for each NAME: the server and the parties, as the recipe names them.
+
+    \b
+    Example:
+      vfl certs issue server bank shop --ca certs --days 90
+    """
+    for name in names:
+        authority.check_name(name)
+    for name in names:
+        tls = authority.issue(ca, name, days, out=out, force=force)
+        click.echo(f"{name}: {tls.certificate} and {tls.key}; it also needs {tls.ca}")
+
+
+@certs.command()
+@click.argument("name")
+@click.option("--out", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder for NAME.key and NAME.csr.")
+@_force
+def request(name: str, out: Path, force: bool) -> None:
+    """Make a key, which stays here, and a request, which goes to the authority.
+
+    \b
+    Example:
+      vfl certs request bank
+    """
+    path = authority.create_request(out, name, force=force)
+    click.echo(f"{out / name}.key: keep it secret, it stays here")
+    click.echo(f"{path}: send it to the authority, for `vfl certs sign`")
+    click.echo(f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(path), path))}")
+
+
+@certs.command()
+@click.argument("csr", type=_FILE)
+@click.option("--name", help="Who sent the request; default: the file's name without .csr.")
+@_ca
+@click.option("--out", type=_FOLDER, help="Folder for the certificate; default: the request's.")
+@_days
+@_force
+def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, force: bool) -> None:
+    """Sign a request that is known to come from the party that it names.
+
+    Compare the fingerprint with the one that the party sees before you send the certificate back.
+
+    \b
+    Example:
+      vfl certs sign certs/bank.csr --ca certs
+    """
+    path = authority.sign_request(csr, ca, name or csr.stem, days, out=out, force=force)
+    click.echo(f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(csr), csr))}")
+    click.echo(f"{path}: send it back, together with {ca / 'ca.pem'}")
+
+
+@certs.command()
+@click.argument("file", type=_FILE)
+def show(file: Path) -> None:
+    """Say what a certificate or a request is for, and until when.
+
+    \b
+    Example:
+      vfl certs show certs/bank.pem
+    """
+    for label, text in describe(file):
+        click.echo(f"{label + ':':<13}{text}")

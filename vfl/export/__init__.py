@@ -1,0 +1,1 @@
+"""``vfl export``: the metrics of a run for TensorBoard and MLflow."""

@@ -1,0 +1,107 @@
+"""``vfl export``: the rounds of a run in TensorBoard or MLflow, after the run or while it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import click
+
+from vfl.report.rounds import History, Round, Source, find_sources
+from vfl_common.program import EXIT_CODES
+
+_POLL_S = 1.0
+_RUN = click.argument("run", type=click.Path(path_type=Path))
+_FOLLOW = click.option("--follow", is_flag=True, help="Go on until the run is finished, or Ctrl-C.")
+
+
+class Sink(Protocol):
+    """Where the rounds of one party go."""
+
+    def update(self, rounds: Sequence[Round]) -> None:
+        """All rounds so far; those that it has had already are not written twice."""
+
+    def close(self, *, finished: bool) -> None:
+        """Nothing more comes; ``finished``: because the run is at its end."""
+
+
+@click.group(epilog=EXIT_CODES)
+def export() -> None:
+    """Give the metrics of a run to TensorBoard or MLflow: metrics.jsonl of each party in its folder.
+
+    Steps on the axis are training steps since the run began. Where the run went back to a checkpoint, a round that was
+    run again counts once. Nothing is sent but what metrics.jsonl has and, to MLflow, the recipe.
+    """
+
+
+@export.command(epilog=EXIT_CODES)
+@_RUN
+@click.option(
+    "--out",
+    default="tensorboard",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder of logs; files go to DIR/<run id>/<party>, in place of those of an earlier export.",
+    metavar="DIR",
+)
+@_FOLLOW
+def tensorboard(run: Path, out: Path, follow: bool) -> None:
+    """Write event files for TensorBoard. RUN is a run's folder, or one party's in it.
+
+    \b
+    Example:
+      vfl export tensorboard runs/20260101-120000-digits-1f2e
+      tensorboard --logdir tensorboard
+    """
+    from vfl.export.to_tensorboard import TensorBoard
+
+    for source in copy(run, lambda source: TensorBoard(source, out), follow=follow):
+        click.echo(out / source.run_id / source.party)
+
+
+@export.command(epilog=EXIT_CODES)
+@_RUN
+@click.option(
+    "--tracking-uri",
+    envvar="MLFLOW_TRACKING_URI",
+    required=True,
+    help="MLflow's server, http://HOST:PORT. [default: the variable MLFLOW_TRACKING_URI]",
+)
+@click.option("--experiment", default="vfl", show_default=True, help="Is made where there is none of the name.")
+@_FOLLOW
+def mlflow(run: Path, tracking_uri: str, experiment: str, follow: bool) -> None:
+    """Log to MLflow: one run of its for each party. RUN is a run's folder, or one party's in it.
+
+    Once more, it adds what has come since.
+
+    \b
+    Example:
+      vfl export mlflow runs/20260101-120000-digits-1f2e --tracking-uri http://localhost:5000
+    """
+    from vfl.export.to_mlflow import Mlflow
+
+    for source in copy(run, lambda source: Mlflow(source, tracking_uri, experiment), follow=follow):
+        click.echo(f"{experiment}: {source.run_id}/{source.party}")
+
+
+def copy(run: Path, open_sink: Callable[[Source], Sink], *, follow: bool) -> list[Source]:
+    """Gives each party's rounds to a sink of its own; the parties. Raises InputError."""
+    histories = [History(source) for source in find_sources(run)]
+    for history in histories:  # what cannot be read is told before an earlier export is replaced
+        history.update()
+    sinks = [open_sink(history.source) for history in histories]
+    finished = [False] * len(sinks)
+    try:
+        while True:
+            finished = [history.source.finished for history in histories]  # before the last lines are read
+            for history, sink in zip(histories, sinks, strict=True):
+                history.update()
+                sink.update(history.rounds)
+            if not follow or all(finished):
+                return [history.source for history in histories]
+            time.sleep(_POLL_S)
+    finally:
+        for sink, done in zip(sinks, finished, strict=True):
+            sink.close(finished=done)

@@ -1,0 +1,97 @@
+"""Rounds as metrics of an MLflow run, through MLflow's client."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from vfl.report.rounds import Round, Source
+from vfl_common.errors import Code, InputError
+
+INSTALL = "pip install mlflow-skinny"
+MOST_METRICS, MOST_PARAMS = 1000, 100  # in one request, as MLflow has it
+MOST_TEXT = 500  # characters of a parameter
+RUN, PARTY, ROUNDS, GENERATION = "vfl.run_id", "vfl.party", "vfl.rounds", "vfl.generation"  # tags
+
+T = TypeVar("T")
+
+
+class Mlflow:
+    """One MLflow run for one party's rounds; that of an earlier export is gone on with.
+
+    Tags say how far that is: so many rounds, up to that generation. A round that was run again since is logged again at
+    its step, and its later time is what counts. Raises InputError where the package is missing or MLflow refuses.
+    """
+
+    def __init__(self, source: Source, uri: str, experiment: str) -> None:
+        self._uri = uri
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would tell its makers that it is used
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # not minutes where no server answers
+        try:
+            from mlflow import MlflowClient, entities
+            from mlflow.exceptions import MlflowException
+        except ImportError as error:
+            text = f"MLflow cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
+            raise InputError(Code.CONFIG_INVALID, f"vfl export mlflow: {text}") from None
+        self._entities, self._refused = entities, MlflowException
+        self._client = self._ask(lambda: MlflowClient(tracking_uri=uri))
+        self._run_id, tags = self._ask(lambda: self._find(source, experiment))
+        self._rounds, self._generation = int(tags.get(ROUNDS, 0)), int(tags.get(GENERATION, 0))
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except self._refused as error:
+            why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise InputError(Code.UNREACHABLE, f"MLflow at {self._uri} cannot be used: {why}") from None
+
+    def _find(self, source: Source, experiment: str) -> tuple[str, dict[str, str]]:
+        """The id and tags of the run of an earlier export, else of a new one with the recipe as its parameters."""
+        client, entities = self._client, self._entities
+        found = client.get_experiment_by_name(experiment)
+        place = found.experiment_id if found is not None else client.create_experiment(experiment)
+        ours = f"tags.`{RUN}` = '{source.run_id}' and tags.`{PARTY}` = '{source.party}'"
+        for run in client.search_runs([place], ours, max_results=1):
+            return run.info.run_id, run.data.tags
+        tags = {RUN: source.run_id, PARTY: source.party}
+        run = client.create_run(place, tags=tags, run_name=f"{source.run_id}/{source.party}")
+        params = [entities.Param(key, value[:MOST_TEXT]) for key, value in flat(source.read("recipe.json"))]
+        for begin in range(0, len(params), MOST_PARAMS):
+            client.log_batch(run.info.run_id, params=params[begin : begin + MOST_PARAMS])
+        return run.info.run_id, {}
+
+    def update(self, rounds: Sequence[Round]) -> None:
+        had, last = self._rounds, self._generation
+        new = [each for place, each in enumerate(rounds) if place >= had or each.generation > last]
+        if not new:
+            return
+        metrics = [
+            self._entities.Metric(key, value, int(each.time_s * 1000), each.steps)
+            for each in new
+            for key, value in each.values.items()
+        ]
+        for begin in range(0, len(metrics), MOST_METRICS):
+            part = metrics[begin : begin + MOST_METRICS]
+            self._ask(lambda part=part: self._client.log_batch(self._run_id, metrics=part))  # type: ignore[misc]
+        self._rounds, self._generation = len(rounds), max(last, *(each.generation for each in new))
+        tags = {ROUNDS: self._rounds, GENERATION: self._generation}
+        tagged = [self._entities.RunTag(key, str(value)) for key, value in tags.items()]
+        self._ask(lambda: self._client.log_batch(self._run_id, tags=tagged))
+
+    def close(self, *, finished: bool) -> None:
+        if finished:
+            self._ask(lambda: self._client.set_terminated(self._run_id, "FINISHED"))
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """``("phases.0.optimizer.lr", "0.001")``: the leaves of a recipe; lists of plain values as JSON."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from flat(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        for number, each in enumerate(value):
+            yield from flat(each, f"{name}.{number}")
+    elif value is not None:
+        yield name, value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,53 @@
+"""Rounds as TensorBoard's event files, with TensorBoard's own writer, which needs neither TensorFlow nor torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vfl.report.rounds import Round, Source
+from vfl_common.errors import Code, InputError
+
+INSTALL = "pip install tensorboard"
+SUFFIX = ".vfl"  # of our files, so that no others are replaced
+
+
+class TensorBoard:
+    """A party's folder of event files. Raises InputError where the package is missing, or it cannot be written."""
+
+    def __init__(self, source: Source, out: Path) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer import event_file_writer
+        except ImportError as error:
+            text = f"TensorBoard cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
+            raise InputError(Code.CONFIG_INVALID, f"vfl export tensorboard: {text}") from None
+        self._events, self._summaries, self._writers = event_pb2, summary_pb2, event_file_writer
+        self._folder = out / source.run_id / source.party
+        self._written: list[Round] = []
+        self._writer = self._open()
+
+    def _open(self) -> Any:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for older in self._folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+                older.unlink()
+            return self._writers.EventFileWriter(str(self._folder), filename_suffix=SUFFIX)
+        except OSError as error:
+            raise InputError(Code.FILE_INVALID, f"{self._folder}: cannot be written ({error.strerror})") from None
+
+    def update(self, rounds: Sequence[Round]) -> None:
+        if list(rounds[: len(self._written)]) != self._written:  # the run went back: these rounds are replaced
+            self._writer.close()
+            self._writer, self._written = self._open(), []
+        for each in rounds[len(self._written) :]:
+            values = [self._summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in each.values.items()]
+            summary = self._summaries.Summary(value=values)
+            self._writer.add_event(self._events.Event(wall_time=each.time_s, step=each.steps, summary=summary))
+        self._written = list(rounds)
+        self._writer.flush()
+
+    def close(self, *, finished: bool) -> None:
+        _ = finished
+        self._writer.close()

@@ -1,0 +1,172 @@
+"""``vfl forecast``: what a party's phases say that they exchange, as tables of bytes and time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from vfl.forecasting.network import Network
+from vfl.report.table import WORDS, new_table, size, wide_console
+from vfl_common.summary import ByteCount, LinkBytes
+from vfl_party.forecast.result import Forecast, PhaseForecast
+
+
+def show_forecast(plan: Path, network: Network, *, rows: int | None, rounds: Sequence[str], as_json: bool) -> None:
+    """The command. Raises InputError."""
+    forecast = counted(plan, rows, rounds)
+    if as_json:
+        click.echo(json.dumps(as_tables(forecast, network), separators=(",", ":")))
+        return
+    wide_console().print(render(forecast, network))
+
+
+def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> Forecast:
+    """Counts what a recipe, or the recipe of a party file, is going to exchange.
+
+    Args:
+        plan: the recipe or party file.
+        rows: how many rows all parties hold; None: as many as the data have.
+        rounds: ``PHASE=N``, each, for phases that may end early.
+
+    Raises InputError.
+    """
+    from vfl_party.forecast.count import forecast, read_outlook, read_rounds  # imports torch
+
+    return forecast(read_outlook(plan), rows, read_rounds(rounds))
+
+
+def total(links: Iterable[LinkBytes]) -> ByteCount:
+    """The sum."""
+    links = list(links)
+    return ByteCount(
+        payload_bytes=sum(link.payload_bytes for link in links),
+        message_bytes=sum(link.message_bytes for link in links),
+        messages=sum(link.messages for link in links),
+    )
+
+
+def seconds(forecast: Forecast, network: Network, phase: PhaseForecast) -> float:
+    """How long a phase's exchanges take."""
+    count = total(link for link in forecast.links if link.phase == phase.name)
+    return network.seconds(phase.round_trips, count.message_bytes)
+
+
+def as_tables(forecast: Forecast, network: Network) -> dict[str, Any]:
+    """All of it, for a program."""
+    phases = [
+        phase.model_dump()
+        | total(link for link in forecast.links if link.phase == phase.name).model_dump()
+        | {"seconds": seconds(forecast, network, phase)}
+        for phase in forecast.phases
+    ]
+    whole = total(forecast.links).model_dump() | {"seconds": sum(phase["seconds"] for phase in phases)}
+    return forecast.model_dump() | {
+        "bandwidth_bit_s": network.bandwidth,
+        "latency_s": network.latency_s,
+        "phases": phases,
+        "total": whole,
+    }
+
+
+def render(forecast: Forecast, network: Network) -> Group:
+    """The tables, one above the other, and what they do not say."""
+    parts: list[Text | Table] = [Text.assemble("\n", (forecast.recipe, "bold"), f" · {forecast.rows:,} rows\n")]
+    parts += [_by_party(forecast), Text(), _by_phase(forecast, network), Text()]
+    return Group(*parts, *(Text(sentence) for sentence in notes(forecast, network)), Text())
+
+
+def notes(forecast: Forecast, network: Network) -> list[str]:
+    """What a reader has to know, in sentences."""
+    found = []
+    for phase in forecast.phases:
+        if phase.unknown:
+            found.append(f"{phase.name}: the method {phase.kind} does not state what it exchanges: it is not counted.")
+        if phase.at_most:
+            text = f"{phase.name} may end early, so this is the most that it takes"
+            found.append(f"{text}; --rounds {phase.name}=N counts N rounds.")
+    there = f"{rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way"
+    found.append(f"Time of communication alone, at {there}: computation, and TLS, HTTP/2 and TCP/IP, come on top.")
+    found.append("Not counted: the sessions with the server (control), which grow with time.")
+    found.append(WORDS)
+    return found
+
+
+def _by_party(forecast: Forecast) -> Table:
+    table = new_table("Message bytes by party, direction and phase")
+    table.add_column("party")
+    table.add_column("direction")
+    for heading in (*(phase.name for phase in forecast.phases), "all", "payload"):
+        table.add_column(heading, justify="right")
+    for party in (forecast.server, *forecast.parties):
+        ends = (
+            ("sent", [link for link in forecast.links if link.sender == party]),
+            ("received", [link for link in forecast.links if link.receiver == party]),
+        )
+        if not any(own for _, own in ends):
+            continue  # the server, where nothing is averaged
+        for direction, own in ends:
+            whole = total(own)
+            table.add_row(
+                party if direction == "sent" else "",
+                direction,
+                *(_cell(phase, total(link for link in own if link.phase == phase.name)) for phase in forecast.phases),
+                size(whole.message_bytes),
+                size(whole.payload_bytes),
+            )
+    return table
+
+
+def _cell(phase: PhaseForecast, count: ByteCount) -> str:
+    if phase.unknown:
+        return "?"
+    return size(count.message_bytes) if count.message_bytes else "–"
+
+
+def _by_phase(forecast: Forecast, network: Network) -> Table:
+    whole, trips = total(forecast.links), sum(phase.round_trips for phase in forecast.phases)
+    time_s = sum(seconds(forecast, network, phase) for phase in forecast.phases)
+    table = new_table("By phase, every message counted once", show_footer=True)
+    table.add_column("phase", "all")
+    table.add_column("payload", size(whole.payload_bytes), justify="right")
+    table.add_column("envelope", size(whole.message_bytes - whole.payload_bytes), justify="right")
+    table.add_column("message bytes", size(whole.message_bytes), justify="right")
+    table.add_column("messages", f"{whole.messages:,}", justify="right")
+    table.add_column("round trips", f"{trips:,}", justify="right")
+    table.add_column("time", duration(time_s), justify="right")
+    for phase in forecast.phases:
+        if phase.unknown:
+            table.add_row(phase.name, *"??????")
+            continue
+        count = total(link for link in forecast.links if link.phase == phase.name)
+        table.add_row(
+            phase.name,
+            size(count.payload_bytes),
+            size(count.message_bytes - count.payload_bytes),
+            size(count.message_bytes),
+            f"{count.messages:,}",
+            f"{phase.round_trips:,}",
+            duration(seconds(forecast, network, phase)),
+        )
+    return table
+
+
+def rate(bits: float) -> str:
+    """``100 Mbit/s``."""
+    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bits >= factor:
+            return f"{bits / factor:.4g} {unit}"
+    return f"{bits:.4g} bit/s"
+
+
+def duration(time_s: float) -> str:
+    """``0.35 s``, ``42 s``, ``12 min``, ``3.5 h``."""
+    if time_s < 100:
+        return f"{time_s:.2g} s" if time_s < 10 else f"{time_s:.0f} s"
+    return f"{time_s / 60:.0f} min" if time_s < 6000 else f"{time_s / 3600:.1f} h"

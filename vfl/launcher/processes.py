@@ -1,0 +1,185 @@
+"""The processes of a simulated federation: started, watched and ended by handle, none left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vfl.launcher.forks import Forked, Launcher
+
+_ORDERLY_S = 5.0  # between SIGTERM and SIGKILL
+LOST = 3  # the exit code for a process that was killed: see EXIT_CODES
+
+
+class ProcessFailed(click.ClickException):
+    """A process of the federation failed; the launcher ends with its exit code."""
+
+    def __init__(self, name: str, sentence: str, exit_code: int) -> None:
+        super().__init__(f"{name}: {sentence}")
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {self.message}", err=True, file=file)
+
+
+class Process:
+    """One program of ours in a process of its own.
+
+    Its standard error goes to ``<folder>/stderr``; the JSON events on its standard output to ``events`` where it is
+    given, else to ``<folder>/stdout``.
+
+    Args:
+        name: the party's name, or the server's.
+        args: the program and its arguments.
+        folder: for its output; is made.
+        threads: for torch and its libraries.
+        modules: a folder in which modules of the user's own may lie (encoders of kind ``custom``).
+        launcher: forks the process, with its own number of threads; without one it is started afresh.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[str],
+        folder: Path,
+        *,
+        threads: int,
+        modules: Path | None = None,
+        events: queue.SimpleQueue[dict[str, Any]] | None = None,
+        launcher: Launcher | None = None,
+    ) -> None:
+        self.name, self.args = name, tuple(args)
+        self._stderr = folder / "stderr"
+        folder.mkdir(parents=True, exist_ok=True)
+        stdin, self._alive = os.pipe()  # nothing is written: the process ends when this end is closed
+        said: int | None = None
+        if events is not None:
+            said, stdout = os.pipe()
+        else:
+            stdout = os.open(folder / "stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        with self._stderr.open("ab") as stderr:
+            self._process: subprocess.Popen[bytes] | Forked
+            if launcher is not None:
+                self._process = launcher.start(
+                    args, stdin=stdin, stdout=stdout, stderr=stderr.fileno(), cwd=Path.cwd(), modules=modules
+                )
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "vfl.launcher.child", *args],
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=_environment(threads, modules),
+                    start_new_session=True,  # Ctrl-C at the terminal reaches `vfl` alone, which ends the others
+                )
+        os.close(stdin)
+        os.close(stdout)
+        self._reader: threading.Thread | None = None
+        if events is not None and said is not None:
+            self._reader = threading.Thread(target=_read, args=[said, events], daemon=True)
+            self._reader.start()
+
+    @property
+    def status(self) -> int | None:
+        """None while it runs, else its exit code; negative: the signal that killed it."""
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal; nothing where the process has ended."""
+        self._process.send_signal(number)
+
+    def wait(self) -> None:
+        """Until it has ended and its last event has been read."""
+        self._process.wait()
+        if self._reader is not None:
+            self._reader.join()
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
+
+    def sentence(self) -> str:
+        """Why it ended: its own error, or the signal that killed it."""
+        status = self.status or 0
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        lines = self._stderr.read_text(errors="replace").splitlines()
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        if errors:
+            return errors[-1]
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing on its standard error")
+        return f"ended with exit code {status} ({last})"
+
+    def failure(self) -> ProcessFailed:
+        """What the launcher tells of it, once it has failed."""
+        status = self.status or 0
+        return ProcessFailed(self.name, self.sentence(), LOST if status < 0 else status)
+
+
+def _environment(threads: int, modules: Path | None) -> dict[str, str]:
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    if modules is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH", "")]))
+    return environment
+
+
+def _read(fd: int, events: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Puts the events of one process's standard output into ``events``, until it ends."""
+    with os.fdopen(fd, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # not ours: a library's own words
+            if isinstance(event, dict) and "event" in event:
+                events.put(event)
+
+
+def culprit(ended: Sequence[Process]) -> Process:
+    """The process that failed on its own account, of those that ended badly, in the order in which they ended.
+
+    Bad input (2) and defects (1) come before a killed process, that before a deadline (3), and that before those that
+    another stopped (4); among equals a party comes before the server, which only repeats what a party told it.
+    """
+    return min(ended, key=lambda process: (_rank(process.status or 0), "vfl-server" in process.args))
+
+
+def _rank(status: int) -> int:
+    if status in (1, 2):
+        return 0
+    if status < 0:
+        return 1
+    return {LOST: 2, 4: 3}.get(status, 1)
+
+
+def end_all(processes: Sequence[Process]) -> None:
+    """SIGTERM to those that still run, SIGKILL to those that do not heed it; returns when all have ended."""
+    try:
+        for process in processes:
+            process.signal(signal.SIGTERM)
+        wait_all(processes, _ORDERLY_S)
+    finally:  # also when the person is impatient
+        for process in processes:
+            process.signal(signal.SIGKILL)
+        for process in processes:
+            process.wait()
+
+
+def wait_all(processes: Sequence[Process], timeout_s: float) -> bool:
+    """Whether all end within the time."""
+    give_up_s = time.monotonic() + timeout_s
+    while any(process.status is None for process in processes):
+        if time.monotonic() >= give_up_s:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,1 @@
+"""A whole federation on one machine: its files, its processes, and what a person sees of them."""

@@ -1,0 +1,101 @@
+"""A whole federation's files on one machine: a throwaway authority, certificates, party files, the recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vfl.certs.authority import create_authority, issue
+from vfl_common.config.data import DataSettings
+from vfl_common.config.division import settings_of
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Where the files of a simulated federation lie: ``<out>/<run id>/federation``.
+
+    ``data``: {party: its [data]}, paths absolute. ``base``: the folder of the recipe as it was given.
+    """
+
+    recipe: Recipe
+    out: Path
+    folder: Path
+    data: Mapping[str, DataSettings]
+    base: Path
+
+    @property
+    def recipe_path(self) -> Path:
+        return self.folder / "recipe.toml"
+
+    def party_path(self, name: str) -> Path:
+        return self.folder / f"{name}.toml"
+
+    def write(self, source: Mapping[str, Any]) -> None:
+        """Everything but the party files, which need the server's address. ``source``: the recipe's tables."""
+        tables = {key: value for key, value in source.items() if key != "simulate"}
+        certs = self.folder / "certs"
+        try:
+            certs.mkdir(parents=True)
+            write_atomic(self.recipe_path, to_toml(tables))
+        except OSError as error:
+            raise InputError(Code.FILE_INVALID, f"{certs}: cannot be written ({error.strerror})") from None
+        create_authority(certs, f"simulation of {self.recipe.name}"[:64], days=7)
+        for name in (self.recipe.server, *(party.name for party in self.recipe.parties)):
+            issue(certs, name, days=7)
+        (certs / "ca.key").unlink()  # nobody else joins
+
+    def write_party(self, name: str, server: str) -> None:
+        """The party file of ``name``, with the server's address: ``vfl-party run`` takes it."""
+        simulate = settings_of(self.recipe)
+        certs = self.folder / "certs"
+        tables = {
+            "name": name,
+            "recipe": self.recipe_path.name,
+            "server": server,
+            "device": simulate.devices.get(name, "cpu"),
+            "threads": simulate.threads,
+            "out": str(self.out.resolve()),
+            "tls": {
+                "ca": f"{certs.name}/ca.pem",
+                "certificate": f"{certs.name}/{name}.pem",
+                "key": f"{certs.name}/{name}.key",
+            },
+            "data": self.data[name].model_dump(mode="json", exclude_defaults=True, exclude_none=True),
+        }
+        write_atomic(self.party_path(name), to_toml(tables))
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """A TOML document: plain keys first, then tables and arrays of tables; what they hold is written inline."""
+    plain, sections = [], []
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            sections.append(f"[{_key(key)}]\n{_lines(value)}")
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            sections.extend(f"[[{_key(key)}]]\n{_lines(item)}" for item in value)
+        else:
+            plain.append(f"{_key(key)} = {_inline(value)}\n")
+    return "\n".join(["".join(plain), *sections])
+
+
+def _lines(table: Mapping[str, Any]) -> str:
+    return "".join(f"{_key(key)} = {_inline(value)}\n" for key, value in table.items())
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _key(key: str) -> str:
+    bare = key.replace("-", "").replace("_", "")
+    return key if bare.isascii() and bare.isalnum() else json.dumps(key, ensure_ascii=False)

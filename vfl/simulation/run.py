@@ -1,0 +1,185 @@
+"""A whole federation on one machine: the server and every party of a recipe, each an operating-system process."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vfl.launcher.forks import Launcher, launching
+from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all
+from vfl.simulation.federation import Federation
+from vfl.simulation.live import View, view
+from vfl_common.config.base import parse, read_toml
+from vfl_common.config.division import divide, settings_of
+from vfl_common.config.recipe import Recipe
+
+_TICK_S = 0.1
+_GRACE_S = 10.0  # for the others to end by themselves once one has failed
+_SHORT_GRACE_S = 3.0  # the same where they cannot know that it has: before the start, or when it was killed
+_LINGER_S = 60.0  # for the parties to end once the server has
+_MOST_RESTARTS = 3  # of each party
+
+
+def simulate(recipe_path: Path, out: Path, *, seed: int | None = None, keep_going: bool = False) -> Path:
+    """Runs a recipe and returns the run's folder, in which ``summary.json`` lies.
+
+    Args:
+        recipe_path: the recipe, with a [simulate] table.
+        out: the folder of runs; a new one is made in it.
+        seed: instead of the recipe's.
+        keep_going: start a party again that was killed, so that it rejoins.
+
+    Raises InputError where the recipe cannot be used, ProcessFailed where a process of the federation failed.
+    """
+    tables = read_toml(recipe_path) | ({} if seed is None else {"seed": seed})
+    recipe = parse(Recipe, tables, str(recipe_path))
+    base, folder = recipe_path.resolve().parent, out / _new_run_id(recipe.name)
+    divide(recipe, base)  # what is wrong there is told before anything starts
+    with launching(settings_of(recipe).threads) as launcher, view(recipe) as screen:
+        screen.say(f"run {folder.name}: everything of it lies in {folder}")
+        run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)
+    return folder
+
+
+def run_federation(
+    tables: Mapping[str, Any],
+    recipe: Recipe,
+    base: Path,
+    folder: Path,
+    screen: View,
+    launcher: Launcher | None,
+    *,
+    keep_going: bool = False,
+    stop: threading.Event | None = None,
+) -> None:
+    """Runs one federation to its end; its run gets the name of ``folder``, which must not be there.
+
+    Args:
+        tables: the recipe as it was written; ``recipe`` is the same, read.
+        base: the folder from which the recipe's relative paths are taken.
+        stop: set, from another thread, it ends the federation.
+
+    Raises InputError and ProcessFailed.
+    """
+    federation = Federation(recipe, folder.parent, folder / "federation", divide(recipe, base), base)
+    federation.write(tables)
+    Simulation(federation, folder, screen, keep_going, launcher, stop).run()
+
+
+@dataclass
+class Simulation:
+    """The processes of one run."""
+
+    federation: Federation
+    folder: Path
+    screen: View
+    keep_going: bool = False
+    launcher: Launcher | None = None  # without one, processes are started afresh
+    stop: threading.Event | None = None
+    processes: dict[str, Process] = field(default_factory=dict)
+    _events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
+    _started: bool = False
+    _restarts: dict[str, int] = field(default_factory=dict)
+    _failed: list[Process] = field(default_factory=list)  # in the order in which they were seen to have
+
+    def run(self) -> None:
+        """Starts everything and returns when all have ended well. Whatever happens, nothing is left running."""
+        try:
+            self._start_server()
+            self._until_all_ended()
+        finally:
+            end_all(list(self.processes.values()))
+        self._show(0.0)  # what the server said last
+
+    def _start_server(self) -> None:
+        recipe, federation = self.federation.recipe, self.federation
+        args = ["vfl-server", "serve", str(federation.recipe_path), "--listen", "127.0.0.1:0", "--fresh"]
+        args += ["--ca", str(federation.folder / "certs" / "ca.pem")]
+        args += ["--out", str(federation.out), "--run-id", self.folder.name]
+        self.processes[recipe.server] = Process(
+            recipe.server,
+            args,
+            self.folder / recipe.server,
+            threads=1,
+            events=self._events,
+            launcher=self.launcher,
+        )
+
+    def _start_party(self, name: str, *options: str) -> None:
+        threads = settings_of(self.federation.recipe).threads
+        args = ["vfl-party", "run", str(self.federation.party_path(name)), *options]
+        self.processes[name] = Process(
+            name, args, self.folder / name, threads=threads, modules=self.federation.base, launcher=self.launcher
+        )
+
+    def _until_all_ended(self) -> None:
+        server = self.federation.recipe.server
+        server_ended_s: float | None = None
+        while any(process.status is None for process in self.processes.values()):
+            self._show(_TICK_S)
+            if self.stop is not None and self.stop.is_set():
+                raise ProcessFailed(self.folder.name, "stopped", 130)
+            if self._note_failures():
+                self._settle()
+                raise culprit(self._failed).failure()
+            if self.processes[server].status == 0:
+                server_ended_s = server_ended_s or time.monotonic()
+                if time.monotonic() - server_ended_s > _LINGER_S:
+                    late = next(name for name, process in self.processes.items() if process.status is None)
+                    raise ProcessFailed(late, f"did not end within {_LINGER_S:g} s of the server", 3)
+        if self._note_failures():
+            raise culprit(self._failed).failure()
+
+    def _show(self, timeout_s: float) -> None:
+        """Takes what the server says, for at most so long where it says nothing."""
+        try:
+            event = self._events.get(timeout=timeout_s)
+            while True:
+                self._heard(event)
+                event = self._events.get_nowait()
+        except queue.Empty:
+            self.screen.tick()
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        self.screen.show(event)
+        if event["event"] == "ready" and len(self.processes) == 1:
+            for party in self.federation.recipe.parties:
+                self.federation.write_party(party.name, event["address"])
+                self._start_party(party.name, "--fresh")
+        self._started = self._started or event["event"] == "started"
+
+    def _note_failures(self) -> list[Process]:
+        """The processes that have failed so far; killed parties are started again where that is wanted."""
+        for name, process in list(self.processes.items()):
+            status = process.status
+            if status in (None, 0) or process in self._failed:
+                continue
+            restarts = self._restarts.get(name, 0)
+            is_party = name != self.federation.recipe.server
+            if self.keep_going and is_party and (status or 0) < 0 and restarts < _MOST_RESTARTS:
+                self._restarts[name] = restarts + 1
+                process.wait()
+                self.screen.show({"event": "restarted", "party": name, "how": process.sentence()})
+                self._start_party(name)  # without --fresh: it offers its checkpoints
+                continue
+            self._failed.append(process)
+        return self._failed
+
+    def _settle(self) -> None:
+        """Gives the others time to end by themselves: they may know better what happened."""
+        known = self._started and all((process.status or 0) > 0 for process in self._failed)
+        give_up_s = time.monotonic() + (_GRACE_S if known else _SHORT_GRACE_S)
+        while time.monotonic() < give_up_s and any(process.status is None for process in self.processes.values()):
+            self._show(_TICK_S)
+            self._note_failures()
+
+
+def _new_run_id(name: str) -> str:
+    """``YYYYmmdd-HHMMSS-<recipe>-xxxx``, UTC."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{os.urandom(2).hex()}"

@@ -1,0 +1,228 @@
+"""A study: methods x seeds x numbers of labelled rows over one recipe, and the recipes of its runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from vfl.studies.baselines import alone, combined
+from vfl_common.config.base import Section, parse, read_toml
+from vfl_common.config.recipe import Name, PhaseSettings, Recipe
+from vfl_common.errors import Code, InputError
+
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Phases = tuple[PhaseSettings, ...]
+Stage = Literal["pretrain", "finetune"]
+# Keys of the recipe that the study sets, or that are the same for all its runs.
+_OURS = ("name", "method", "phases", "seed", "start", "rows.labelled", "simulate.threads")
+
+
+class StudyMethod(Section):
+    """A line of the result."""
+
+    name: Name
+    pretrain: Phases = ()  # its encoders are shared by all numbers of labels
+    pretrain_of: Name | None = None  # an earlier method, whose pretraining this one shares
+    tower: Literal["cross", "local"] | None = None  # of that pretraining's two encoders, this one alone
+    finetune: Phases = ()  # instead of the study's
+    alone: Name | None = None  # Solo: this party trains by itself, with the labels
+    combined: bool = False  # Combine: one party has all columns and the labels
+    overrides: dict[str, Any] = Field(default_factory=dict)  # {"model.encoder.channels": value}, in the recipe
+
+    @model_validator(mode="after")
+    def _check(self) -> StudyMethod:
+        for key, value in self.overrides.items():
+            ours = next((ours for ours in _OURS if _overrides(key, value, ours)), None)
+            if ours is not None:
+                raise ValueError(f"overrides: {ours!r} is set by the study itself; remove it there")
+        if self.pretrain and self.pretrain_of is not None:
+            raise ValueError("give pretrain or pretrain_of, not both")
+        if self.alone is not None and self.combined:
+            raise ValueError("give alone or combined, not both")
+        if self.tower is not None and self.pretrain_of is None:
+            raise ValueError("tower takes a part of another method's pretraining: it needs pretrain_of")
+        return self
+
+    @property
+    def federation(self) -> tuple[Any, ...]:
+        """What decides which parties there are, and what they hold."""
+        return self.overrides, self.alone, self.combined
+
+
+class Study(Section):
+    """A study file."""
+
+    name: Name
+    recipe: str  # with [simulate]; its phases, seed, method and rows.labelled are replaced
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    labels: tuple[PositiveInt, ...] = ()  # rows.labelled; empty: one column, with the recipe's own
+    metric: str = "accuracy"  # of the test rows
+    finetune: Phases = ()
+    methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Study:
+        named = {"methods": [method.name for method in self.methods], "seeds": self.seeds, "labels": self.labels}
+        for key, values in named.items():
+            double = next((value for value in values if list(values).count(value) > 1), None)
+            if double is not None:
+                raise ValueError(f"{key}: {double!r} is there twice")
+        for method in self.methods:
+            if method.pretrain_of is not None:
+                earlier = self.methods[: self.methods.index(method)]
+                other = next((each for each in earlier if each.name == method.pretrain_of), None)
+                if other is None or not other.pretrain:
+                    text = f"pretrain_of: no method {method.pretrain_of!r} with a pretraining of its own is above it"
+                    raise ValueError(f"methods: {method.name}: {text}")
+                if other.federation != method.federation:
+                    text = "the two have different overrides, or not the same parties"
+                    raise ValueError(f"methods: {method.name}: pretrain_of: {text}")
+            if not self.finetune and not method.finetune:
+                raise ValueError(f"methods: {method.name} has no phases; give [[finetune]], or a finetune of its own")
+        return self
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study. ``tables``: its recipe as it is written, which ``recipe`` is, read."""
+
+    run_id: str
+    stage: Stage
+    method: str
+    seed: int
+    labels: int | None
+    tables: dict[str, Any]
+    recipe: Recipe
+
+    @property
+    def title(self) -> str:
+        """``FedHSSL, seed 1, 100 labels``, or ``FedHSSL, seed 1, pretraining``."""
+        parts = [self.method, f"seed {self.seed}"]
+        if self.stage == "pretrain":
+            parts.append("pretraining")
+        elif self.labels is not None:
+            parts.append(f"{self.labels} labels")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What one method does with one seed: pretraining, if any, then a run for each number of labels.
+
+    The pretraining may be that of an earlier chain.
+    """
+
+    pretrain: PlannedRun | None
+    finetune: tuple[PlannedRun, ...]
+
+    @property
+    def runs(self) -> tuple[PlannedRun, ...]:
+        return (*([self.pretrain] if self.pretrain is not None else ()), *self.finetune)
+
+
+def load_study(path: Path) -> tuple[Study, list[Chain]]:
+    """A study file and its plan, seed by seed. Raises InputError where it, or a recipe that it makes, is wrong."""
+    study = parse(Study, read_toml(path), str(path))
+    base = path.resolve().parent / study.recipe
+    tables = read_toml(base)
+    if "start" in tables:
+        raise InputError(Code.CONFIG_INVALID, f"{base}: start: what runs start from is the study's; remove it here")
+    if parse(Recipe, tables, str(base)).simulate is None:
+        raise InputError(Code.CONFIG_INVALID, f"{base}: simulate: missing; a study runs federations on this machine")
+    chains = []
+    for seed in study.seeds:
+        pretrained: dict[str, PlannedRun] = {}
+        for method in study.methods:
+            chain = _chain(path, study, method, tables, seed, pretrained)
+            if chain.pretrain is not None:
+                pretrained[method.name] = chain.pretrain
+            _check_metric(path, study, chain)
+            chains.append(chain)
+    return study, chains
+
+
+def _check_metric(path: Path, study: Study, chain: Chain) -> None:
+    """Raises InputError where the method's task has no such metric."""
+    task = chain.finetune[0].recipe.task
+    if study.metric not in task.metrics:
+        text = f"{path}: metric: a {task.kind} task has no {study.metric!r} of the test rows"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; it has {', '.join(task.metrics)}")
+
+
+def _chain(
+    path: Path,
+    study: Study,
+    method: StudyMethod,
+    base: dict[str, Any],
+    seed: int,
+    pretrained: Mapping[str, PlannedRun],
+) -> Chain:
+    """``pretrained``: {method: its pretraining}, of the methods above."""
+    where = f"{path}: methods: {method.name}"
+    tables = copy.deepcopy(base) | {"method": method.name, "seed": seed}
+    for key, value in method.overrides.items():
+        _set(tables, key, value, where)
+    if method.alone is not None:
+        tables = alone(tables, parse(Recipe, tables, where), method.alone, where)
+    elif method.combined:
+        tables = combined(tables, parse(Recipe, tables, where), where)
+    name = f"{study.name}.{method.name}.s{seed}"
+    tuning = tables | {"phases": _written(method.finetune or study.finetune)}
+    pretrain: PlannedRun | None = None
+    if method.pretrain:
+        phases = _written(method.pretrain)
+        first = tables | {"phases": phases}
+        if study.labels:  # one pretraining for all numbers of labels, so of none
+            first["rows"] = {key: value for key, value in tables.get("rows", {}).items() if key != "labelled"}
+        recipe = parse(Recipe, first, f"{where}: pretrain")
+        pretrain = PlannedRun(name, "pretrain", method.name, seed, None, first, recipe)
+        tuning["start"] = {"run": name, "phases": phases}
+    elif method.pretrain_of is not None:
+        pretrain = pretrained[method.pretrain_of]
+        tuning["start"] = {"run": pretrain.run_id, "phases": pretrain.tables["phases"]}
+        if method.tower is not None:
+            tuning["start"]["tower"] = method.tower
+    runs = []
+    for labels in study.labels or (None,):
+        # A name of its own beside the pretraining's, also where there is one run only.
+        run_id = f"{name}.n{labels}" if labels is not None else f"{name}.finetune" if pretrain is not None else name
+        own = dict(tuning)
+        if labels is not None:
+            own["rows"] = tables.get("rows", {}) | {"labelled": labels}
+        recipe = parse(Recipe, own, f"{where}: finetune")
+        runs.append(PlannedRun(run_id, "finetune", method.name, seed, labels, own, recipe))
+    return Chain(pretrain, tuple(runs))
+
+
+def _overrides(key: str, value: Any, ours: str) -> bool:
+    """Whether ``key = value`` sets ``ours`` or something below it: itself, or as a table in which that is."""
+    if key == ours or key.startswith(f"{ours}."):
+        return True
+    if not ours.startswith(f"{key}."):
+        return False
+    for part in ours.removeprefix(f"{key}.").split("."):
+        if not isinstance(value, dict) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+def _written(phases: Phases) -> list[dict[str, Any]]:
+    """Phases as a recipe has them."""
+    return [{"kind": phase.kind, "name": phase.name, **phase.settings} for phase in phases]
+
+
+def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Sets ``a.b.c``; tables that are not there yet are made. Raises InputError where ``a`` or ``a.b`` is no table."""
+    *path, last = key.split(".")
+    table = tables
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise InputError(Code.CONFIG_INVALID, f"{where}: overrides: {key!r}: {part} is no table of the recipe")
+    table[last] = value

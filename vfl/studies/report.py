@@ -1,0 +1,147 @@
+"""What the runs of a study came to: a line each in a CSV, and a table of means over the seeds."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+
+from rich import box
+from rich.table import Table
+
+from vfl.report.table import size
+from vfl.studies.plan import Study
+from vfl_common.files import write_atomic
+from vfl_common.summary import Summary
+
+KINDS = ("embedding", "gradient", "weights")
+_SHARES = ("accuracy", "auc", "f1")  # told in points, of 100
+_SPLITS = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run. ``kinds``: message bytes of KINDS; ``message_bytes``: of all kinds."""
+
+    run: str = ""
+    seconds: float = 0.0
+    message_bytes: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One fine-tuning run, with the pretraining that it started from. ``metrics``: {split: {name: value}}."""
+
+    study: str
+    method: str
+    seed: int
+    preset: str
+    labels: int | None
+    metrics: dict[str, dict[str, float]]
+    pretrain: Cost
+    finetune: Cost
+
+    def value(self, metric: str) -> float:
+        """Of the test rows; not a number where the run has none."""
+        return self.metrics.get("test", {}).get(metric, float("nan"))
+
+    def row(self) -> dict[str, str | int | float]:
+        """As in the CSV."""
+        cells: dict[str, str | int | float] = {"study": self.study, "method": self.method, "seed": self.seed}
+        cells["preset"] = self.preset
+        cells["labels"] = "" if self.labels is None else self.labels
+        for split in _SPLITS:
+            cells |= {f"{split}_{name}": value for name, value in self.metrics.get(split, {}).items()}
+        for stage, cost in (("pretrain", self.pretrain), ("finetune", self.finetune)):
+            cells[f"{stage}_bytes"] = cost.message_bytes
+            cells |= {f"{stage}_{kind}_bytes": cost.kinds.get(kind, 0) for kind in KINDS}
+            cells[f"{stage}_s"] = round(cost.seconds, 3)
+            cells[f"{stage}_run"] = cost.run
+        return cells
+
+
+def cost_of(summary: Summary) -> Cost:
+    """A run's seconds and bytes."""
+    kinds = {kind: sum(link.message_bytes for link in summary.bytes.by_link if link.kind == kind) for kind in KINDS}
+    return Cost(summary.run_id, summary.wall_s, summary.bytes.total.message_bytes, kinds)
+
+
+def write_csv(path: Path, results: Sequence[Result]) -> None:
+    """One tidy line a result; columns that only some have are empty in the others. Raises InputError."""
+    rows = [result.row() for result in results]
+    names = sorted({name for row in rows for name in row}, key=lambda name: _place(name, rows))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomic(path, text.getvalue())
+
+
+def _place(name: str, rows: Sequence[dict[str, str | int | float]]) -> int:
+    return next(list(row).index(name) for row in rows if name in row)
+
+
+def points(metric: str) -> tuple[float, str]:
+    """(factor, unit) with which a metric is told: points for shares."""
+    return (100.0, "points") if metric in _SHARES else (1.0, metric)
+
+
+def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
+    """Over seeds; the sample standard deviation, None of a single value."""
+    return mean(values), stdev(values) if len(values) > 1 else None
+
+
+def cell(values: Sequence[float], metric: str) -> str:
+    """``91.3 ± 0.4``, in points."""
+    if not values:
+        return "–"
+    factor, _ = points(metric)
+    middle, sd = mean_and_sd([factor * value for value in values])
+    form = ".1f" if factor > 1 else ".4g"
+    return f"{middle:{form}}" + (f" ± {sd:{form}}" if sd is not None else "")
+
+
+def table(study: Study, results: Iterable[Result]) -> Table:
+    """Methods as rows, numbers of labels as columns; means over the seeds that are there."""
+    found = list(results)
+    _, unit = points(study.metric)
+    seeds = len({result.seed for result in found})
+    title = f"{study.name}: test {study.metric}" + (f" in {unit}" if unit != study.metric else "")
+    shown = Table(
+        title=f"{title}, mean ± sd of {seeds} seeds" if seeds > 1 else title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        caption="bytes and seconds: of training, without start-up; means over seeds and numbers of labels",
+        caption_justify="left",
+    )
+    shown.add_column("method")
+    columns = study.labels or (None,)
+    for labels in columns:
+        shown.add_column(study.metric if labels is None else f"{labels} labels", justify="right")
+    for heading in ("pretraining", "fine-tuning", "seconds"):
+        shown.add_column(heading, justify="right")
+    for method in study.methods:
+        own = [result for result in found if result.method == method.name]
+        values = [
+            cell([result.value(study.metric) for result in own if result.labels == labels], study.metric)
+            for labels in columns
+        ]
+        shown.add_row(method.name, *values, *_costs(own))
+    return shown
+
+
+def _costs(results: Sequence[Result]) -> tuple[str, str, str]:
+    """Mean bytes of a pretraining run and a fine-tuning run, and the seconds of both."""
+    if not results:
+        return "–", "–", "–"
+    before = mean(result.pretrain.message_bytes for result in results)
+    after = mean(result.finetune.message_bytes for result in results)
+    seconds = mean(result.pretrain.seconds + result.finetune.seconds for result in results)
+    return size(round(before)) if before else "–", size(round(after)), f"{seconds:.1f}"

@@ -1,0 +1,311 @@
+"""``vfl study``: many federations after one another, of which those that are finished are never run again.
+
+Everything lies in ``<out>/<study name>/``: a folder for each run, ``results.csv`` and ``results.png``. What is done is
+read from the runs' own summaries, so a study that was killed goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import click
+
+from vfl.launcher.forks import Launcher, launching
+from vfl.launcher.processes import ProcessFailed
+from vfl.simulation.live import View, view
+from vfl.simulation.run import run_federation
+from vfl.studies.plan import Chain, PlannedRun, Study, load_study
+from vfl.studies.report import Cost, Result, cost_of, write_csv
+from vfl_common.config.base import parse
+from vfl_common.config.recipe import Recipe, first_difference
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.summary import Summary, load_summary
+
+Tell = Callable[[dict[str, Any]], None]
+SILENT: Tell = lambda _event: None  # noqa: E731
+
+
+class StudyFailed(click.ClickException):
+    """Some runs failed, the others are recorded. ``results``: of those."""
+
+    def __init__(self, failures: Sequence[tuple[str, str, int]], results: list[Result]) -> None:
+        lines = [f"{title}: {sentence}" for title, sentence, _ in failures]
+        what = "1 run failed" if len(lines) == 1 else f"{len(lines)} runs failed"
+        super().__init__("\n  ".join([f"{what}; the same command tries again:", *lines]))
+        self.results = results
+        self.exit_code = failures[0][2]  # type: ignore[misc]
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {self.message}", err=True, file=file)
+
+
+def run_study(path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live: bool = False) -> list[Result]:
+    """Runs what is left of a study; the results of all its runs, in the plan's order.
+
+    Args:
+        path: the study file.
+        out: the folder in which the study has one of its own.
+        jobs: federations at a time.
+        tell: hears an event as a run begins, ends or fails.
+        live: show the federation under way at a terminal.
+
+    Raises InputError where the study cannot be run, StudyFailed at the end where runs of it failed.
+    """
+    study, chains = load_study(path)
+    folder = out / study.name
+    with _locked(folder):
+        running = Running(study, path.resolve().parent / study.recipe, folder, chains, tell, jobs, live and jobs == 1)
+        running.begin()
+        if running.left:
+            running.try_out()
+            threads = next(run.recipe.simulate.threads for run in running.runs if run.recipe.simulate is not None)
+            with launching(threads) as launcher:
+                running.run(launcher)
+        running.record()
+        if running.results:
+            from vfl.studies.chart import draw_study
+
+            draw_study(study, running.results, folder / "results.png")
+    if running.failures:
+        raise StudyFailed(running.failures, running.results)
+    return running.results
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps a second study out of the folder. Raises InputError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise InputError(Code.FILE_INVALID, f"{folder}: cannot be written ({error.strerror})") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(Code.FILE_INVALID, f"{folder}: a study is being run in it already") from None
+        yield
+
+
+def finished(folder: Path, run: PlannedRun) -> Summary | None:
+    """The summary of a run that is done; None where it is to be run. Raises InputError where it was another run."""
+    try:
+        summary = load_summary(folder / run.run_id / "summary.json")
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    except OSError as error:
+        text = f"{folder / run.run_id / 'summary.json'}: cannot be read ({error.strerror})"
+        raise InputError(Code.FILE_INVALID, f"{text}; a run that may be done is not run again over it") from None
+    if summary.recipe_digest != run.recipe.digest():
+        theirs = _recipe_of(folder / run.run_id, run.recipe.active.name)
+        found = first_difference(run.recipe.canonical_json(), theirs) if theirs is not None else None
+        if theirs is None or found is not None:
+            why = f"at {found[0]}" if found is not None else "or its recipe.json cannot be read"
+            text = f"was run with another recipe than method {run.method} has now ({why})"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{folder / run.run_id}: {text}; delete that folder, or give another --out"
+            )
+    return summary
+
+
+def _recipe_of(folder: Path, party: str) -> str | None:
+    """The run's recipe in today's canonical form: switches that came later have their defaults. None: unreadable."""
+    path = folder / party / "recipe.json"
+    try:
+        return parse(Recipe, json.loads(path.read_text()), str(path)).canonical_json()
+    except (OSError, ValueError, RecursionError, InputError):
+        return None
+
+
+def left_s(done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun], jobs: int = 1) -> float | None:
+    """Seconds that the runs that are left will take, after those that are done; None where none is.
+
+    A run takes what the method's runs of its stage took; else what any of its stage did; else what any did.
+    """
+    if not done:
+        return None
+
+    def guess(run: PlannedRun) -> float:
+        same = [s for other, s in done if (other.method, other.stage) == (run.method, run.stage)]
+        alike = [s for other, s in done if other.stage == run.stage]
+        return mean(same or alike or [s for _, s in done])
+
+    return sum(guess(run) for run in left) / jobs
+
+
+@dataclass
+class Running:
+    """A study while it runs. ``failures``: (title, sentence, exit code)."""
+
+    study: Study
+    base: Path  # the recipe as it was given
+    folder: Path
+    chains: list[Chain]
+    tell: Tell
+    jobs: int
+    live: bool
+    failures: list[tuple[str, str, int]] = field(default_factory=list)
+    _summaries: dict[str, Summary] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)  # run ids, this time
+    _took: list[tuple[PlannedRun, float]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def runs(self) -> list[PlannedRun]:
+        return list({run.run_id: run for chain in self.chains for run in chain.runs}.values())
+
+    @property
+    def left(self) -> int:
+        """Runs that are not done."""
+        return len(self.runs) - len(self._summaries)
+
+    @property
+    def results(self) -> list[Result]:
+        """Of the fine-tuning runs that are done, in the plan's order."""
+        return [
+            self._result(chain, run) for chain in self.chains for run in chain.finetune if run.run_id in self._summaries
+        ]
+
+    def begin(self) -> None:
+        """Looks what is done. Raises InputError where that was done with other recipes: before anything is run."""
+        for run in self.runs:
+            summary = finished(self.folder, run)
+            if summary is not None:
+                self._check_metric(run, summary)
+                self._summaries[run.run_id] = summary
+                self._took.append((run, summary.wall_s))
+        self.tell({"event": "study", "folder": str(self.folder), "runs": len(self.runs), "left": self.left})
+
+    def try_out(self) -> None:
+        """Makes the parties of one run of each kind that is left, without training.
+
+        Seeds change nothing there. If the study varies the number of labels, the least and the most are tried. Raises
+        InputError with the sentence that a party would end with.
+        """
+        from vfl_party.trial import Tried, try_all  # imports torch
+
+        ends = {min(self.study.labels), max(self.study.labels)} if self.study.labels else {None}
+        left = [run for run in self.runs if run.run_id not in self._summaries]
+        alike = {(run.method, run.stage, run.labels): run for run in reversed(left)}
+        tried = [run for run in reversed(alike.values()) if run.stage == "pretrain" or run.labels in ends]
+        try:
+            try_all([Tried(run.title, run.recipe, run.stage == "finetune") for run in tried], self.base.parent)
+        except InputError as error:
+            raise InputError(error.code, f"{error}; nothing has been run") from None
+
+    def run(self, launcher: Launcher | None) -> None:
+        """Runs what is left; what fails is noted, and the rest goes on."""
+        if self.jobs == 1:
+            for chain in self.chains:
+                self._chain(chain, launcher)
+            return
+        groups: dict[str, list[Chain]] = {}  # chains that share a pretraining come after one another
+        for chain in self.chains:
+            groups.setdefault(chain.runs[0].run_id, []).append(chain)
+
+        def group(chains: list[Chain]) -> None:
+            for chain in chains:
+                self._chain(chain, launcher)
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                for future in as_completed([pool.submit(group, chains) for chains in groups.values()]):
+                    future.result()
+            except BaseException:  # the person's Ctrl-C, too
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def record(self) -> None:
+        """Writes ``results.csv``, and drops the checkpoints of what is in it: only pretraining's are needed again."""
+        results = self.results
+        if results:
+            write_csv(self.folder / "results.csv", results)
+        for result in results:
+            for checkpoints in (self.folder / result.finetune.run).glob("*/checkpoints"):
+                shutil.rmtree(checkpoints, ignore_errors=True)
+
+    def _chain(self, chain: Chain, launcher: Launcher | None) -> None:
+        for run in chain.runs:
+            if run.run_id in self._summaries or run.run_id in self._failed or self._stop.is_set():
+                continue
+            if run.stage == "finetune" and chain.pretrain is not None and not self._has(chain.pretrain):
+                self._fail(run, "its pretraining failed", 1)
+                continue
+            self.tell({"event": "begin", "run": run.run_id, "title": run.title, **self._place()})
+            began_s = time.monotonic()
+            try:
+                self._federation(run, launcher)
+                summary = load_summary(self.folder / run.run_id / "summary.json")
+            except (VflError, ProcessFailed) as error:
+                if self._stop.is_set():
+                    return
+                self._fail(run, str(getattr(error, "message", error)), error.exit_code)
+                continue
+            self._check_metric(run, summary)
+            self._done(run, summary, time.monotonic() - began_s)
+
+    def _check_metric(self, run: PlannedRun, summary: Summary) -> None:
+        """Raises InputError where a run that is done has not what the study is after: that is so for others too."""
+        known = summary.metrics.get("test", {})
+        if run.stage == "finetune" and self.study.metric not in known:
+            what = f"they have {', '.join(known)}" if known else "[[finetune]] needs a phase that evaluates them"
+            text = f"{run.title}: there is no metric {self.study.metric!r} of the test rows; {what}"
+            raise InputError(Code.CONFIG_INVALID, text)
+
+    def _has(self, run: PlannedRun) -> bool:
+        return run.run_id in self._summaries
+
+    def _federation(self, run: PlannedRun, launcher: Launcher | None) -> None:
+        folder = self.folder / run.run_id
+        shutil.rmtree(folder, ignore_errors=True)  # one that was not finished
+        with view(run.recipe) if self.live else View(run.recipe) as screen:
+            run_federation(run.tables, run.recipe, self.base.parent, folder, screen, launcher, stop=self._stop)
+
+    def _place(self) -> dict[str, int]:
+        return {"number": len(self._summaries) + len(self.failures) + 1, "of": len(self.runs)}
+
+    def _done(self, run: PlannedRun, summary: Summary, seconds: float) -> None:
+        with self._lock:
+            place = self._place()
+            self._summaries[run.run_id] = summary
+            self._took.append((run, seconds))
+            left = [r for r in self.runs if r.run_id not in self._summaries and r.run_id not in self._failed]
+            value = summary.metrics.get("test", {}).get(self.study.metric)
+            self.tell(
+                {
+                    "event": "done",
+                    "run": run.run_id,
+                    "title": run.title,
+                    **place,
+                    "seconds": round(seconds, 3),
+                    "metric": value if run.stage == "finetune" else None,
+                    "left_s": left_s(self._took, left, self.jobs),
+                }
+            )
+            self.record()
+
+    def _fail(self, run: PlannedRun, sentence: str, exit_code: int) -> None:
+        with self._lock:
+            place = self._place()
+            self.failures.append((run.title, sentence, exit_code))
+            self._failed.add(run.run_id)
+            self.tell({"event": "failed", "run": run.run_id, "title": run.title, **place, "error": sentence})
+
+    def _result(self, chain: Chain, run: PlannedRun) -> Result:
+        summary = self._summaries[run.run_id]
+        before = cost_of(self._summaries[chain.pretrain.run_id]) if chain.pretrain is not None else Cost()
+        name, preset = self.study.name, run.recipe.preset
+        return Result(name, run.method, run.seed, preset, run.labels, summary.metrics, before, cost_of(summary))

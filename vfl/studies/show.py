@@ -1,0 +1,72 @@
+"""``vfl study`` for a person, or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from vfl.studies.plan import Study, load_study
+from vfl.studies.report import Result, table
+from vfl.studies.run import StudyFailed, run_study
+
+_PIPE_WIDTH = 120  # where there is no terminal
+
+
+def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
+    """An event of a study, for a person."""
+    kind = event["event"]
+    if kind == "study":
+        done = event["runs"] - event["left"]
+        return f"{event['runs']} runs, {done} done already: {event['folder']}"
+    head = f"[{event['number']}/{event['of']}] {event['title']}"
+    if kind == "begin":
+        return head
+    if kind == "failed":
+        return f"{head}: failed: {event['error']}"
+    value = f"{metric} {event['metric']:.4g}, " if event["metric"] is not None else ""
+    rest = f"; about {_duration(event['left_s'])} left" if event["left_s"] else ""
+    return f"{head}: {value}{event['seconds']:.1f} s{rest}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
+    """The command: progress, then the table; with ``as_json`` events as JSON lines on standard output instead."""
+    study, _ = load_study(path)
+    errors = Console(stderr=True)
+
+    def say(event: dict[str, Any]) -> None:
+        if as_json:
+            click.echo(json.dumps(event, separators=(",", ":")))
+        elif event["event"] != "begin" or errors.is_terminal:
+            errors.print(sentence(event, study.metric), markup=False, highlight=False, soft_wrap=True)
+
+    live = errors.is_terminal and not as_json
+    try:
+        results = run_study(path, out, jobs=jobs, tell=say, live=live)
+    except StudyFailed as failed:
+        _show_results(study, failed.results, out, as_json)
+        raise
+    _show_results(study, results, out, as_json)
+
+
+def _show_results(study: Study, results: Sequence[Result], out: Path, as_json: bool) -> None:
+    if as_json or not results:
+        for result in results:
+            click.echo(json.dumps({"event": "result", **result.row()}, separators=(",", ":")))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _PIPE_WIDTH)
+    console.print()
+    console.print(table(study, results))
+    click.echo(f"\n{out / study.name / 'results.csv'}\n{out / study.name / 'results.png'}")

@@ -1,0 +1,1 @@
+"""What a run is going to exchange, counted before anything runs."""

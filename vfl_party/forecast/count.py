@@ -1,0 +1,192 @@
+"""Counts what a run is going to exchange, phase by phase, with the sizes that the wire's own encoder gives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import torch
+
+from vfl_common.bundle import StepKey
+from vfl_common.config.base import parse, read_toml
+from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.division import divide
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.party import load_party
+from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.summary import LinkBytes
+from vfl_common.wire.frames import sizes
+from vfl_party.context import Party
+from vfl_party.forecast.result import Forecast, PhaseForecast
+from vfl_party.job import OPENING, ROWS, divide_rows, encoder_settings
+from vfl_party.methods import check_together, load_method, parse_settings
+from vfl_party.traffic import Exchange, Traffic, with_active
+from vfl_party.trial import try_parties, try_party
+
+MOST_STEPS = 1_000_000  # of a phase: counting them takes about half a minute
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Whose data tell of the run: one party's are enough, since all hold the same ids. ``data``: None where it has
+    none here. ``folder``: from which a recipe's relative paths are taken; None where the data are one party's."""
+
+    recipe: Recipe
+    name: str
+    data: DataSettings | None
+    encoder: EncoderSettings
+    folder: Path | None = None
+
+
+def read_outlook(path: Path) -> Outlook:
+    """From a party file, or from a recipe whose [simulate] says where data lie. Raises InputError."""
+    folder = path.resolve().parent
+    sys.path.append(str(folder))  # for an encoder of the user's own
+    tables = read_toml(path)
+    if "recipe" not in tables:
+        return outlook_of(parse(Recipe, tables, str(path)), folder)
+    file = load_party(path)
+    recipe = load_recipe(Path(file.recipe))
+    place = recipe.party(file.name)
+    if place is None:
+        known = ", ".join(party.name for party in recipe.parties)
+        text = f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+        raise InputError(Code.NOT_IN_RECIPE, text)
+    data = file.data if file.data is None or place.features else ids_only(file.data)
+    return Outlook(recipe, file.name, data, encoder_settings(recipe, file.name, file.encoder))
+
+
+def outlook_of(recipe: Recipe, folder: Path) -> Outlook:
+    """From a recipe whose relative paths are taken from ``folder``: as its first passive party sees it, which has
+    features and needs no label, or the active party where it is alone. Raises InputError."""
+    name = (recipe.passives or recipe.parties)[0].name
+    data = divide(recipe, folder)[name] if recipe.simulate is not None else None
+    return Outlook(recipe, name, data, encoder_settings(recipe, name, None), folder)
+
+
+def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
+    """The party as it would be before it joins, with nobody to talk to, and how many rows all hold.
+
+    ``rows``: that many instead of the data's; then the party has no features and no models. Raises InputError, also
+    where the data are those of all parties and one of them would refuse the recipe.
+    """
+    recipe, name, data = outlook.recipe, outlook.name, outlook.data
+    device = torch.device("cpu")
+    if rows is not None:
+        splits = divide_rows(recipe, rows)
+        check_together(recipe, len(splits["train"]))
+        party = Party(
+            name=name,
+            recipe=recipe,
+            device=device,
+            models={},
+            features=None,
+            labels=None,
+            targets=None,
+            splits=splits,
+        )
+        return party, rows
+    if data is None:
+        text = f"recipe {recipe.name} does not say where data lie, so nobody knows how many rows there are"
+        raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")
+    if recipe.simulate is not None and outlook.folder is not None:
+        tried = try_parties(recipe, outlook.folder)  # what another party would refuse is refused here too
+        job, count = tried[name]
+    else:
+        job, count = try_party(recipe, name, data, outlook.encoder)
+    return job.party, count
+
+
+def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None) -> Forecast:
+    """The whole run. ``ended``: {phase: rounds}, as if phases with early stopping ended after so many.
+
+    Raises InputError where a party would refuse a phase, or a phase is not one that may end early, or is too long.
+    """
+    recipe, count = outlook.recipe, _Count()
+    party, rows = lone_party(outlook, rows)
+    opening = [with_active(party, StepKey(OPENING, 0, 0), ROWS)]
+    phases = [PhaseForecast(name=OPENING, kind=OPENING, round_trips=count.add(opening))]
+    limits = dict(ended or {})
+    for phase in recipe.phases:
+        stated, settings = load_method(phase.kind).traffic, parse_settings(phase)
+        traffic = stated(party, phase.name, settings) if stated is not None else Traffic()
+        most = limits.pop(phase.name, None) if traffic.may_end_early else None
+        trips = count.add(_first_rounds(traffic.exchanges, most))
+        at_most, unknown = traffic.may_end_early and most is None, stated is None
+        phases.append(
+            PhaseForecast(name=phase.name, kind=phase.kind, round_trips=trips, at_most=at_most, unknown=unknown)
+        )
+    if limits:
+        text = f"--rounds: {next(iter(limits))} is no phase that may end early; its recipe says how many rounds it has"
+        raise InputError(Code.CONFIG_INVALID, text)
+    return Forecast(
+        recipe=recipe.name,
+        rows=rows,
+        server=recipe.server,
+        parties=tuple(each.name for each in recipe.parties),
+        phases=tuple(phases),
+        links=count.links(),
+    )
+
+
+def read_rounds(texts: Iterable[str]) -> dict[str, int]:
+    """``PHASE=N`` of the command line, each. Raises InputError."""
+    found = {}
+    for text in texts:
+        phase, _, number = text.partition("=")
+        if not (phase and number.isascii() and number.isdigit() and int(number[:10]) > 0):
+            raise InputError(Code.CONFIG_INVALID, f"--rounds {text}: give PHASE=N, as in splitnn=20")
+        found[phase] = int(number[:10])
+    return found
+
+
+def _first_rounds(exchanges: Iterable[Exchange], most: int | None) -> Iterable[Exchange]:
+    if most is None:
+        return exchanges
+    return takewhile(lambda exchange: exchange.step.round < most, exchanges)
+
+
+class _Count:
+    """Sums exchanges by sender, receiver, phase and kind, as the ledger does."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
+
+    def add(self, exchanges: Iterable[Exchange]) -> int:
+        """How many round trips they take: one for each step and peer. Raises InputError where they are too many."""
+        trips, before = 0, None
+        for number, exchange in enumerate(exchanges):
+            if number == MOST_STEPS:
+                text = f"phase {exchange.step.phase} has more than {MOST_STEPS:,} steps, and a forecast counts each"
+                what = "ask for a part of them, as with fewer epochs; bytes and time grow in proportion"
+                raise InputError(Code.CONFIG_INVALID, f"{text}; {what}")
+            if not exchange.asking:
+                continue  # the active party is alone
+            trips += (exchange.step, exchange.peer) != before
+            before = exchange.step, exchange.peer
+            for spec, sent in ((exchange.up, True), (exchange.down, False)):
+                size = sizes(exchange.step, spec)
+                for party in exchange.asking:
+                    ends = (party, exchange.peer) if sent else (exchange.peer, party)
+                    total = self._sums.setdefault((*ends, exchange.step.phase, spec.kind.label), [0, 0, 0])
+                    for place, value in enumerate(size):
+                        total[place] += value
+        return trips
+
+    def links(self) -> tuple[LinkBytes, ...]:
+        return tuple(
+            LinkBytes(
+                sender=sender,
+                receiver=receiver,
+                phase=phase,
+                kind=kind,
+                payload_bytes=payload,
+                message_bytes=message,
+                messages=messages,
+            )
+            for (sender, receiver, phase, kind), (payload, message, messages) in self._sums.items()
+        )

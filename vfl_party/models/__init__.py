@@ -1,0 +1,30 @@
+"""Encoders, top models and the rule that combines embeddings; one file a kind of encoder.
+
+Modules are built on the CPU inside ``seeded(...)``, so that their weights are the same on every device, and moved then.
+"""
+
+from vfl_party.models.combine import combine, combined_size
+from vfl_party.models.encoder import build_encoder, checked_encoder
+from vfl_party.models.init import seeded
+from vfl_party.models.parts import mark_top, top_state
+from vfl_party.models.precision import forward
+from vfl_party.models.projector import build_predictor, build_projector
+from vfl_party.models.spec import InputSpec
+from vfl_party.models.top import build_top
+from vfl_party.models.towers import TwoTowers
+
+__all__ = [
+    "InputSpec",
+    "TwoTowers",
+    "build_encoder",
+    "build_predictor",
+    "build_projector",
+    "build_top",
+    "checked_encoder",
+    "combine",
+    "combined_size",
+    "forward",
+    "mark_top",
+    "seeded",
+    "top_state",
+]

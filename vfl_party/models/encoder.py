@@ -1,0 +1,96 @@
+"""From the recipe's settings to an encoder that is known to give the recipe's embedding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.config.models import (
+    CnnSettings,
+    CustomSettings,
+    EncoderSettings,
+    MlpSettings,
+    ResNet18Settings,
+    TabularSettings,
+)
+from vfl_common.errors import Code, InputError
+from vfl_party.models.cnn import build_cnn
+from vfl_party.models.custom import build_custom
+from vfl_party.models.mlp import build_mlp
+from vfl_party.models.resnet18 import build_resnet18
+from vfl_party.models.spec import InputSpec
+from vfl_party.models.tabular import build_tabular
+
+
+def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
+    """An encoder on the CPU, called ``encoder(x)`` or, where the spec has cardinalities, ``encoder(x, categories)``.
+
+    x: float32 [B, *spec.shape]; categories: int64 [B, K]; it returns float32 [B, embedding_size]. Weights come from
+    torch's CPU generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) where this kind of encoder
+    cannot take rows of this spec.
+    """
+    if not isinstance(settings, CustomSettings):
+        _check_rows(settings.kind, spec)
+    match settings:
+        case MlpSettings():
+            return build_mlp(settings, spec, embedding_size)
+        case TabularSettings():
+            return build_tabular(settings, spec, embedding_size)
+        case CnnSettings():
+            return build_cnn(settings, spec, embedding_size)
+        case ResNet18Settings():
+            return build_resnet18(settings, spec, embedding_size)
+        case CustomSettings():
+            return build_custom(settings, spec, embedding_size)
+
+
+def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int, *, party: str) -> nn.Module:
+    """``build_encoder``, then two rows of zeros through it in evaluation mode.
+
+    That forward leaves torch's generator and the statistics of batch norm as they were. Raises InputError
+    (MODEL_INVALID) where the encoder fails or does not give float32 [2, embedding_size].
+    """
+    encoder = build_encoder(settings, spec, embedding_size)
+    inputs = [torch.zeros(2, *spec.shape)]
+    if spec.cardinalities:
+        inputs.append(torch.zeros(2, len(spec.cardinalities), dtype=torch.int64))
+    mode = encoder.training
+    encoder.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            out = encoder(*inputs)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        shapes = " and ".join(str(list(x.shape)) for x in inputs)
+        raise _invalid(f"the encoder of {party} fails on two rows of shape {shapes}: {what}") from error
+    encoder.train(mode)
+    if not isinstance(out, Tensor) or out.dtype != torch.float32:
+        got = out.dtype if isinstance(out, Tensor) else type(out).__name__
+        raise _invalid(f"the encoder of {party} gives {got} where a float32 tensor is needed")
+    if out.dim() == 2 and len(out) == 2 and out.shape[1] != embedding_size:
+        raise _invalid(
+            f"the encoder of {party} gives {out.shape[1]} numbers a row, the recipe's model.embedding_size is "
+            f"{embedding_size}; make both the same"
+        )
+    if out.shape != (2, embedding_size):
+        raise _invalid(
+            f"the encoder of {party} gives a tensor of shape {list(out.shape)} for two rows, the recipe's "
+            f"model.embedding_size asks for [2, {embedding_size}]"
+        )
+    return encoder
+
+
+def _check_rows(kind: str, spec: InputSpec) -> None:
+    if spec.cardinalities and kind != "tabular":
+        raise _invalid(f"an encoder of kind {kind!r} takes no categorical columns; use kind = 'tabular'")
+    if kind == "tabular" and len(spec.shape) != 1:
+        raise _invalid(f"an encoder of kind 'tabular' takes columns, not rows of shape {list(spec.shape)}")
+    if kind in ("cnn", "resnet18") and len(spec.shape) != 3:
+        raise _invalid(
+            f"an encoder of kind {kind!r} takes images of shape [channels, height, width], "
+            f"not rows of shape {list(spec.shape)}; use kind = 'mlp' or 'tabular'"
+        )
+
+
+def _invalid(message: str) -> InputError:
+    return InputError(Code.MODEL_INVALID, message)

@@ -1,0 +1,13 @@
+"""The active party's model on the combined embeddings."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vfl_common.config.models import TopSettings
+from vfl_party.models.mlp import layers
+
+
+def build_top(settings: TopSettings, in_features: int, outputs: int) -> nn.Sequential:
+    """Linear, or an MLP with ReLU where ``hidden`` is not empty. z: [B, in_features]; returns [B, outputs], logits."""
+    return nn.Sequential(*layers(in_features, settings.hidden, outputs, dropout=settings.dropout))

@@ -1,0 +1,40 @@
+"""Two random views of a batch, for self-supervision: crops and colours of images, corrupted features of tables.
+
+All random numbers come from a CPU generator and are moved, so that views are the same on every device, and a fresh
+generator of the same seed makes the same views. Every row has random numbers of its own (docs/decisions/0007).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vfl_party.data.preprocess import Features
+from vfl_party.selfsup.augment.images import ImageAugment
+from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.augment.tables import TableAugment
+
+Inputs: TypeAlias = tuple[Tensor, ...]  # of an encoder: (x,) or (x, categories)
+
+__all__ = ["Augment", "Inputs", "make_augment"]
+
+
+class Augment(Protocol):
+    """Makes views of one party's rows."""
+
+    def two_views(self, inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Inputs]:
+        """Two views of ``Features.inputs(rows)``, shaped like it; ``generator`` is one of the CPU."""
+
+
+def make_augment(settings: AugmentSettings, features: Features, pool_rows: Tensor | npt.NDArray[np.int64]) -> Augment:
+    """Crops and colours where x is [N, C, H, W], corruption where it is [N, F] (flattened images too).
+
+    ``pool_rows``: the party's own training rows, from which corruption takes the values that it puts in.
+    """
+    if features.x.dim() == 4:
+        return ImageAugment(settings)
+    return TableAugment(settings, features.x, torch.as_tensor(pool_rows))

@@ -1,0 +1,43 @@
+"""Gaussian blur, each image by its own width."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl_party.selfsup.augment.draws import between, happens
+from vfl_party.selfsup.augment.settings import AugmentSettings
+
+SIGMA = (0.1, 2.0)  # pixels; SimCLR, appendix A
+
+
+def draw_blurs(n: int, settings: AugmentSettings, generator: torch.Generator) -> Tensor:
+    """[n]: sigma in pixels, 0 where the image is left as it is."""
+    sigma_B = between(*SIGMA, n, generator=generator)
+    return sigma_B * happens(settings.blur, n, generator=generator)
+
+
+def blur(images_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
+    """Each image blurred along both axes; the kernel is a tenth of the image (SimCLR), at least 3 pixels.
+
+    Beyond its edges the image is mirrored, as in torchvision's ``gaussian_blur``.
+    """
+    H, W = images_BCHW.shape[2:]
+    return _smear(H, sigma_B)[:, None] @ images_BCHW @ _smear(W, sigma_B)[:, None].mT
+
+
+def radius(size: int) -> int:
+    """Pixels of the kernel on either side of its middle."""
+    return min(max(1, round(size / 20)), size - 1)
+
+
+def _smear(size: int, sigma_B: Tensor) -> Tensor:
+    """[B, size, size]: row i weighs the pixels that make pixel i."""
+    reach = radius(size)
+    offsets_K = torch.arange(-reach, reach + 1, device=sigma_B.device)
+    weights_BK = torch.softmax(-0.5 * (offsets_K / sigma_B.clamp(min=1e-3)[:, None]) ** 2, dim=1)  # at 1e-3: no blur
+    places = (torch.arange(size, device=sigma_B.device)[:, None] + offsets_K).abs()  # [size, K], mirrored at 0 …
+    places = torch.where(places < size, places, 2 * (size - 1) - places)  # … and at the end
+    smear = torch.zeros(len(sigma_B), size, size, device=sigma_B.device)
+    where = places.expand(len(sigma_B), -1, -1)
+    return smear.scatter_add_(2, where, weights_BK[:, None, :].expand_as(where))

@@ -1,0 +1,33 @@
+"""Views of images: crop and flip, colours, blur."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl_party.selfsup.augment.blur import blur, draw_blurs
+from vfl_party.selfsup.augment.colour import draw_colours, recolour
+from vfl_party.selfsup.augment.crop import crop, draw_crops
+from vfl_party.selfsup.augment.settings import AugmentSettings
+
+
+class ImageAugment:
+    """x: float [B, C, H, W], standardised or not; each image of each view has random numbers of its own."""
+
+    def __init__(self, settings: AugmentSettings) -> None:
+        self._settings = settings
+
+    def two_views(
+        self, inputs: tuple[Tensor, ...], generator: torch.Generator
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        x_BCHW, *rest = inputs
+        return (self._view(x_BCHW, generator), *rest), (self._view(x_BCHW, generator), *rest)
+
+    def _view(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+        settings, device, (B, C, H, W) = self._settings, x_BCHW.device, x_BCHW.shape
+        view = crop(x_BCHW, draw_crops(B, H, W, settings, generator).to(device))
+        if settings.jitter or (settings.grayscale and C == 3):
+            view = recolour(view, draw_colours(B, settings, generator).to(device))
+        if settings.blur:
+            view = blur(view, draw_blurs(B, settings, generator).to(device))
+        return view

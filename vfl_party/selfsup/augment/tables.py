@@ -1,0 +1,41 @@
+"""Views of tables: some features of each row replaced (SCARF)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl_party.data.preprocess import HIDDEN
+from vfl_party.selfsup.augment.draws import happens
+from vfl_party.selfsup.augment.settings import AugmentSettings
+
+
+class TableAugment:
+    """Each number is replaced, with probability ``corruption``, by that column's value in a random row of the pool.
+
+    So a column keeps its distribution and loses its ties to the others (SCARF, algorithm 1, which replaces the same
+    number of features in every row; FedHSSL, section VI). Columns of one-hot categories count as numbers. A category
+    is replaced, as often, by the code of a hidden one.
+
+    x_NF: the party's rows; pool_P: which of them values are taken from, int64.
+    """
+
+    def __init__(self, settings: AugmentSettings, x_NF: Tensor, pool_P: Tensor) -> None:
+        self._settings = settings
+        self._x_NF = x_NF
+        self._pool_P = pool_P.cpu()
+
+    def two_views(
+        self, inputs: tuple[Tensor, ...], generator: torch.Generator
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        first = inputs if self._settings.corrupt == "one" else self._corrupted(inputs, generator)
+        return first, self._corrupted(inputs, generator)
+
+    def _corrupted(self, inputs: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
+        x_BF, *rest = inputs
+        share, device = self._settings.corruption, x_BF.device
+        replaced_BF = happens(share, *x_BF.shape, generator=generator).to(device)
+        rows_BF = self._pool_P[torch.randint(len(self._pool_P), x_BF.shape, generator=generator)].to(device)
+        view = torch.where(replaced_BF, self._x_NF.gather(0, rows_BF), x_BF)
+        hidden = (happens(share, *codes_BK.shape, generator=generator).to(device) for codes_BK in rest)
+        return view, *(codes_BK.masked_fill(gone, HIDDEN) for codes_BK, gone in zip(rest, hidden, strict=True))

@@ -1,0 +1,176 @@
+"""Local self-supervision, guided by a cross-party encoder or not: FedHSSL, Alg. 1, lines 16 to 27, and SS-VFL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_common.errors import Code, InputError
+from vfl_party.context import Party, Rows
+from vfl_party.seeds import derive_seed, full_batches
+from vfl_party.selfsup.augment import make_augment
+from vfl_party.selfsup.losses import KeyQueue, nt_xent, variance_kept
+from vfl_party.selfsup.plan import Plan
+from vfl_party.selfsup.tower import Tower, Trained, follow, loss_against, make_queue, target_of
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """What some epochs came to: steps, mean loss, and the share of the projections' variance that was kept."""
+
+    steps: int
+    loss: float
+    variance_kept: float
+
+
+class LocalSelfSup:
+    """One party's local tower and all that its training needs.
+
+    Args:
+        tower: what is trained.
+        guide: the cross-party tower, frozen here; ``gamma``: the weight of its two terms (Eq. 6).
+        epochs: of the whole phase, for the schedule.
+        guide_drifts: BatchNorm of the guide takes statistics here too, as FedHSSL's released code lets it.
+        split: which rows; the default is all of the party's training rows.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        phase: str,
+        plan: Plan,
+        tower: Tower,
+        *,
+        epochs: int,
+        guide: Tower | None = None,
+        gamma: float = 0.0,
+        guide_drifts: bool = False,
+        split: str = "local",
+    ) -> None:
+        self._party, self._phase, self._plan = party, phase, plan
+        self._rows = require_rows(party, phase, split, plan.batch_size)
+        self.tower = tower
+        self._guide, self._gamma, self._guide_drifts = guide, gamma, guide_drifts
+        self._trained = Trained(tower, plan, epochs)
+        self._target = target_of(tower) if plan.has_target else None
+        queued = plan.ssl == "moco"
+        count = len(self._rows)
+        self._keys = make_queue(party, phase, "local", plan, count) if queued else None
+        guided = queued and guide is not None and plan.negatives == "queue"
+        self._guide_keys = make_queue(party, phase, "guide", plan, count) if guided else None
+        self._augment = make_augment(plan.augment, party.need_features(), self._rows)
+
+    def _batches(self, epoch: int) -> list[Rows]:
+        """The batches of an epoch, numbered through the phase, in an order of this party's own."""
+        seed = derive_seed(self._party.recipe.seed, self._party.name)
+        return full_batches(seed, self._phase, epoch, self._rows, self._plan.batch_size)
+
+    def steps(self, epochs: int) -> int:
+        """How many steps so many epochs have."""
+        return epochs * (len(self._rows) // self._plan.batch_size)
+
+    def run(self, round_: int, epochs: int, tick: Callable[[], None]) -> Epochs:
+        """The local epochs of one round; ``tick`` is called after each step. Raises InputError where they diverge."""
+        if round_ == 0 and self._target is not None:  # what the phases before this one have made of the encoder
+            self._target.load_state_dict(target_of(self.tower).state_dict())
+        done = [self._epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
+        steps = sum(each.steps for each in done)
+        loss, kept = sum(each.loss for each in done) / epochs, sum(each.variance_kept for each in done) / epochs
+        return finite(Epochs(steps, loss, kept), self._party, self._phase, "local")
+
+    def _epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
+        """One pass over the rows; ``epoch`` is numbered through the phase."""
+        party = self._party
+        features = party.need_features()
+        random = torch.Generator().manual_seed(
+            derive_seed(party.recipe.seed, "augment", self._phase, party.name, epoch)
+        )
+        self.tower.train()
+        if self._guide is not None:
+            self._guide.train(self._guide_drifts)
+        total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
+        batches = self._batches(epoch)
+        for rows in batches:
+            v1, v2 = self._augment.two_views(features.inputs(rows), random)  # Alg. 1, line 19
+            loss, z_BP, fresh = self._loss(v1, v2)
+            self._trained.step(loss)  # line 25
+            if self._target is not None:
+                follow(self._target, self.tower, self._plan.momentum)
+            for queue, keys_BP in fresh:  # not earlier: the gradient needs the keys as they were
+                queue.push(keys_BP)
+            total += loss.detach()
+            kept += variance_kept(z_BP)
+            tick()
+        self._trained.end_epoch()
+        return Epochs(len(batches), total.item() / len(batches), kept.item() / len(batches))
+
+    def _loss(
+        self, v1: tuple[Tensor, ...], v2: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, list[tuple[KeyQueue, Tensor]]]:
+        """Eq. 6, the projections of the first view without gradient, and the keys that are new to each queue."""
+        fresh: list[tuple[KeyQueue, Tensor]] = []
+        plan, tower = self._plan, self.tower
+        z1_BP, z2_BP = tower.project(v1), tower.project(v2)
+        p1_BP, p2_BP = tower.predict(z1_BP), tower.predict(z2_BP)
+        if plan.ssl == "simclr":
+            loss = nt_xent(z1_BP, z2_BP, plan.temperature)  # symmetric by itself, with gradient on both sides
+        else:
+            with torch.no_grad():  # lines 20 and 21
+                t1_BP = z1_BP if self._target is None else self._target.project(v1)
+                t2_BP = z2_BP if self._target is None else self._target.project(v2)
+            loss = (loss_against(plan, p1_BP, t2_BP, self._keys) + loss_against(plan, p2_BP, t1_BP, self._keys)) / 2
+            if self._keys is not None:
+                fresh += [(self._keys, t1_BP), (self._keys, t2_BP)]
+        if self._guide is not None and self._gamma:
+            with torch.no_grad():  # line 23
+                g1_BP, g2_BP = self._guide.project(v1), self._guide.project(v2)
+            keys = self._guide_keys
+            loss = loss + self._gamma * (
+                loss_against(plan, p1_BP, g1_BP, keys) + loss_against(plan, p2_BP, g2_BP, keys)
+            )
+            if keys is not None:
+                fresh += [(keys, g1_BP), (keys, g2_BP)]
+        return loss, z1_BP.detach(), fresh
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "trained": self._trained.state(),
+            "target": None if self._target is None else dict(self._target.state_dict()),
+            "keys": None if self._keys is None else self._keys.state(),
+            "guide_keys": None if self._guide_keys is None else self._guide_keys.state(),
+        }
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self._trained.load_state(tree["trained"])
+        if self._target is not None:
+            self._target.load_state_dict(tree["target"])
+        for queue, name in ((self._keys, "keys"), (self._guide_keys, "guide_keys")):
+            if queue is not None:
+                queue.load_state(tree[name])
+
+
+def finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
+    """The same. Raises InputError where the loss is not a number any more: nobody else may see that."""
+    if not math.isfinite(epochs.loss):
+        text = f"phase {phase}: the {step} loss of {party.name} is {epochs.loss}: its training diverged"
+        raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
+    return epochs
+
+
+def require_rows(party: Party, phase: str, split: str, batch_size: int) -> Rows:
+    """The rows of a split. Raises InputError where there are none, or too few for one batch."""
+    rows = party.rows(split)
+    what = {"local": "training", "aligned": "aligned training", "train": "labelled training"}[split]
+    if len(rows) == 0:
+        text = f"recipe: phases: {phase}: {party.name} has no {what} rows to learn from; give it rows, or other splits"
+        raise InputError(Code.CONFIG_INVALID, text)
+    if batch_size > len(rows):
+        text = f"recipe: phases: {phase}: batch_size = {batch_size} is more than the {len(rows)} {what} rows of"
+        raise InputError(Code.CONFIG_INVALID, f"{text} {party.name}; take at most {len(rows)}")
+    return np.asarray(rows)

@@ -1,0 +1,75 @@
+"""A self-supervised phase's settings with every default filled in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vfl_common.config.models import OptimizerSettings
+from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.settings import SelfSupSettings, Ssl
+
+Negatives = Literal["queue", "batch"]
+_WIDTHS = {"simsiam": (512, 512, 512), "byol": (512, 512, 512), "moco": (512, 512, 128), "simclr": (512, 512, 128)}
+_MOMENTUM = {"byol": 0.995, "moco": 0.99}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``negatives``: where the contrastive losses between a party's own and received (or guiding) projections take
+    their negatives from; MoCo's own local loss always has its queue."""
+
+    ssl: Ssl
+    batch_size: int
+    widths: tuple[int, ...]
+    hidden: int
+    temperature: float
+    queue: int
+    momentum: float
+    negatives: Negatives
+    optimizer: OptimizerSettings
+    augment: AugmentSettings
+
+    @property
+    def predicts(self) -> bool:
+        """Whether there is a predictor; MoCo's and SimCLR's is the identity (FedHSSL, Table II)."""
+        return self.ssl in ("simsiam", "byol")
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the target encoder is an average of its own; SimSiam's and SimCLR's is the online encoder."""
+        return self.ssl in ("byol", "moco")
+
+
+def make_plan(settings: SelfSupSettings, preset: Literal["paper", "released"], gamma: float = 0.0) -> Plan:
+    """Fills in the defaults of the method and the preset.
+
+    The learning rate is 0.05 · B / 256, and 0.5 / (0.5 + gamma) of that where the local loss has the two guidance terms
+    beside its own.
+    """
+    released = preset == "released"
+    momentum = settings.momentum
+    if momentum is None:
+        momentum = 0.999 if released else _MOMENTUM.get(settings.ssl, 0.0)
+    optimizer = settings.optimizer or OptimizerSettings(
+        kind="sgd",
+        lr=0.05 * settings.batch_size / 256 * 0.5 / (0.5 + gamma),
+        momentum=0.9,
+        weight_decay=3e-5,
+        schedule="cosine",
+    )
+    augment = settings.augment
+    if released and "corrupt" not in augment.model_fields_set:
+        augment = augment.model_copy(update={"corrupt": "one"})
+    return Plan(
+        ssl=settings.ssl,
+        batch_size=settings.batch_size,
+        widths=settings.projector or _WIDTHS[settings.ssl],
+        hidden=settings.predictor,
+        temperature=settings.temperature,
+        queue=settings.queue,
+        momentum=momentum,
+        negatives="batch" if released or settings.ssl == "simclr" else "queue",
+        optimizer=optimizer,
+        augment=augment,
+    )

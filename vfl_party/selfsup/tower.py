@@ -1,0 +1,129 @@
+"""An encoder with the heads that pretraining puts on it, its optimizer, and the loss against another's projections."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.errors import Code, InputError
+from vfl_party.context import Party
+from vfl_party.models import build_predictor, build_projector, seeded
+from vfl_party.optim import build_optimizer, build_schedule, clip
+from vfl_party.seeds import derive_seed
+from vfl_party.selfsup.losses import KeyQueue, byol, ema_update, moco, nt_xent, simsiam
+from vfl_party.selfsup.plan import Plan
+
+
+class Tower(nn.Module):
+    """encoder -> projector (z) -> predictor (p), the predictor being the identity where the plan has none."""
+
+    def __init__(self, encoder: nn.Module, projector: nn.Module, predictor: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.projector, self.predictor = encoder, projector, predictor
+
+    def project(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """z [B, P] of an encoder's inputs."""
+        z_BP: Tensor = self.projector(self.encoder(*inputs))
+        return z_BP
+
+    def predict(self, z_BP: Tensor) -> Tensor:
+        """p [B, P]."""
+        p_BP: Tensor = self.predictor(z_BP)
+        return p_BP
+
+
+def build_tower(party: Party, phase: str, label: str, encoder: nn.Module, plan: Plan, *, shared: bool) -> Tower:
+    """Heads on ``encoder`` (of width E), drawn from the recipe's seed; ``shared``: alike at every party."""
+    width = encoder_width(encoder, party)
+    names = (phase, label) if shared else (phase, party.name, label)
+    with seeded(derive_seed(party.recipe.seed, "init", *names)):
+        projector = build_projector(width, plan.widths)
+        predictor = build_predictor(plan.widths[-1], plan.hidden) if plan.predicts else nn.Identity()
+    return Tower(encoder, projector.to(party.device), predictor.to(party.device))
+
+
+def encoder_width(encoder: nn.Module, party: Party) -> int:
+    """Width of the encoder's output: one row of zeros tells."""
+    features, mode = party.need_features(), encoder.training
+    encoder.eval()
+    with torch.no_grad():
+        inputs = features.inputs(party.rows("local")[:1])
+        width = int(encoder(*inputs).shape[1])
+    encoder.train(mode)
+    return width
+
+
+class Trained:
+    """A tower with its optimizer, to be checkpointed whole; the encoder's weights are the job's."""
+
+    def __init__(self, tower: Tower, plan: Plan, epochs: int) -> None:
+        self.tower, self._plan = tower, plan
+        self._params = list(tower.parameters())
+        self._optimizer = build_optimizer(plan.optimizer, self._params)
+        self._schedule = build_schedule(plan.optimizer, self._optimizer, epochs)
+
+    def step(self, loss: Tensor) -> None:
+        """One update by the gradient of ``loss``."""
+        for parameter in self._params:
+            parameter.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        clip(self._plan.optimizer, self._params)
+        self._optimizer.step()
+
+    def end_epoch(self) -> None:
+        self._schedule.step()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "tower": dict(self.tower.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+        }
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self.tower.load_state_dict(tree["tower"])
+        self._optimizer.load_state_dict(tree["optimizer"])
+        self._schedule.load_state_dict(tree["schedule"])
+
+
+def target_of(tower: Tower) -> Tower:
+    """The target encoder at the beginning: a copy of encoder and projector, without gradient."""
+    target = deepcopy(tower)
+    target.predictor = nn.Identity()
+    return target.requires_grad_(False)
+
+
+def follow(target: Tower, online: Tower, momentum: float) -> None:
+    """The target encoder's step: the moving average of the online encoder's parameters (FedHSSL, Table II)."""
+    ema_update(target.encoder, online.encoder, momentum)
+    ema_update(target.projector, online.projector, momentum)
+
+
+def make_queue(party: Party, phase: str, label: str, plan: Plan, rows: int) -> KeyQueue:
+    """A queue of MoCo's keys of so many rows, at first random directions.
+
+    Raises InputError where it is not smaller: it would hold every row's own key, as a negative.
+    """
+    if plan.queue >= rows:
+        text = (
+            f"recipe: phases: {phase}: a queue of {plan.queue} keys and {rows} rows at {party.name}: a row's own keys"
+        )
+        raise InputError(Code.CONFIG_INVALID, f"{text} would be among its negatives; set queue to {rows - 1} or less")
+    seed = derive_seed(party.recipe.seed, "queue", phase, party.name, label)
+    return KeyQueue(plan.queue, plan.widths[-1], seed, party.device)
+
+
+def loss_against(plan: Plan, p_BP: Tensor, z_BP: Tensor, queue: KeyQueue | None) -> Tensor:
+    """L_SSL(p, z) of FedHSSL's Eqs. 2 to 4; no gradient goes into z."""
+    match plan.ssl:
+        case "simsiam":
+            return simsiam(p_BP, z_BP)
+        case "byol":
+            return byol(p_BP, z_BP)
+        case _:
+            if queue is None:
+                return nt_xent(p_BP, z_BP.detach(), plan.temperature)
+            return moco(p_BP, z_BP, queue.keys, plan.temperature)

@@ -1,0 +1,91 @@
+"""What the parties say they will aggregate: read with suspicion, and compared. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vfl_common.bundle import BundleSpec, DType, TensorSpec
+from vfl_common.errors import Code, PeerError
+from vfl_common.pb.vfl.v1 import control_pb2, tensor_pb2
+from vfl_common.stages import AggregationPlan
+from vfl_common.wire.frames import announced
+
+MAX_BYTES = 2 << 30  # of all weights that a party declares
+MAX_ROUNDS = 1_000_000
+MAX_NAME = 200  # characters of a tensor's name
+_KIND = tensor_pb2.BundleKind.WEIGHTS
+
+
+def declared(join: control_pb2.Join, phases: Sequence[str], party: str) -> tuple[AggregationPlan, ...]:
+    """What ``party`` declares.
+
+    Raises PeerError where that is not a thing that this server would serve: a phase that is not in ``phases``, or
+    twice; rounds, names or sizes beyond the bounds above; anything but float32.
+    """
+    found: dict[str, AggregationPlan] = {}
+    for entry in join.aggregations[: len(phases) + 1]:
+        if entry.phase not in phases or entry.phase in found:
+            what = "twice" if entry.phase in found else "which is not in the recipe"
+            raise _refused(Code.MALFORMED_MESSAGE, party, f"aggregates in phase {entry.phase[:40]!r}, {what}")
+        if not 0 < entry.rounds <= MAX_ROUNDS:
+            text = f"aggregates {entry.rounds} rounds in phase {entry.phase}; 1 to {MAX_ROUNDS} are possible"
+            raise _refused(Code.MALFORMED_MESSAGE, party, text)
+        kind, tensors = announced(tensor_pb2.BundleHeader(kind=_KIND, tensors=entry.tensors), party)
+        for name, each in tensors.items():
+            if each.dtype is not DType.FLOAT32:
+                text = f"aggregates tensor {name[:40]!r} of {each.dtype.name.lower()}; only float32 can be averaged"
+                raise _refused(Code.TENSOR_MISMATCH, party, text)
+            if len(name) > MAX_NAME:
+                text = f"aggregates a tensor with a name of {len(name)} characters; at most {MAX_NAME} are possible"
+                raise _refused(Code.MALFORMED_MESSAGE, party, text)
+        found[entry.phase] = AggregationPlan(entry.phase, entry.rounds, BundleSpec(kind, tensors))
+    if sum(aggregation.spec.payload_bytes for aggregation in found.values()) > MAX_BYTES:
+        raise _refused(Code.TENSOR_TOO_LARGE, party, f"aggregates weights of more than {MAX_BYTES >> 30} GiB")
+    return tuple(found.values())
+
+
+def agreed(declarations: Mapping[str, Sequence[AggregationPlan]], phases: Sequence[str]) -> tuple[AggregationPlan, ...]:
+    """What all parties declare, in the order of ``phases``. Raises PeerError (MODELS_DIFFER) where they differ.
+
+    ``declarations``: {party: what it declares}, in the order of the roster.
+    """
+    by_phase = {party: {each.phase: each for each in found} for party, found in declarations.items()}
+    (first, ours), *others = by_phase.items()
+    for party, theirs in others:
+        for phase in phases:
+            difference = _difference(first, ours.get(phase), party, theirs.get(phase))
+            if difference:
+                # About no party, so that all are told the same.
+                raise PeerError(Code.MODELS_DIFFER, difference, public=difference)
+    return tuple(ours[phase] for phase in phases if phase in ours)
+
+
+def _difference(one: str, ours: AggregationPlan | None, other: str, theirs: AggregationPlan | None) -> str:
+    """One sentence, or nothing where the two are equal."""
+    if ours is None or theirs is None:
+        if ours is theirs:
+            return ""
+        phase = ours.phase if ours is not None else theirs.phase if theirs is not None else ""
+        does, does_not = (one, other) if theirs is None else (other, one)
+        what = f"{does} aggregates its top layers and {does_not} does not"
+        return f"aggregation differs: in phase {phase}, {what}; {_HINT}"
+    if ours.rounds != theirs.rounds:
+        what = f"phase {ours.phase} has {ours.rounds} rounds at {one} and {theirs.rounds} at {other}"
+        return f"aggregation differs: {what}"
+    for name in [*ours.spec.tensors, *theirs.spec.tensors]:
+        mine, yours = ours.spec.tensors.get(name), theirs.spec.tensors.get(name)
+        if mine != yours:
+            what = f"tensor {name[:40]!r} is {_words(mine)} at {one} and {_words(yours)} at {other}"
+            return f"top encoders differ: in phase {ours.phase}, {what}; {_HINT}"
+    return ""
+
+
+_HINT = "give both the same top layers (model.encoder), or set aggregate = false"
+
+
+def _words(spec: TensorSpec | None) -> str:
+    return "nothing" if spec is None else f"{spec.dtype.name.lower()} {list(spec.shape)}"
+
+
+def _refused(code: Code, party: str, what: str) -> PeerError:
+    return PeerError(code, f"{party} {what}", public=f"{party} {what}", party=party)
