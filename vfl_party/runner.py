@@ -33,11 +33,14 @@ log = logging.getLogger(__name__)
 class Job(ABC):
     """What one generation of a run works with: models as they are at the start, phases, the exchange."""
 
-    phases: Sequence[Phase]
+    @property
+    @abstractmethod
+    def phases(self) -> Sequence[Phase]:
+        """What is to be run, once the job is open."""
 
     @abstractmethod
     def open(self) -> None:
-        """Opens the exchange, and compares the rows with the peers'."""
+        """Opens the exchange, aligns the rows with the peers', and makes models and phases."""
 
     @abstractmethod
     def unhurried(self) -> None:
@@ -152,13 +155,13 @@ class Runner:
             if start.left and not alone_after(start.checkpoint, self.plan):
                 text = f"the server starts without {', '.join(start.left)}, who are needed from {start.checkpoint!r} on"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=self.session.server)
+            job.open()
             if label:
                 tree = self._load(folder, label)
                 job.load_state(tree["job"])
                 log.info("going on from %s", label, extra={"event": "resumed"})
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
-            job.open()
             outcome = self._phases(job, folder, label, tree, start.checkpoint)
             self.session.check()
             job.close(None)

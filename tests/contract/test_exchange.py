@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import Tensor
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
-from vfl_party.exchange import TensorHub, TensorLink
+from vfl_common.link import Hub, Link
+from vfl_party.declared import Exchange, Sent, f32
+from vfl_party.exchange import Answering, Asking, Chain, Chains
 from vfl_party.tensors import TORCH, to_bundle, to_tensors
 
 pytestmark = pytest.mark.parametrize("transport", ["memory", "grpc"])
@@ -258,21 +261,32 @@ def test_what_has_ended_stays_ended(transport: str) -> None:
                 soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
 
 
+@dataclass(frozen=True)
+class Found:
+    """See ``vfl_party.exchange.Ways``."""
+
+    link: Link | None = None
+    hub: Hub | None = None
+    server: Link | None = None
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_are_named(value: float, transport: str) -> None:
     sick = {"z": torch.tensor([[0.0, value], [0.0, 0.0]])}
-    spec = spec_for(Kind.EMBEDDING, sick)
+    both = Sent(Kind.EMBEDDING, {"z": f32(2, 2)})
+    swap, plain = Exchange("z", both, both), Chains(Chain([]), Chain([]))
     with exchange(transport, ["north"]) as found:
-        hub, link = TensorHub(found.hub, CPU), TensorLink(found.link("north"), ACTIVE, CPU)
-        asked = soon(lambda: link.swap(FIRST, Kind.EMBEDDING, {"z": torch.zeros(2, 2)}, spec))
-        hub.collect(FIRST, spec)
-        hub.reply(FIRST, Kind.EMBEDDING, {"north": sick})
+        hub = Answering(swap, "phase", plain, Found(hub=found.hub), CPU, {})
+        link = Asking(swap, "phase", plain, Found(link=found.link("north")), ACTIVE, CPU, {})
+        asked = soon(lambda: link.swap(FIRST, {"z": torch.zeros(2, 2)}))
+        hub.collect(FIRST)
+        hub.reply(FIRST, {"north": sick})
         with pytest.raises(PeerError) as caught:
             asked.result(WAIT_S)
         assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, ACTIVE)
-        _ = soon(lambda: link.swap(SECOND, Kind.EMBEDDING, sick, NOTHING))
+        _ = soon(lambda: link.swap(SECOND, sick))
         with pytest.raises(PeerError, match="batch 1") as caught:
-            hub.collect(SECOND, spec)
+            hub.collect(SECOND)
         assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "north")
 
 

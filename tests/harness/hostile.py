@@ -23,7 +23,7 @@ from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
-from vfl_party.context import rows_digest
+from vfl_party.align.digest import rows_digest
 from vfl_party.data import load_table
 from vfl_party.tensors import to_bundle, to_tensors
 

@@ -1,6 +1,1 @@
-"""What a party does to its tensors before others see them."""
-
-from vfl_party.privacy.gaussian import GaussianNoise
-from vfl_party.privacy.iso import IsoNoise
-
-__all__ = ["GaussianNoise", "IsoNoise"]
+"""Training with differential privacy: what it costs, and the steps that keep it."""
