@@ -17,11 +17,11 @@ _out = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs"),
     show_default=True,
-    help="Folder of runs; each run makes one in it.",
+    help="Folder of runs; each run gets its own folder in it.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Instead of the table, summary.json as one line.")
-_seed = click.option("--seed", type=click.IntRange(0), help="Instead of the recipe's.")
-_keep = click.option("--keep-going", is_flag=True, help="Start a party again that was killed; it rejoins the run.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print summary.json as one line instead of the table.")
+_seed = click.option("--seed", type=click.IntRange(0), help="Replace the recipe's seed.")
+_keep = click.option("--keep-going", is_flag=True, help="Restart a party that was killed; it rejoins the run.")
 
 
 @click.group(epilog=EXIT_CODES)
@@ -29,14 +29,14 @@ _keep = click.option("--keep-going", is_flag=True, help="Start a party again tha
 def cli() -> None:
     """Vertical federated learning: parties hold different columns about the same people and train together.
 
-    This program runs whole federations on one machine, for trying things out, and makes certificates and reports.
-    Parties on machines of their own use `vfl-server serve` and `vfl-party run`.
+    This program runs whole federations on one machine, to try things out, and makes certificates and reports.
+    Parties on separate machines use `vfl-server serve` and `vfl-party run`.
 
     \b
     Examples:
-      vfl demo                              five processes learn digits, in some ten seconds
-      vfl simulate examples/diabetes.toml   the same with a recipe
-      vfl study examples/study/digits.toml  several methods, seeds and numbers of labels, as a table
+      vfl demo                              five processes learn digits, in about ten seconds
+      vfl simulate examples/diabetes.toml   run your own recipe
+      vfl study examples/study/digits.toml  compare methods, seeds and label counts in a table
       vfl forecast examples/digits.toml     bytes and time, before anything runs
       vfl report runs/20260101-120000-digits-1f2e
       vfl export tensorboard runs/20260101-120000-digits-1f2e
@@ -54,9 +54,9 @@ cli.add_command(export)
 @_seed
 @_keep
 def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
-    """Run a built-in federation: a server and four parties, five processes, mutual TLS, real gRPC.
+    """Run a built-in federation: a server and four parties, as five processes with mutual TLS and real gRPC.
 
-    Each party sees one quarter of scikit-learn's 8 x 8 pictures of digits; the party `bank` alone knows the digits.
+    Each party sees one quarter of scikit-learn's 8 x 8 pictures of digits; only the party `bank` knows the digits.
     The recipe is examples/digits.toml.
 
     \b
@@ -76,13 +76,13 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
 def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
     """Run the server and all parties of RECIPE as processes on this machine.
 
-    The recipe's [simulate] table says where the parties' data come from: one data set that is divided by columns,
-    quadrants or halves, or each party's own file. Certificates come from an authority made for this run alone.
+    The recipe's [simulate] table says where the parties' data come from: one data set divided by columns, quadrants
+    or halves, or each party's own file. Certificates come from an authority that is made for this run only.
 
     \b
     In OUT/<run id>/:
       summary.json   metrics, bytes, seconds
-      federation/    certificates, party files, the recipe: what each party would have on its own machine
+      federation/    certificates, party files, the recipe, as each party would have them on its own machine
       <party>/       metrics.jsonl, log.jsonl, ledger.json, checkpoints/, stderr
 
     \b
@@ -96,15 +96,15 @@ def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_goin
 @cli.command(epilog=EXIT_CODES)
 @click.argument("study", type=click.Path(path_type=Path))
 @_out
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Federations at a time.")
-@click.option("--json", "as_json", is_flag=True, help="Instead of progress and table, JSON lines.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Federations to run at once.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines instead of progress and table.")
 def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
-    """Run methods x seeds x numbers of labelled rows, and compare them.
+    """Run methods x seeds x label counts, and compare them.
 
-    STUDY is a TOML file that names a recipe, seeds, numbers of labels, and methods with their phases
-    (docs/how-to.md). Each run is a federation like those of `vfl simulate`, one after the other; a pretraining is run
-    once and shared by all numbers of labels. Stopped or killed, the study goes on with the same command: finished runs
-    are not repeated. A run that fails does not stop the others.
+    STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases (docs/how-to.md).
+    Each run is a federation like those of `vfl simulate`. One pretraining serves all label counts. If the study is
+    stopped or killed, the same command resumes it: finished runs are not repeated. A run that fails does not stop the
+    others.
 
     \b
     In OUT/<study>/: a folder for each run, results.csv, results.png
@@ -120,23 +120,20 @@ def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("plan", metavar="RECIPE", type=click.Path(path_type=Path))
-@click.option("--bandwidth", default="100Mbit/s", show_default=True, help="Of every link: 10Mbit, 1Gbit/s, 100MB, …")
-@click.option("--latency", default="20ms", show_default=True, help="One way, half of what ping says: 20ms, 0.1s, …")
+@click.option("--bandwidth", default="100Mbit/s", show_default=True, help="Of each link: 10Mbit, 1Gbit/s, 100MB, …")
+@click.option("--latency", default="20ms", show_default=True, help="One way (half of ping's time): 20ms, 0.1s, …")
 @click.option(
-    "--rows", type=click.IntRange(1, 100_000_000), help="How many rows all parties hold; the data are not read then."
+    "--rows", type=click.IntRange(1, 100_000_000), help="Rows that all parties hold; if given, data are not read."
 )
-@click.option(
-    "--rounds", multiple=True, metavar="PHASE=N", help="As if a phase with early stopping ended after N rounds."
-)
-@click.option("--json", "as_json", is_flag=True, help="Instead of the tables, all of it as one JSON line.")
+@click.option("--rounds", multiple=True, metavar="PHASE=N", help="Count N rounds for a phase with early stopping.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the tables.")
 def forecast(
     plan: Path, bandwidth: str, latency: str, rows: int | None, rounds: tuple[str, ...], as_json: bool
 ) -> None:
-    """Say, before anything runs, what RECIPE will send: bytes by party, phase and direction, and the time it takes.
+    """Count, before anything runs, the bytes that RECIPE will send by party, phase and direction, and their time.
 
-    Instead of a recipe, a party file is taken too: its data then say how many rows there are. Every message is counted
-    with the size that it will have; the sessions with the server, which grow with time, are not counted. The time is
-    that of communication alone.
+    RECIPE may also be a party file: its data then give the number of rows. Every message counts with its exact size.
+    The sessions with the server are not counted because they grow with time. The time covers communication only.
 
     \b
     Examples:
@@ -155,7 +152,7 @@ def forecast(
 def report(run: Path) -> None:
     """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
 
-    RUN is the folder of a run, or its summary.json. At a passive party, which gets no summary, what it has counted.
+    RUN is the folder of a run, or its summary.json. A passive party gets no summary: the table shows its own counts.
 
     \b
     Example:
@@ -176,7 +173,7 @@ def report(run: Path) -> None:
     for path in paths:
         click.echo(path)
     if not any(path.name == "learning-curves.png" for path in paths):
-        click.echo("no learning curves: no metrics.jsonl with more than one round to draw is in this folder")
+        click.echo("no learning curves: no metrics.jsonl in this folder has more than one round to draw")
 
 
 def _simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:

@@ -1,6 +1,6 @@
-"""Bundle: named tensors, the only thing that crosses a process boundary; and the spec that guards it.
+"""Bundle: named tensors, the only thing that crosses a process boundary in an exchange; and the spec that guards it.
 
-No torch here: a tensor is a dtype, a shape and a contiguous little-endian buffer.
+This module does without torch: a tensor is a dtype, a shape and a contiguous little-endian buffer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ITEM_BYTES: dict[DType, int] = {
 
 
 class Kind(IntEnum):
-    """What a bundle carries. Names and numbers are those of ``vfl.v1.BundleKind``."""
+    """The kind of a bundle's content. Names and numbers are those of ``vfl.v1.BundleKind``."""
 
     EMBEDDING = 1
     GRADIENT = 2
@@ -49,12 +49,12 @@ class Kind(IntEnum):
 
     @property
     def label(self) -> str:
-        """The ledger's word for it."""
+        """The ledger's word for this kind."""
         return self.name.lower()
 
 
 class StepKey(NamedTuple):
-    """With the run, the key that makes a step idempotent."""
+    """The key, together with the run, that makes a step idempotent."""
 
     phase: str
     round: int
@@ -87,7 +87,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What one tensor of a bundle must be, exactly."""
+    """The exact dtype and shape of one tensor of a bundle."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -99,9 +99,9 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BundleSpec:
-    """What a bundle must be: checked on the announcement, before memory is taken for the bytes.
+    """The exact form of a bundle: checked on the announcement, before memory is allocated for the bytes.
 
-    Equal only to itself, so that what is derived from it can be kept by identity.
+    A spec equals only itself, so that caches can key on its identity.
     """
 
     kind: Kind
@@ -112,25 +112,25 @@ class BundleSpec:
         return sum(spec.nbytes for spec in self.tensors.values())
 
     def check(self, kind: Kind, announced: Mapping[str, TensorSpec], *, party: str, step: StepKey) -> None:
-        """Raises PeerError (TENSOR_MISMATCH, TENSOR_TOO_LARGE) when ``announced`` is not what this spec says."""
+        """Raises PeerError (TENSOR_MISMATCH, TENSOR_TOO_LARGE) if ``announced`` differs from this spec."""
         if kind is self.kind and announced == self.tensors:
             return
         where = f"{party} at {step}"
         if sum(spec.nbytes for spec in announced.values()) > self.payload_bytes:
             raise _mismatch(
                 Code.TENSOR_TOO_LARGE,
-                f"{where}: a message of {sum(s.nbytes for s in announced.values())} bytes where at most "
+                f"{where}: a message of {sum(s.nbytes for s in announced.values())} bytes, but at most "
                 f"{self.payload_bytes} are expected",
                 party,
             )
         if kind is not self.kind:
-            raise _mismatch(Code.TENSOR_MISMATCH, f"{where}: {kind.label} where {self.kind.label} is expected", party)
+            raise _mismatch(Code.TENSOR_MISMATCH, f"{where}: {kind.label}, but {self.kind.label} is expected", party)
         for name in [*self.tensors, *announced]:
             want, got = self.tensors.get(name), announced.get(name)
             if want != got:
                 raise _mismatch(
                     Code.TENSOR_MISMATCH,
-                    f"{where}: tensor {name[:40]!r} is {_words(got)} where {_words(want)} is expected",
+                    f"{where}: tensor {name[:40]!r} is {_words(got)}, but {_words(want)} is expected",
                     party,
                 )
 
@@ -140,5 +140,5 @@ def _words(spec: TensorSpec | None) -> str:
 
 
 def _mismatch(code: Code, message: str, party: str) -> PeerError:
-    # Shapes and names are what both sides have agreed on: the peer may read them.
+    # Both sides agreed on shapes and names, so the peer may read them.
     return PeerError(code, message, public=message, party=party)

@@ -5,13 +5,13 @@
     ├── PeerError       a peer sent what the recipe does not allow, or refused us                    exit 2
     ├── LostError       a party stayed away past the deadline                                        exit 3
     ├── AbortedError    another party stopped the run                                                exit 4
-    ├── InterruptedRun  this generation of the run ended; rejoin and go on (never reaches a person)
+    ├── InterruptedRun  this generation of the run ended; rejoin and resume (never reaches a person)
     └── InternalError   a defect of ours                                                             exit 1
 
-A person sees ``str(error)``: what happened, where, and what to do. A peer sees ``error.public`` and nothing else,
-because an exception's text can hold paths, column names or values: it is the catalogue's sentence for the code unless
-the raiser states another one. ``CATALOGUE`` has an entry for every code (tested), and ``failure.proto`` has the same
-names (tested).
+A person sees ``str(error)``: what happened, where, and what to do. A peer sees only ``error.public``, because an
+exception's text can hold paths, column names or values. ``public`` is the catalogue's sentence for the code unless the
+raiser gives another one. ``CATALOGUE`` has an entry for every code (tested), and ``failure.proto`` has the same names
+(tested).
 """
 
 from __future__ import annotations
@@ -63,31 +63,31 @@ class Entry:
 
 
 CATALOGUE: dict[Code, Entry] = {
-    Code.INTERNAL: Entry("the party met an internal error; its own log says more", 1),
-    Code.CONFIG_INVALID: Entry("the party's configuration cannot be used; its own log says more", 2),
-    Code.FILE_INVALID: Entry("a file of the party cannot be used; its own log says more", 2),
-    Code.DATA_INVALID: Entry("the party's data cannot be used; its own log says more", 2),
+    Code.INTERNAL: Entry("the party met an internal error; its own log has the details", 1),
+    Code.CONFIG_INVALID: Entry("the party's configuration cannot be used; its own log has the details", 2),
+    Code.FILE_INVALID: Entry("a file of the party cannot be used; its own log has the details", 2),
+    Code.DATA_INVALID: Entry("the party's data cannot be used; its own log has the details", 2),
     Code.ROWS_DIFFER: Entry("the parties do not hold the same rows", 2),
     Code.CERTIFICATE_INVALID: Entry("a certificate cannot be used", 2),
     Code.IDENTITY_MISMATCH: Entry("the certificate names another party", 2),
     Code.NOT_IN_RECIPE: Entry("the party is not in the recipe", 2),
-    Code.NAME_TAKEN: Entry("a party of this name has joined already", 2),
+    Code.NAME_TAKEN: Entry("a party of this name has already joined", 2),
     Code.ROLE_MISMATCH: Entry("the party's role does not allow this call", 2),
     Code.RECIPE_DIFFERS: Entry("the party's recipe differs from the server's", 2),
     Code.PROTOCOL_DIFFERS: Entry("the party speaks another version of the protocol", 2),
     Code.ADDRESS_IN_USE: Entry("an address is in use", 2),
     Code.UNREACHABLE: Entry("a peer does not answer", 2),
-    Code.TENSOR_MISMATCH: Entry("a tensor has another name, dtype or shape than the step expects", 2),
+    Code.TENSOR_MISMATCH: Entry("a tensor's name, dtype or shape is not what the step expects", 2),
     Code.TENSOR_TOO_LARGE: Entry("a message is larger than its spec allows", 2),
     Code.NON_FINITE: Entry("a tensor holds NaN or infinity", 2),
-    Code.STEP_OUT_OF_ORDER: Entry("a message arrived for a step that is not under way", 2),
+    Code.STEP_OUT_OF_ORDER: Entry("a message arrived for a step that is not the current one", 2),
     Code.STALE_GENERATION: Entry("the message belongs to an earlier generation of the run", 2, retryable=True),
     Code.MODEL_INVALID: Entry("a model does not fit the recipe", 2),
-    Code.DEVICE_MISSING: Entry("a device that was asked for is not there", 2),
+    Code.DEVICE_MISSING: Entry("a requested device does not exist", 2),
     Code.PARTY_LOST: Entry("a party was lost and did not come back in time", 3),
     Code.STEP_TIMEOUT: Entry("a party did not finish its step in time", 3),
     Code.ABORTED: Entry("another party stopped the run", 4),
-    Code.INTERRUPTED: Entry("the run was interrupted and goes on from a checkpoint", 4, retryable=True),
+    Code.INTERRUPTED: Entry("the run was interrupted and resumes from a checkpoint", 4, retryable=True),
     Code.CHECKPOINT_INVALID: Entry("a checkpoint cannot be used", 2),
     Code.MALFORMED_MESSAGE: Entry("a message cannot be read", 2),
     Code.MODELS_DIFFER: Entry("the parties would aggregate different weights", 2),
@@ -99,8 +99,8 @@ class VflError(Exception):
 
     Args:
         code: the entry of the catalogue.
-        message: for the person at this machine; one sentence with what, where, what to do.
-        public: for the peer; the catalogue's sentence when omitted. Never ids, values or paths.
+        message: for the person at this machine; one sentence: what happened, where, what to do.
+        public: for the peer; default: the catalogue's sentence. Never ids, values or paths.
         party: the party that the error is about, if any.
     """
 
@@ -138,8 +138,8 @@ class AbortedError(VflError):
         super().__init__(Code.ABORTED, message, party=party)
 
 
-class InterruptedRun(VflError):  # noqa: N818 - a turn of the run, not a fault
-    """This generation of the run has ended: roll back, rejoin, go on."""
+class InterruptedRun(VflError):  # noqa: N818 - an event of the run, not a fault
+    """This generation of the run has ended: roll back, rejoin, resume."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(Code.INTERRUPTED, reason)

@@ -1,7 +1,7 @@
-"""Writing files so that a process that dies leaves the old one or the new one, never half of one.
+"""Writes files so that a process that dies leaves the old file or the new one, never half of one.
 
-Not for checkpoints, which outlast a power failure too (``checkpoint.py``): these files are written often, and to wait
-for the disk costs milliseconds.
+Checkpoints must also survive a power failure (``checkpoint.py``). The files here are written often, and waiting for
+the disk costs milliseconds, so they do not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vfl_common.errors import Code, InputError
 
-PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # of a run or a checkpoint: one folder or file, no path
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # a run's or checkpoint's name: no path
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -22,18 +22,15 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def unwritable(
     path: Path, error: OSError, what: str = "cannot be written", code: Code = Code.FILE_INVALID
 ) -> InputError:
-    """One sentence about a file that the system refused to write, and what to do where there was no room for it.
-
-    Peers are told as much, but not where.
-    """
+    """Words a failed write in one sentence, with what to do if the disk is full. Peers do not learn the path."""
     if error.errno not in _FULL:
         return InputError(code, f"{path}: {what} ({error.strerror})")
-    text = f"{path}: {what} ({error.strerror}); make room there, and start again what has ended"
+    text = f"{path}: {what} ({error.strerror}); free some disk space, then restart the processes that stopped"
     return InputError(code, text, public=f"the party cannot write its files ({error.strerror})")
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) where that fails."""
+    """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -44,7 +41,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Adds to a file, which is made where it is missing. Raises InputError (FILE_INVALID) where that fails."""
+    """Appends ``text`` to ``path``, which is created if missing. Raises InputError (FILE_INVALID) if that fails."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)

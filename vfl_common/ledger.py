@@ -12,12 +12,12 @@ from typing import Literal
 from vfl_common.files import write_atomic
 
 Direction = Literal["sent", "received"]
-CONTROL = "control"  # the phase and kind of what the runner itself exchanges
+CONTROL = "control"  # the phase and kind of the runner's own exchanges
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: what went to, or came from, ``peer``."""
+    """One line: the bytes sent to ``peer`` or received from it."""
 
     peer: str
     phase: str
@@ -30,7 +30,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TcpCount:
-    """What the kernel counted on the connections to ``peer``: TLS and HTTP/2 included, TCP/IP headers not."""
+    """The kernel's count on the connections to ``peer``: with TLS and HTTP/2, without TCP/IP headers."""
 
     peer: str
     sent_bytes: int
@@ -39,7 +39,7 @@ class TcpCount:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceCount:
-    """What the kernel counted on a network interface while the program ran: all programs, headers of every layer."""
+    """The kernel's count on a network interface while the program ran: all programs, headers of every layer."""
 
     interface: str
     sent_bytes: int
@@ -47,7 +47,7 @@ class InterfaceCount:
 
 
 class Ledger:
-    """Thread-safe: gRPC's threads count too."""
+    """Counts bytes and messages. Thread-safe, because gRPC's threads count too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class Ledger:
             count[2] += 1
 
     def carry(self, entries: Iterable[Entry]) -> None:
-        """Goes on from what an earlier process of the same party had counted in this run."""
+        """Adds the counts of an earlier process of the same party in this run."""
         with self._lock:
             for entry in entries:
                 count = self._counts.setdefault((entry.peer, entry.phase, entry.kind, entry.direction), [0, 0, 0])
@@ -76,7 +76,7 @@ class Ledger:
                 count[2] += entry.messages
 
     def entries(self) -> list[Entry]:
-        """All lines so far, sorted."""
+        """Returns all lines so far, sorted."""
         with self._lock:
             return [Entry(*key, *count) for key, count in sorted(self._counts.items())]
 
@@ -87,7 +87,7 @@ class Ledger:
 
 
 def load_entries(path: Path) -> list[Entry]:
-    """The entries of a saved ledger; none where there is no file."""
+    """Reads the entries of a saved ledger; returns none if there is no file."""
     if not path.exists():
         return []
     return [Entry(**entry) for entry in json.loads(path.read_text())["entries"]]

@@ -1,4 +1,4 @@
-"""Link and Hub: the two sides of an exchange, as a method sees them. ``rpc`` has them over gRPC."""
+"""Link and Hub: the two sides of an exchange, as a method sees them. ``rpc`` implements them over gRPC."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from vfl_common.bundle import Bundle, BundleSpec, StepKey
 
 
 class Link(Protocol):
-    """The asking side: ``swap``, or ``send`` and later ``receive`` where there is work to do meanwhile."""
+    """The asking side: ``swap``, or ``send`` and later ``receive`` if there is work to do meanwhile."""
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
-        """``send`` and ``receive``."""
+        """Calls ``send``, then ``receive``."""
         ...
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
-        """Sends ``bundle``; it is encoded before this returns. The same step may be sent again; it is computed once.
+        """Sends ``bundle``, encoded before this returns. A step that is sent again is computed only once.
 
-        Raises InterruptedRun where this generation has ended.
+        Raises InterruptedRun if this generation has ended.
         """
         ...
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
         """Waits for the reply to the bundle that was sent last.
 
-        Raises PeerError where the reply is not what ``expect`` says, InterruptedRun where this generation has ended,
-        LostError where the peer takes longer than the recipe's ``run.step_timeout_s``.
+        Raises PeerError if the reply does not match ``expect``, InterruptedRun if this generation has ended,
+        LostError if the peer takes longer than the recipe's ``run.step_timeout_s``.
         """
         ...
 
     def unhurried(self) -> None:
-        """The next reply may take as long as the peer lives: it may be at work on its own."""
+        """Disables the timeout of the next reply: the peer may be training alone."""
         ...
 
 
 class Hub(Protocol):
-    """The computing side. Steps are strictly one after the other: collect, reply, collect, reply, …"""
+    """The computing side. Steps strictly follow one another: collect, reply, collect, reply, …"""
 
     def collect(
         self,
@@ -46,20 +46,20 @@ class Hub(Protocol):
         arrived: Callable[[str, Bundle], None] | None = None,
         deadline_s: float = math.inf,
     ) -> dict[str, Bundle]:
-        """Waits until every party of the roster has sent its bundle of ``step``: {party: bundle}, in roster order.
+        """Waits until every party has sent its bundle of ``step``; returns {party: bundle}, in roster order.
 
-        ``arrived`` is called with each bundle as it comes, in this thread, while others are still on their way. After
-        ``deadline_s`` those that have not arrived whole are left out: they are late.
+        ``arrived`` is called, in this thread, with each bundle when it has come, before the others have. Bundles that
+        are incomplete after ``deadline_s`` are late and left out.
 
-        Raises PeerError where a bundle is not what ``expect`` says, InterruptedRun where this generation has ended,
-        LostError where a party takes longer than the recipe's ``run.step_timeout_s``.
+        Raises PeerError if a bundle does not match ``expect``, InterruptedRun if this generation has ended,
+        LostError if a party takes longer than the recipe's ``run.step_timeout_s``.
         """
         ...
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
-        """Answers every party's bundle of ``step``; returns at once. The late get theirs whenever they come."""
+        """Answers every party's bundle of ``step``; returns at once. A late party gets its reply when it comes."""
         ...
 
     def unhurried(self) -> None:
-        """The next ``collect`` waits as long as the parties live: they may be at work on their own."""
+        """Disables the timeout of the next ``collect``: the parties may be training alone."""
         ...

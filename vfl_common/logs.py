@@ -1,6 +1,6 @@
-"""Logs as JSON lines, and the events that a program tells whoever started it.
+"""Writes logs as JSON lines, and reports events to the person or program that started this one.
 
-A log line has time, level, run, party (who writes it), event and message; never ids or values of rows. Events go to
+A log line has time, level, run, party (its writer), event and message; never ids or values of rows. Events go to
 standard output: as sentences for a person at a terminal, as JSON lines for a program (``vfl simulate``, the tests).
 """
 
@@ -21,10 +21,10 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; what a call passes as ``extra`` is part of it.
+    """Writes one JSON object a line, with the call's ``extra``.
 
-    A fact that is called as something that each line has gets a ``_`` at its end: ``party`` is who writes, ``party_``
-    whom the line is about.
+    A fact with the name of a standard key gets a ``_`` at its end: ``party`` is the writer, ``party_`` the party that
+    the line is about.
     """
 
     def __init__(self, **always: str) -> None:
@@ -47,11 +47,11 @@ class JsonLines(logging.Formatter):
 
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """A line that the disk has no room for is lost: the run ends with a sentence at the next file that counts."""
+        """Drops a line if the disk is full: the run ends with a sentence at the next important file."""
 
 
 def utc(seconds: float) -> str:
-    """``2026-01-02T03:04:05.678Z`` of seconds since the epoch."""
+    """Formats seconds since the epoch as ``2026-01-02T03:04:05.678Z``."""
     milliseconds = int(seconds * 1000)
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
     return f"{whole}.{milliseconds % 1000:03d}Z"
@@ -60,7 +60,7 @@ def utc(seconds: float) -> str:
 def log_to(path: Path, **always: str) -> logging.Handler:
     """Appends this program's log to ``path``; ``always`` is part of each line. Returns the handler.
 
-    Raises InputError where the file cannot be opened.
+    Raises InputError if the file cannot be opened.
     """
     try:
         handler = _LogFile(path, encoding="utf-8")
@@ -77,14 +77,14 @@ def log_to(path: Path, **always: str) -> logging.Handler:
 
 
 class Console:
-    """Tells a person or a program what happens."""
+    """Reports events to a person or a program."""
 
     def __init__(self, program: str, *, json_lines: bool | None = None) -> None:
         self.program = program
         self._json = not sys.stdout.isatty() if json_lines is None else json_lines
 
     def emit(self, event: str, **facts: Any) -> None:
-        """One event: a JSON line, or a sentence; all but progress go to the log too."""
+        """Reports one event as a JSON line or a sentence, and logs it unless it is progress."""
         if event != "progress":
             log.info("%s", event, extra={"event": event, **{_free(key): value for key, value in facts.items()}})
         if self._json:
@@ -94,7 +94,7 @@ class Console:
 
 
 def _free(key: str) -> str:
-    """A key that a log record does not use itself."""
+    """Returns a key that no log record uses itself."""
     return f"{key}_" if key in _STANDARD else key
 
 

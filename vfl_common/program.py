@@ -1,4 +1,4 @@
-"""What the three programs share: exit codes, errors as one sentence, SIGTERM as an orderly end."""
+"""Runs any of the three programs: exit codes, errors as one sentence, SIGTERM as an orderly end."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Exit codes:
   130  stopped by SIGINT or SIGTERM
 """
 
-METRICS = "Serve metrics for Prometheus here; PORT alone: on 127.0.0.1; port 0: a free one. [default: no port]"
+METRICS = "Serve metrics for Prometheus at HOST:PORT; PORT alone: on 127.0.0.1; port 0: a free one. [default: no port]"
 
 log = logging.getLogger(__name__)
 
 
 class Stopped(BaseException):
-    """SIGTERM: unwinds like Ctrl-C, past everything that handles errors. Its text, if any, is for the person."""
+    """SIGTERM as an exception: unwinds like Ctrl-C, past all error handlers. Its text, if any, is for the person."""
 
 
 def run_program(command: click.Command, name: str) -> None:
-    """Runs a click command as a program and exits: errors become one sentence on standard error and an exit code."""
+    """Runs a click command as a program and exits. An error becomes one sentence on standard error and an exit code."""
     signal.signal(signal.SIGTERM, _stop)
     logging.getLogger().addHandler(logging.NullHandler())  # until a run has a folder for its log
     sys.exit(_status(lambda: command.main(prog_name=name, standalone_mode=False)))

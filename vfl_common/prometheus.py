@@ -1,7 +1,7 @@
-"""Metrics for Prometheus on a port of their own: what a program counts anyway, read when somebody asks.
+"""Serves metrics for Prometheus on a separate port: counts that exist anyway, read at each scrape.
 
-Nothing is done where nobody asks, so training is as fast with a port as without. Names of parties, phases and metrics
-are in it, and sums over many rows; never an id, a feature or a label.
+Without a scrape nothing is done, so training is as fast with a port as without. The metrics have names of parties,
+phases and metrics, and sums over many rows; never an id, a feature or a label.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vfl_common.rpc.channel import check_address, split_address
 
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 5.0  # for a scrape
-_POLL_S = 0.1  # between two looks at whether it is to end
+_POLL_S = 0.1  # between two checks for the end
 _CLOSE_S = 1.0
 
 Labels = tuple[str, ...]
@@ -31,9 +31,9 @@ Families = Callable[[], Iterable[Metric]]
 
 
 def listen_address(text: str) -> str:
-    """``host:port`` of what ``--metrics`` says; a port alone is one of the loopback interface.
+    """Returns the ``host:port`` of ``--metrics``; a port alone is on the loopback interface.
 
-    Raises InputError (ADDRESS_IN_USE) where this machine cannot listen there.
+    Raises InputError (ADDRESS_IN_USE) if this machine cannot listen there.
     """
     address = f"{LOOPBACK}:{text.removeprefix(':')}" if ":" not in text.removeprefix(":") else text
     try:
@@ -45,7 +45,7 @@ def listen_address(text: str) -> str:
 
 @contextmanager
 def exposed(address: str, families: Families) -> Iterator[str]:
-    """Serves ``families``, and memory and CPU time of this process, at http://<address>/metrics; gives the address.
+    """Serves ``families``, and this process's memory and CPU time, at http://<address>/metrics; yields the address.
 
     Raises InputError (ADDRESS_IN_USE).
     """
@@ -62,7 +62,7 @@ def exposed(address: str, families: Families) -> Iterator[str]:
     try:
         yield f"{address.rpartition(':')[0]}:{server.server_address[1]}"
     finally:
-        closing = threading.Thread(target=server.shutdown, daemon=True)  # it waits for a caller that is slow; we do not
+        closing = threading.Thread(target=server.shutdown, daemon=True)  # shutdown() waits for a slow caller; we do not
         closing.start()
         closing.join(timeout=_CLOSE_S)
         server.server_close()
@@ -77,9 +77,9 @@ class _Collector(Collector):
 
 
 class _Server(socketserver.TCPServer):
-    """One caller after the other: many of them, or slow ones, cost this process a single thread."""
+    """Serves one caller after the other: many callers, or slow ones, cost this process a single thread."""
 
-    allow_reuse_address = True  # as the other ports: a port that was just left can be taken again
+    allow_reuse_address = True  # as for the other ports: a port that was just freed can be reused
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         handler = type("Handler", (MetricsHandler,), {"registry": registry, "timeout": REQUEST_S})
@@ -88,7 +88,7 @@ class _Server(socketserver.TCPServer):
         super().__init__((host, port), handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Hangs up after ``REQUEST_S``: the handler's own timeout begins anew with each line."""
+        """Closes the connection after ``REQUEST_S``: the handler's own timeout restarts with each line."""
         guard = threading.Timer(REQUEST_S, _hang_up, [request])
         guard.name, guard.daemon = "metrics", True
         guard.start()
@@ -98,19 +98,19 @@ class _Server(socketserver.TCPServer):
             guard.cancel()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A caller that hangs up or is too slow is no event."""
+        """Ignores a caller that hangs up or is too slow."""
 
 
 def _hang_up(request: socket.socket) -> None:
-    with suppress(OSError):  # it has gone by itself
+    with suppress(OSError):  # the caller may have closed it
         request.shutdown(socket.SHUT_RDWR)
 
 
-# -- what both programs have ----------------------------------------------------------------------------------------
+# -- metrics of both programs ---------------------------------------------------------------------------------------
 
 
 def gauge(name: str, text: str, values: Mapping[Labels, float], labels: Labels = ()) -> Metric:
-    """One gauge with a value for each combination of label values."""
+    """Makes a gauge with a value for each combination of label values."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
@@ -118,7 +118,7 @@ def gauge(name: str, text: str, values: Mapping[Labels, float], labels: Labels =
 
 
 def counter(name: str, text: str, values: Mapping[Labels, float], labels: Labels = ()) -> Metric:
-    """One counter; ``name`` ends in ``_total``."""
+    """Makes a counter; ``name`` ends in ``_total``."""
     family = CounterMetricFamily(name.removesuffix("_total"), text, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
@@ -126,14 +126,14 @@ def counter(name: str, text: str, values: Mapping[Labels, float], labels: Labels
 
 
 def state(now: str, states: Iterable[str]) -> Metric:
-    """``vfl_run_state{state="running"} 1``, and 0 for the other states."""
+    """Makes ``vfl_run_state{state="running"} 1``, and 0 for the other states."""
     return gauge(
         "vfl_run_state", "1 for the state that the run is in.", {(each,): each == now for each in states}, ("state",)
     )
 
 
 def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
-    """The ledger as it is now, and the kernel's counts as of the last heartbeat."""
+    """Yields the present ledger, and the kernel's counts as of the last heartbeat."""
     labels: Labels = ("peer", "phase", "kind", "direction")
     payload: dict[Labels, float] = {}
     message: dict[Labels, float] = {}
@@ -149,14 +149,14 @@ def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
         kernel[count.peer, "sent"], kernel[count.peer, "received"] = count.sent_bytes, count.received_bytes
     yield counter(
         "vfl_tcp_bytes_total",
-        "What the kernel counted on connections, TLS and HTTP/2 included (Linux).",
+        "The kernel's count on connections, with TLS and HTTP/2 (Linux).",
         kernel,
         ("peer", "direction"),
     )
 
 
 def awaited(roster: Iterable[str], names: Iterable[str]) -> Metric:
-    """Who keeps the others waiting right now."""
+    """Shows which of ``roster`` keep the others waiting now (``names``)."""
     waited_for = frozenset(names)
     return gauge(
         "vfl_awaited",

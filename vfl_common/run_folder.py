@@ -23,9 +23,9 @@ class Store(Protocol):
 
 @dataclass
 class RunFolder:
-    """``run.json`` says which recipe the run has and whether it is finished.
+    """The folder; ``run.json`` in it says which recipe the run has and whether it is finished.
 
-    ``checkpoints`` is None where nothing is to be resumed (the server, predictions).
+    ``checkpoints`` is None if nothing can be resumed from here (the server, predictions).
     """
 
     path: Path
@@ -42,9 +42,9 @@ class RunFolder:
 
 
 def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
-    """Makes the folder, or opens that of an unfinished run of the same recipe; writes the recipe beside.
+    """Makes the folder, or opens that of an unfinished run of the same recipe; writes the recipe into it.
 
-    Raises InputError where it cannot be written, or holds a finished run or another recipe's: nothing is overwritten.
+    Raises InputError if it cannot be written, or if it holds a finished run or another recipe: nothing is overwritten.
     """
     path = out / run_id / name
     folder = RunFolder(path, run_id)
@@ -62,7 +62,7 @@ def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
 
 
 def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
-    """The newest run of ``name`` under ``out`` that has the same recipe and was not finished."""
+    """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe."""
     digest = recipe.digest()
     found = []
     for path in out.glob(f"*/{name}/run.json"):
@@ -71,7 +71,7 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
             if facts.get("recipe_digest") == digest and not facts.get("finished") and facts.get("job") == "train":
                 found.append((path.stat().st_mtime_ns, path.parent))
         except (OSError, ValueError, AttributeError):
-            continue  # not a run of ours
+            continue  # not one of our runs
     if not found:
         return None
     path = max(found)[1]

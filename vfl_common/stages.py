@@ -1,7 +1,7 @@
-"""The course of a run, as parties and server speak of it: planned phases, labels of checkpoints, what is averaged.
+"""The course of a run, shared by parties and server: planned phases, labels of checkpoints, averaged weights.
 
-Positions. The rounds of all phases are numbered through: a checkpoint's label is ``<position>.<phase>.<round>`` with
-the position zero-padded, so that labels sort, and parties compare labels without knowing each other's phases.
+A position numbers the rounds of all phases in a row. A checkpoint's label is ``<position>.<phase>.<round>`` with the
+position zero-padded, so that labels sort, and parties can compare labels without knowing each other's phases.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from vfl_common.bundle import BundleSpec
 from vfl_common.errors import Code, InputError
 
-MOST_ROUNDS = 999_999  # of a run: the labels of its checkpoints have six digits for them
-MOST_OFFERED = 1000  # labels of rounds without a checkpoint of their own
+MOST_ROUNDS = 999_999  # of a run: a label has six digits for the position
+MOST_OFFERED = 1000  # labels of rounds that have no checkpoint
 
 
 @dataclass(frozen=True)
 class AggregationPlan:
-    """What every party swaps with the aggregation server: weights as ``spec`` says, once a round, at batch 0."""
+    """The weights that every party swaps with the aggregation server: by ``spec``, once a round, at batch 0."""
 
     phase: str
     rounds: int
@@ -27,7 +27,7 @@ class AggregationPlan:
 
 @dataclass(frozen=True)
 class Planned:
-    """A phase before it is made: what the labels of its checkpoints mean."""
+    """A phase before it is made: the facts that give its checkpoints' labels a meaning."""
 
     name: str
     rounds: int
@@ -36,9 +36,9 @@ class Planned:
 
 
 def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
-    """Earlier labels, the newest first, from which a party at ``label`` was alone; '' is the beginning of the run.
+    """Returns the earlier labels, newest first, since which a party at ``label`` was alone; '' is the run's beginning.
 
-    Where the run goes on from one of them, the party goes on from ``label``: nobody waits for what it did in between.
+    If the run resumes from one of them, the party resumes from ``label``: it repeats nothing.
     """
     name, done = rounds_done(label)
     names = [phase.name for phase in plan]
@@ -57,7 +57,7 @@ def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
 
 
 def ahead(label: str, plan: Sequence[Planned]) -> list[str]:
-    """Later labels, the oldest first, to which a party at ``label`` may skip."""
+    """Returns the later labels, oldest first, to which a party at ``label`` may skip."""
     position, begin, found = position_of(label), 0, []
     for phase in plan:
         while begin <= position < begin + phase.rounds and position - begin in phase.skippable:
@@ -68,7 +68,7 @@ def ahead(label: str, plan: Sequence[Planned]) -> list[str]:
 
 
 def alone_after(label: str, plan: Sequence[Planned]) -> bool:
-    """Whether a party exchanges nothing from ``label`` on to the end of the run."""
+    """Returns whether a party exchanges nothing from ``label`` to the end of the run."""
     if not plan:
         return False
     total, last = sum(phase.rounds for phase in plan), plan[-1]
@@ -77,12 +77,12 @@ def alone_after(label: str, plan: Sequence[Planned]) -> bool:
 
 
 def label_of(position: int, phase: str, rounds_done: int) -> str:
-    """The label of the checkpoint after which round number ``position`` of the run is next."""
+    """Returns the label of the checkpoint after which round ``position`` of the run is next."""
     return f"{position:06d}.{phase}.{rounds_done}"
 
 
 def rounds_done(label: str) -> tuple[str, int]:
-    """(phase, rounds of it that are done) of a label. Raises InputError where ``label`` is no label."""
+    """Returns (phase, its finished rounds) of a label. Raises InputError if ``label`` is no label."""
     position, _, rest = label.partition(".")
     phase, _, done = rest.rpartition(".")
     if not (position.isdigit() and phase and done.isascii() and done.isdigit() and len(done) < 10):
@@ -91,7 +91,7 @@ def rounds_done(label: str) -> tuple[str, int]:
 
 
 def position_of(label: str) -> int:
-    """The inverse of ``label_of``. Raises InputError where ``label`` is no label."""
+    """Returns the position in a label. Raises InputError if ``label`` is no label."""
     head = label.partition(".")[0]
     if not head.isdigit():
         raise InputError(Code.CHECKPOINT_INVALID, f"{label[:80]!r} is not the label of a checkpoint")

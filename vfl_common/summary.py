@@ -1,4 +1,4 @@
-"""``summary.json``: what a run came to. Made by the server from the parties' reports."""
+"""``summary.json``: a run's results, made by the server from the parties' reports."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class _Model(BaseModel):
 class PartySummary(_Model):
     """One process of the run; the server is one of them.
 
-    ``device_name``: what its maker calls the device; empty for the server. ``peak_memory_bytes``: the most that tensors
-    of this process took on its GPU at once; None on a CPU.
+    ``device_name``: the maker's name for the device; empty for the server. ``peak_memory_bytes``: the most memory that
+    this process's tensors took on its GPU at once; None on a CPU.
     """
 
     name: str
@@ -34,7 +34,7 @@ class PartySummary(_Model):
 
 
 class LinkBytes(_Model):
-    """What one process sent to another, in one phase, of one kind: the sender's count."""
+    """The sender's count of the bytes from one process to another, in one phase and of one kind."""
 
     sender: str
     receiver: str
@@ -72,10 +72,11 @@ class InterfaceBytes(_Model):
 
 
 class Bytes(_Model):
-    """All that was counted. ``interfaces``: none on the loopback interface. ``agrees``: both ends of every link counted
-    the same (always so unless a process was lost: what a killed one had counted since its last checkpoint died with it,
-    and what was under way, to a silent one or when a generation ended, was not received; ``disagreements`` names the
-    links)."""
+    """All counts. ``interfaces``: without the loopback interface. ``disagreements``: the links whose ends differ.
+
+    ``agrees``: True if both ends of each link counted the same bytes. They differ in two cases: a killed process loses
+    its counts since its last checkpoint; bytes in flight at an interruption are counted by the sender only.
+    """
 
     total: ByteCount
     by_phase: dict[str, ByteCount]
@@ -87,9 +88,9 @@ class Bytes(_Model):
 
 
 class Privacy(_Model):
-    """What the training with differential privacy of all parties costs together: no party passes it.
+    """The joint privacy budget of all parties' training, which none exceeds.
 
-    ``noise_multiplier``: the least that a party uses; by moments division all use the same.
+    ``noise_multiplier``: the smallest of any party; with moments division all use the same.
     """
 
     epsilon: float
@@ -116,8 +117,8 @@ class Summary(_Model):
     steps: int
     wall_s: float  # from the first start of training to the last report
     interruptions: int = 0
-    without: list[str] = []  # parties that came too late, and whose data the model has not seen
-    privacy: Privacy | None = None  # where a phase trains with differential privacy
+    without: list[str] = []  # parties that came too late: the model has not seen their data
+    privacy: Privacy | None = None  # if a phase trains with differential privacy
 
 
 def load_summary(path: Path) -> Summary:
@@ -132,11 +133,10 @@ def gather_bytes(
     phases: Sequence[str],
     interfaces: Mapping[str, Iterable[InterfaceCount]] = MappingProxyType({}),
 ) -> Bytes:
-    """Joins the ledgers of all processes ({process: its entries}) into one account, its phases in the order given.
+    """Joins the ledgers of all processes ({process: its entries}) into one account, with phases in the given order.
 
-    Both ends of a link are compared, except on the server's sessions (phase ``control``): those go on while the reports
-    are made, so the server's own count, the later one, stands for them (the ledger files of both ends agree once all
-    have ended).
+    Compares both ends of each link, except for the server's sessions (phase ``control``): these continue while the
+    reports are made, so the server's later count is used. Both ends' ledger files agree once all processes have ended.
     """
     sent: dict[tuple[str, str, str, str], Entry] = {}
     received: dict[tuple[str, str, str, str], Entry] = {}

@@ -1,1 +1,1 @@
-"""The aggregation server: membership, run state, aggregation, its program."""
+"""The aggregation server: membership, run state, aggregation, and its program."""

@@ -34,7 +34,7 @@ from vfl_server.control.service import ControlService
 
 _TICK_S = 0.2
 _CLOSE_S = 5.0
-MAX_SUMMARY = 2_000_000  # characters; a larger one does not travel to the active party
+MAX_SUMMARY = 2_000_000  # characters; a larger summary is not sent to the active party
 
 
 @dataclass
@@ -42,10 +42,10 @@ class ServerApp:
     """One server, one recipe, one job.
 
     Args:
-        out: the folder of runs; this one's is ``<out>/<run id>/<server's name>``.
-        run_id: a name for a new run; made from time and recipe when empty.
-        fresh: begin a new run even where an unfinished one of the same recipe lies in ``out``.
-        metrics: where to listen for Prometheus: host:port, or a port alone; '' for nowhere.
+        out: the folder of runs; the server writes to ``<out>/<run id>/<server's name>``.
+        run_id: a name for a new run; if empty, it is made from time and recipe.
+        fresh: begin a new run even if ``out`` has an unfinished one of the same recipe.
+        metrics: the address for Prometheus: host:port, or only a port; '' for none.
     """
 
     recipe: Recipe
@@ -59,10 +59,10 @@ class ServerApp:
     metrics: str = ""
 
     def run(self) -> Summary:
-        """Serves until the run is complete. Raises VflError where it fails."""
+        """Serves until the run is complete. Raises VflError if it fails."""
         recipe = self.recipe
         credentials = load_credentials(self.tls, name=recipe.server)
-        self._metrics_address()  # sooner than a folder is made
+        self._metrics_address()  # fails before a folder is made
         folder = self._folder()
         log_to(folder.path / "log.jsonl", run=folder.run_id, party=recipe.server)
         ledger, meter = Ledger(), TcpMeter()
@@ -102,7 +102,7 @@ class ServerApp:
             return not coordinator.finished.is_set()
 
         health = Health({SESSIONS: under_way, EXCHANGE: under_way}, may_ask=[recipe.server, *roster])
-        # Of each party a session, one that is ending and one that is refused, and its streams of weights; and spare.
+        # Threads for each party: its session, one that ends, one that is refused, its streams of weights; and spare.
         threads = (3 + MAX_STREAMS) * len(roster) + 4
         services: list[Service] = [ControlService(coordinator, ledger, meter), exchange, health]
         with (
@@ -134,7 +134,7 @@ class ServerApp:
         return summary
 
     def _metrics_address(self) -> str:
-        """host:port for Prometheus, '' for none. Raises InputError where this machine cannot listen there."""
+        """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot listen there."""
         if not self.metrics:
             return ""
         from vfl_common.prometheus import listen_address
@@ -145,7 +145,7 @@ class ServerApp:
     def _exposed(
         self, coordinator: Coordinator, exchange: ExchangeService, ledger: Ledger, meter: TcpMeter
     ) -> Iterator[None]:
-        """Metrics for Prometheus while the run lasts, where they were asked for."""
+        """Serves metrics for Prometheus while the run lasts, if ``metrics`` is set."""
         address = self._metrics_address()
         if not address:
             yield
@@ -184,7 +184,7 @@ class ServerApp:
         for name, report in reports.items():
             ledgers[name], kernel[name] = ledger_of(report)
             machines[name] = interfaces_of(report)
-        # The server's own count of its sessions is the later one: a report cannot count itself.
+        # The server's count of its sessions is the later one: a party's report cannot count itself.
         for name in ledgers:
             ledgers[name] = [entry for entry in ledgers[name] if (entry.peer, entry.phase) != (recipe.server, CONTROL)]
         active = reports[recipe.active.name]

@@ -16,7 +16,7 @@ _LISTEN = "0.0.0.0:7000"
 _RECIPE = click.argument("recipe", type=click.Path(path_type=Path))
 _CA = click.option("--ca", default="certs/ca.pem", show_default=True, type=click.Path(path_type=Path), help="CA, PEM.")
 _CERTIFICATE = click.option(
-    "--certificate", type=click.Path(path_type=Path), help="This server's. [default: certs/<name>.pem]"
+    "--certificate", type=click.Path(path_type=Path), help="This server's certificate. [default: certs/<name>.pem]"
 )
 _KEY = click.option("--key", type=click.Path(path_type=Path), help="Its key, mode 0600. [default: certs/<name>.key]")
 
@@ -24,7 +24,7 @@ _KEY = click.option("--key", type=click.Path(path_type=Path), help="Its key, mod
 @click.group(epilog=EXIT_CODES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
-    """The aggregation server of a federation: membership, run state, aggregation. It never sees rows or labels."""
+    """Run a federation's aggregation server: membership, run state, aggregation. It never sees rows or labels."""
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -35,7 +35,7 @@ def cli() -> None:
 @_KEY
 @click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
 @click.option("--run-id", default="", help="A name for a new run. [default: made from time and recipe]")
-@click.option("--fresh", is_flag=True, help="Begin a new run even where an unfinished one of this recipe is in --out.")
+@click.option("--fresh", is_flag=True, help="Begin a new run even if --out has an unfinished run of this recipe.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help=METRICS)
 @click.option("--predict", is_flag=True, help="Coordinate one joint prediction (vfl-party predict), not training.")
 def serve(
@@ -50,10 +50,10 @@ def serve(
     metrics: str,
     predict: bool,
 ) -> None:
-    """Waits for the parties of RECIPE, runs it once, writes <out>/<run id>/summary.json, and ends.
+    """Wait for the parties of RECIPE, run it once, write <out>/<run id>/summary.json, and end.
 
-    Started again with the same command after a crash, it goes on with the unfinished run: the parties rejoin and
-    return to their newest common checkpoint.
+    After a crash the same command resumes the unfinished run: the parties rejoin and return to their newest common
+    checkpoint.
 
     \b
     Example: vfl-server serve recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
@@ -78,15 +78,15 @@ def serve(
 
 @cli.command(epilog=EXIT_CODES)
 @_RECIPE
-@click.option("--listen", default=_LISTEN, show_default=True, help="As of `serve`; no port 0.")
+@click.option("--listen", default=_LISTEN, show_default=True, help="The address given to `serve`, but not port 0.")
 @_CA
 @_CERTIFICATE
 @_KEY
 @click.option("--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer.")
 def health(recipe: Path, listen: str, ca: Path, certificate: Path | None, key: Path | None, wait_s: float) -> None:
-    """Asks the server of RECIPE that runs on this machine whether it serves (grpc.health.v1); exit code 0 if so.
+    """Ask the server of RECIPE on this machine whether it serves (grpc.health.v1); exit code 0 if it does.
 
-    It shows the server's own certificate. For a container's health check, or a supervisor's.
+    The call uses the server's own certificate. For the health check of a container or supervisor.
 
     \b
     Example: vfl-server health recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem

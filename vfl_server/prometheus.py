@@ -1,4 +1,4 @@
-"""What the server tells Prometheus: who is there, how far the run is, what was sent."""
+"""Reports to Prometheus which parties have joined, how far the run is, and what was sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vfl_server.control.run_state import RunState
 
 @dataclass
 class ServerMetrics:
-    """Read at each scrape. ``waits_for``: the parties whose weights are due while others' have come."""
+    """The metrics, read at each scrape. ``waits_for``: the parties whose weights are due while others' have come."""
 
     coordinator: Coordinator
     ledger: Ledger
@@ -30,7 +30,7 @@ class ServerMetrics:
         info.add_metric((), {"run_id": coordinator.run_id, "recipe": coordinator.recipe.name, "job": coordinator.job})
         yield info
         yield state(status.state.value, [each.value for each in RunState])
-        yield gauge("vfl_generation", "How often the run has begun or gone on.", {(): status.generation})
+        yield gauge("vfl_generation", "How often the run has started or resumed.", {(): status.generation})
         yield counter(
             "vfl_interruptions_total", "How often it went back to a checkpoint.", {(): max(0, status.generation - 1)}
         )
@@ -38,30 +38,30 @@ class ServerMetrics:
         yield from _parties(status, roster)
         if status.phase:
             place = (status.phase,)
-            yield gauge("vfl_round", "Rounds done of the phase under way.", {place: status.round}, ("phase",))
-            yield gauge("vfl_rounds", "Rounds that it has at most.", {place: status.rounds}, ("phase",))
+            yield gauge("vfl_round", "Rounds done of the current phase.", {place: status.round}, ("phase",))
+            yield gauge("vfl_rounds", "Planned rounds of the current phase.", {place: status.rounds}, ("phase",))
         yield gauge("vfl_run_steps", "Steps since the run began, as of the last round.", {(): status.steps})
-        yield gauge("vfl_party_metric", "As each party last told.", _told(status), ("party", "phase", "metric"))
+        yield gauge("vfl_party_metric", "Each party's last report.", _told(status), ("party", "phase", "metric"))
         yield awaited(roster, self.waits_for())
         yield from traffic(self.ledger, self.meter.counts())
 
 
 def _parties(status: Status, roster: Sequence[str]) -> Iterator[Metric]:
-    """Where each party is: joined, not needed any more, or missing."""
+    """Counts the parties by status: joined, left (no longer needed), or missing."""
     places = {
         name: "joined" if name in status.joined else "left" if name in status.left else "missing" for name in roster
     }
     found = list(places.values())
     counts: dict[Labels, float] = {(each,): found.count(each) for each in ("joined", "left", "missing")}
-    yield gauge("vfl_parties", "Parties of the recipe, by where they are.", counts, ("status",))
+    yield gauge("vfl_parties", "Parties of the recipe, by status.", counts, ("status",))
     joined: dict[Labels, float] = {(name,): place == "joined" for name, place in places.items()}
-    yield gauge("vfl_party_joined", "1 where the party has joined the run.", joined, ("party",))
+    yield gauge("vfl_party_joined", "1 if the party has joined the run.", joined, ("party",))
     silent: dict[Labels, float] = {(name,): seconds for name, seconds in status.silent_s.items()}
-    yield gauge("vfl_party_silent_seconds", "Since a connected party's last word.", silent, ("party",))
+    yield gauge("vfl_party_silent_seconds", "Since a connected party's last message.", silent, ("party",))
 
 
 def _told(status: Status) -> dict[Labels, float]:
-    """``{("bank", "splitnn", "validation loss"): 0.31}``; of every party that tells any."""
+    """Returns ``{("bank", "splitnn", "validation loss"): 0.31}`` for every party that reports metrics."""
     return {
         (party, phase, name): value
         for party, (phase, metrics) in status.told.items()

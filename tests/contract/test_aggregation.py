@@ -246,7 +246,7 @@ def test_where_nobody_aggregates_nobody_is_served() -> None:
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(run: Run) -> None:
-    with pytest.raises(InputError, match="of no phase of this recipe"):
+    with pytest.raises(InputError, match="belongs to no phase of this recipe"):
         run.aggregator.begin(1, "000001.third.1", [FIRST])
 
 

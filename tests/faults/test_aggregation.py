@@ -123,7 +123,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(declared: list[Aggregation
         (
             {"weight": torch.zeros(4, 3), "bias": torch.zeros(3)},
             Code.TENSOR_MISMATCH,
-            "tensor 'weight' is float32 [4, 3] where float32 [3, 4] is expected",
+            "tensor 'weight' is float32 [4, 3], but float32 [3, 4] is expected",
         ),
         ({"weight": torch.zeros(300, 400), "bias": torch.zeros(3)}, Code.TENSOR_TOO_LARGE, "at most 60 are expected"),
         (

@@ -41,7 +41,7 @@ def test_a_full_disk_is_one_sentence(small_disk: Path, tmp_path: Path) -> None:
         assert full.wait(60) == 2, full.stderr
         (line,) = [line for line in full.stderr.splitlines() if line]
         assert line.startswith(f"error: {small_disk}/")
-        assert line.endswith("(No space left on device); make room there, and start again what has ended")
+        assert line.endswith("(No space left on device); free some disk space, then restart the processes that stopped")
         assert server.wait(60) == 2
         assert "p1 stopped the run: the party cannot write its files (No space left on device)" in server.stderr
         assert str(small_disk) not in server.stderr

@@ -206,7 +206,7 @@ def test_name_taken_twice(federation: Federation) -> None:
     server.wait_for("joined", party="p1")
     first = federation.programs.pop("p1")
     try:
-        refused(federation.start_party("p1"), "p1", "joined already")
+        refused(federation.start_party("p1"), "p1", "already joined")
         assert first.process.poll() is None  # the first one is still waiting
     finally:
         first.close()

@@ -105,7 +105,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
             out, errors = process.communicate(timeout=RUN_S)
         assert process.returncode == 2, errors
         assert "plain" in out
-        assert "error: 3 runs failed; the same command tries again:" in errors
+        assert "error: 3 runs failed; the same command retries:" in errors
         assert "bad, seed 1, pretraining: p" in errors
         assert "cuda:99" in errors
         assert "bad, seed 1, 40 labels: its pretraining failed" in errors

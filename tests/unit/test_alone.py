@@ -132,8 +132,8 @@ def test_a_study_makes_these_recipes_after_the_overrides(tmp_path: Path) -> None
     ("given", "method", "what"),
     [
         (tables(), {"alone": "p9"}, "methods: A: alone: 'p9' is no party of the recipe; parties: p0, p1, p2"),
-        (tables(parties=OWN), {"alone": "p1"}, r"A: alone: p1 has data of its own .*no labels"),
-        (tables(parties=OWN), {"combined": True}, r"A: combined: p0 has data of its own \(simulate.parties\)"),
+        (tables(parties=OWN), {"alone": "p1"}, r"A: alone: p1 has its own data .*no labels"),
+        (tables(parties=OWN), {"combined": True}, r"A: combined: p0 has its own data \(simulate.parties\)"),
         (tables(), {"combined": True, "alone": "p0"}, "give alone or combined, not both"),
         (tables(data=TABLE | {"view": {"scheme": "columns", "part": 0, "parts": 2}}), {"combined": True}, "the view"),
     ],
@@ -149,7 +149,7 @@ def test_what_cannot_be_alone_is_told_in_one_sentence(
 def test_pretraining_is_shared_only_between_the_same_parties(tmp_path: Path) -> None:
     first = {"name": "A", "pretrain": [{"kind": "contrastive", "ssl": "simclr", "rounds": 1}]}
     path = with_methods(tmp_path, [first, {"name": "B", "pretrain_of": "A", "alone": "p0"}], tables())
-    with pytest.raises(InputError, match=r"B: pretrain_of: the two have .* not the same parties"):
+    with pytest.raises(InputError, match=r"B: pretrain_of: the two methods have .* different parties"):
         load_study(path)
 
 

@@ -64,7 +64,7 @@ def test_the_expected_name_is_the_file_s_unless_given(ca: Path, tmp_path: Path) 
 
 
 def test_errors_are_left_to_the_program(ca: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         run("ca", "--out", ca)
     before = (ca / "ca.key").read_bytes()
     run("ca", "--out", ca, "--force")

@@ -254,7 +254,7 @@ def test_a_silent_party_is_superseded_by_its_new_process() -> None:
     again = run.coordinator.open("p1")
     assert kinds(members["p1"]) == ["end"]
     assert run.coordinator.state is RunState.WAITING
-    assert told(members["p0"])[-1][1].reason == "p1 has fallen silent and was started again"
+    assert told(members["p0"])[-1][1].reason == "p1 fell silent and was restarted"
     run.coordinator.closed(members["p1"])  # its stream's end comes late, and means nothing now
     for name, member in (("p0", members["p0"]), ("p1", again), ("p2", members["p2"])):
         run.join(name, member=member)
@@ -391,7 +391,7 @@ def test_all_predict_with_one_trained_run() -> None:
     run = Run()
     run.coordinator.job = "predict"
     run.join("p0", job="predict", run_id="monday")
-    with pytest.raises(PeerError, match="p1 predicts with run tuesday, the others with monday"):
+    with pytest.raises(PeerError, match="p1 predicts with run tuesday, but the others with monday"):
         run.join("p1", job="predict", run_id="tuesday")
 
 
@@ -508,7 +508,7 @@ def test_the_run_goes_on_without_those_who_left_also_after_another_was_lost() ->
     free(members["p2"], run, END, BEFORE)
     run.coordinator.closed(members["p2"])
     assert run.coordinator.state is RunState.RUNNING
-    with pytest.raises(PeerError, match="p2 has done its part of run run, which goes on without it"):
+    with pytest.raises(PeerError, match="p2 has finished its part of run run, which continues without it"):
         run.join("p2")
     assert run.coordinator.state is RunState.RUNNING
     run.coordinator.closed(members["p1"])

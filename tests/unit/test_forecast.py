@@ -73,8 +73,8 @@ def test_early_stopping_makes_it_an_upper_bound() -> None:
     assert known.phases[1].round_trips == 4 * (11 + 1 + 1)  # batches, validation, verdict
     assert payloads(known, "splitnn")["p0", "p1", "verdict"] == 4
     assert most.phases[1].round_trips == 10 * (11 + 1 + 1)
-    assert any("this is the most" in each for each in notes(most, Network(1e8, 0.02)))
-    assert not any("this is the most" in each for each in notes(known, Network(1e8, 0.02)))
+    assert any("its numbers are upper bounds" in each for each in notes(most, Network(1e8, 0.02)))
+    assert not any("its numbers are upper bounds" in each for each in notes(known, Network(1e8, 0.02)))
 
 
 @pytest.mark.parametrize("ended", [{"splitnn": 2}, {"nothing": 2}])
@@ -98,7 +98,7 @@ def test_a_method_that_states_nothing_is_named(monkeypatch: pytest.MonkeyPatch) 
     found = of({"kind": "head", "epochs": 1, "name": "top"}, {"kind": "evaluate"})
     assert [each.unknown for each in found.phases] == [False, True, False]
     assert payloads(found, "top") == {}
-    assert "top: the method head does not state what it exchanges: it is not counted." in notes(
+    assert "top: the method head does not declare its exchanges: they are not counted." in notes(
         found, Network(1e8, 0.02)
     )
 

@@ -56,7 +56,7 @@ def test_the_sentence_names_the_file_and_what_to_do(
         write(tmp_path / name, 100 * ROOM)
     text, public = str(raised.value), raised.value.public
     assert text.startswith(f"{tmp_path / name}: cannot ")
-    assert text.endswith("(File too large); make room there, and start again what has ended")
+    assert text.endswith("(File too large); free some disk space, then restart the processes that stopped")
     assert "\n" not in text
     assert "File too large" in public
     assert str(tmp_path) not in public

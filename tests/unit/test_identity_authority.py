@@ -125,7 +125,7 @@ def test_nothing_is_overwritten_without_force(ca: Path) -> None:
         lambda force: create_request(ca, "shop", force=force),
         lambda force: sign_request(csr, ca, "shop", force=force),
     ):
-        with pytest.raises(InputError, match="exists already") as caught:
+        with pytest.raises(InputError, match="already exists") as caught:
             attempt(False)
         assert caught.value.code is Code.FILE_INVALID
         assert {path: path.read_bytes() for path in ca.iterdir()} == before
@@ -135,7 +135,7 @@ def test_nothing_is_overwritten_without_force(ca: Path) -> None:
 
 def test_half_an_authority_is_not_completed(ca: Path) -> None:
     (ca / "ca.pem").unlink()
-    with pytest.raises(InputError, match=r"ca\.key exists already"):
+    with pytest.raises(InputError, match=r"ca\.key already exists"):
         create_authority(ca, "f")
     assert not (ca / "ca.pem").exists()
 

@@ -109,7 +109,7 @@ def test_certificate_of_another_authority_with_the_same_name(tls: TlsSettings, t
 def test_certificate_of_another_party(ca: Path) -> None:
     mallory = issue(ca, "mallory")
     text = refusal(mallory, Code.IDENTITY_MISMATCH)
-    assert text == f"the certificate {mallory.certificate} is for 'mallory', this party is 'bank'"
+    assert text == f"the certificate {mallory.certificate} is for 'mallory', but this party is 'bank'"
 
 
 def test_expired_and_not_yet_valid(ca: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_rollback_starts_the_pace_anew() -> None:
     [
         ({"event": "waiting", "missing": ["a", "b"], "left_s": 9.6}, "waiting for a, b (at most 10 s more)"),
         ({"event": "interrupted", "reason": "a was lost", "deadline_s": 60.0}, "interrupted: a was lost"),
-        ({"event": "started", "checkpoint": "000002.train.2"}, "go on from checkpoint 000002.train.2"),
+        ({"event": "started", "checkpoint": "000002.train.2"}, "resume from checkpoint 000002.train.2"),
         ({"event": "started", "checkpoint": ""}, "they begin"),
     ],
 )

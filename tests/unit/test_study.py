@@ -118,19 +118,19 @@ def test_overrides_change_one_method_s_recipe(tmp_path: Path) -> None:
     ("changes", "what"),
     [
         ({"sedes": [1]}, "unknown key 'sedes'; did you mean 'seeds'"),
-        ({"seeds": [1, 1]}, "seeds: 1 is there twice"),
-        ({"methods": [{"name": "A"}, {"name": "A"}]}, "methods: 'A' is there twice"),
+        ({"seeds": [1, 1]}, "seeds: 1 appears twice"),
+        ({"methods": [{"name": "A"}, {"name": "A"}]}, "methods: 'A' appears twice"),
         ({"methods": [{"name": "a/b"}]}, "methods.0.name"),
         ({"finetune": None}, "A has no phases"),
         ({"recipe": "gone.toml"}, "gone.toml: no such file"),
         ({"base": {"simulate": None}}, "simulate: missing"),
         ({"base": {"start": {"run": "x"}}}, "base.toml: start: .*remove it here"),
-        ({"methods": [{"name": "A", "overrides": {"seed": 1}}]}, "'seed' is set by the study itself"),
-        ({"methods": [{"name": "A", "overrides": {"rows.labelled": 1}}]}, "'rows.labelled' is set by the study"),
+        ({"methods": [{"name": "A", "overrides": {"seed": 1}}]}, "the study sets 'seed'; remove it"),
+        ({"methods": [{"name": "A", "overrides": {"rows.labelled": 1}}]}, "the study sets 'rows.labelled'"),
         ({"methods": [{"name": "A", "overrides": {"parties.x": 1}}]}, "'parties.x': parties is no table"),
-        ({"methods": [{"name": "A", "overrides": {"rows": {"labelled": 1}}}]}, "'rows.labelled' is set by the study"),
-        ({"methods": [{"name": "A", "overrides": {"simulate": {"threads": 9}}}]}, "'simulate.threads' is set by"),
-        ({"metric": "acuracy"}, "metric: a multiclass task has no 'acuracy' of the test rows; it has loss, accuracy"),
+        ({"methods": [{"name": "A", "overrides": {"rows": {"labelled": 1}}}]}, "the study sets 'rows.labelled'"),
+        ({"methods": [{"name": "A", "overrides": {"simulate": {"threads": 9}}}]}, "the study sets 'simulate.threads'"),
+        ({"metric": "acuracy"}, "metric: a multiclass task has no test metric 'acuracy'; it has loss, accuracy"),
         ({"methods": [{"name": "A", "overrides": {"model.wide": 1}}]}, "methods: A: finetune: model: unknown key"),
     ],
 )
@@ -168,7 +168,9 @@ def test_a_changed_recipe_is_refused_by_the_method_s_name(tmp_path: Path) -> Non
     (tmp_path / "out" / run.run_id / "p0").mkdir()
     theirs = json.loads(run.recipe.canonical_json()) | {"seed": 9}
     (tmp_path / "out" / run.run_id / "p0" / "recipe.json").write_text(json.dumps(theirs))
-    with pytest.raises(InputError, match=r"another recipe than method A has now \(at seed\); delete that folder, or"):
+    with pytest.raises(
+        InputError, match=r"a recipe that differs from method A's present one \(at seed\); delete that folder, or"
+    ):
         finished(tmp_path / "out", run)
 
 
@@ -185,7 +187,7 @@ def test_a_run_from_before_a_switch_came_is_done_all_the_same(tmp_path: Path) ->
 def test_an_unknown_metric_stops_the_study(tmp_path: Path) -> None:
     path = write(tmp_path, metric="f1", seeds=[1])
     finish(tmp_path / "out", runs_of(path)[0])
-    with pytest.raises(InputError, match="no metric 'f1' of the test rows; they have accuracy"):
+    with pytest.raises(InputError, match="the test rows have no metric 'f1'; they have accuracy"):
         running(path, tmp_path / "out").begin()
 
 
@@ -208,7 +210,11 @@ def test_a_finished_study_runs_nothing_and_keeps_pretraining_s_checkpoints(tmp_p
 def test_one_study_at_a_time(tmp_path: Path) -> None:
     from vfl.studies.run import _locked
 
-    with _locked(tmp_path), pytest.raises(InputError, match="being run in it already"), _locked(tmp_path):
+    with (
+        _locked(tmp_path),
+        pytest.raises(InputError, match="another study is running in this folder"),
+        _locked(tmp_path),
+    ):
         pass
     with _locked(tmp_path):
         pass
@@ -292,4 +298,4 @@ def test_events_in_words() -> None:
     assert sentence(done) == "[2/9] A, seed 1: accuracy 0.9123, 3.2 s; about 2 min left"
     assert sentence(done | {"metric": None, "left_s": 0.0}) == "[2/9] A, seed 1: 3.2 s"
     assert sentence({"event": "failed", **place, "error": "p0: x"}) == "[2/9] A, seed 1: failed: p0: x"
-    assert sentence({"event": "study", "runs": 9, "left": 4, "folder": "r/s"}) == "9 runs, 5 done already: r/s"
+    assert sentence({"event": "study", "runs": 9, "left": 4, "folder": "r/s"}) == "9 runs, 5 already finished: r/s"

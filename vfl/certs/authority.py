@@ -27,7 +27,7 @@ from vfl_common.identity import pem
 CA_DAYS = 3650
 PARTY_DAYS = 365
 MAX_DAYS = 36500
-CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid at once on machines whose clocks run behind
+CLOCK_SKEW = timedelta(minutes=5)  # so that a new certificate is valid on machines whose clocks run behind
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
@@ -44,9 +44,9 @@ def create_authority(
 
     Args:
         federation: the authority's name, 1 to 64 characters; shown to people, not compared.
-        days: how long it is valid.
+        days: the validity in days.
         force: replace an authority; all certificates of the old one become worthless.
-        now: where the validity starts, in UTC; default: the clock's time.
+        now: when the validity starts, in UTC; default: the clock's time.
 
     Raises InputError.
     """
@@ -79,10 +79,10 @@ def issue(
     Args:
         folder: the authority's, with ``ca.pem`` and ``ca.key``.
         name: the party's name in the recipe.
-        days: how long the certificate is valid, but never longer than the authority.
+        days: the validity in days, but never longer than the authority's.
         out: where the files go; default: ``folder``.
         force: replace existing files.
-        now: where the validity starts, in UTC; default: the clock's time.
+        now: when the validity starts, in UTC; default: the clock's time.
 
     Returns the three paths as a party file states them. Raises InputError.
     """
@@ -128,7 +128,7 @@ def sign_request(
     force: bool = False,
     now: datetime | None = None,
 ) -> Path:
-    """Writes ``<name>.pem`` for the key of a request. Of the request nothing but the key goes into the certificate.
+    """Writes ``<name>.pem`` for the key of a request. Only the request's key goes into the certificate.
 
     Args:
         csr: the request; it must be signed with its own key and ask for ``name`` and no other name.
@@ -191,7 +191,7 @@ def _sign(
     days: int,
     now: datetime | None,
 ) -> bytes:
-    """The certificate of a party, PEM."""
+    """Signs a party's certificate and returns it as PEM."""
     now = now or datetime.now(UTC)
     latest = authority.certificate.not_valid_after_utc
     if now >= latest:
@@ -228,7 +228,7 @@ def _builder(
     *,
     latest: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """What the authority's and a party's certificate have in common."""
+    """Builds the part that the authority's and a party's certificates have in common."""
     if not 1 <= days <= MAX_DAYS:
         raise InputError(Code.CONFIG_INVALID, f"a certificate is valid for 1 to {MAX_DAYS} days, not {days}")
     end = now + timedelta(days=days)

@@ -17,21 +17,21 @@ _DEFAULT = Path("certs")
 
 _ca = click.option("--ca", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder with ca.pem and ca.key.")
 _days = click.option(
-    "--days", type=_DAYS, default=authority.PARTY_DAYS, show_default=True, help="Valid for; at most as long as the CA."
+    "--days", type=_DAYS, default=authority.PARTY_DAYS, show_default=True, help="Validity in days; at most the CA's."
 )
 _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
 @click.group()
 def certs() -> None:
-    """Make and look at the certificates with which parties know each other.
+    """Make and show the certificates by which parties recognise each other.
 
     \b
-    One administrator, all keys made in one place:
+    One administrator makes all keys in one place:
       vfl certs ca --federation credit-risk
       vfl certs issue server bank shop
     \b
-    Organisations that keep their keys to themselves:
+    Each organisation keeps its own key:
       vfl certs request bank          (at the bank; send certs/bank.csr)
       vfl certs sign certs/bank.csr   (at the authority; send back bank.pem and ca.pem)
     """
@@ -40,10 +40,10 @@ def certs() -> None:
 @certs.command()
 @click.option("--out", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder for ca.pem and ca.key.")
 @click.option("--federation", default="vfl", show_default=True, help="The authority's name, for people to read.")
-@click.option("--days", type=_DAYS, default=authority.CA_DAYS, show_default=True, help="Valid for.")
+@click.option("--days", type=_DAYS, default=authority.CA_DAYS, show_default=True, help="Validity in days.")
 @click.option("--force", is_flag=True, help="Replace the authority: all of its certificates become worthless.")
 def ca(out: Path, federation: str, days: int, force: bool) -> None:
-    """Make the federation's authority: ca.pem for every party, ca.key for nobody.
+    """Make the federation's authority: ca.pem goes to every party, ca.key to nobody.
 
     \b
     Example:
@@ -51,7 +51,7 @@ def ca(out: Path, federation: str, days: int, force: bool) -> None:
     """
     path = authority.create_authority(out, federation, days, force=force)
     click.echo(f"{path}: for every party")
-    click.echo(f"{out / 'ca.key'}: keep it secret, whoever has it can be any party")
+    click.echo(f"{out / 'ca.key'}: keep it secret; whoever has it can act as any party")
 
 
 @certs.command()
@@ -61,7 +61,7 @@ def ca(out: Path, federation: str, days: int, force: bool) -> None:
 @_days
 @_force
 def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: bool) -> None:
-    """Make key and certificate for each NAME: the server and the parties, as the recipe names them.
+    """Make a key and a certificate for each NAME: the server and the parties, as the recipe names them.
 
     \b
     Example:
@@ -86,7 +86,7 @@ def request(name: str, out: Path, force: bool) -> None:
       vfl certs request bank
     """
     path = authority.create_request(out, name, force=force)
-    click.echo(f"{out / name}.key: keep it secret, it stays here")
+    click.echo(f"{out / name}.key: keep it secret; it stays here")
     click.echo(f"{path}: send it to the authority, for `vfl certs sign`")
     click.echo(f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(path), path))}")
 
@@ -99,7 +99,7 @@ def request(name: str, out: Path, force: bool) -> None:
 @_days
 @_force
 def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, force: bool) -> None:
-    """Sign a request that is known to come from the party that it names.
+    """Sign a request after checking that it comes from the party that it names.
 
     Compare the fingerprint with the one that the party sees before you send the certificate back.
 
@@ -115,7 +115,7 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
 @certs.command()
 @click.argument("file", type=_FILE)
 def show(file: Path) -> None:
-    """Say what a certificate or a request is for, and until when.
+    """Show what a certificate or a request is for, and until when it is valid.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""A certificate or a request in words, for a person."""
+"""Describes a certificate or a request to a person."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CURVES = {"secp256r1": "P-256", "secp384r1": "P-384", "secp521r1": "P-521"}
 
 
 def describe(path: Path) -> list[tuple[str, str]]:
-    """(label, text) for what is worth knowing of a certificate (the file's first) or a request. Raises InputError."""
+    """Returns (label, text) pairs about a file's first certificate, or about a request. Raises InputError."""
     content = pem.read(path)
     try:
         return _describe(path, content)
     except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm) as error:
-        raise InputError(Code.CERTIFICATE_INVALID, f"{path} holds what cannot be shown: {error}") from error
+        raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be shown: {error}") from error
 
 
 def _describe(path: Path, content: bytes) -> list[tuple[str, str]]:
@@ -45,7 +45,7 @@ def _describe(path: Path, content: bytes) -> list[tuple[str, str]]:
 
 
 def fingerprint(document: x509.Certificate | x509.CertificateSigningRequest) -> str:
-    """SHA-256 of the DER form, ``AB:CD:…``: for two people to compare on the telephone."""
+    """Returns the SHA-256 of the DER form, ``AB:CD:…``, which two people can compare on the telephone."""
     digest = hashes.Hash(hashes.SHA256())
     digest.update(document.public_bytes(Encoding.DER))
     return digest.finalize().hex(":").upper()

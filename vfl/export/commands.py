@@ -1,4 +1,4 @@
-"""``vfl export``: the rounds of a run in TensorBoard or MLflow, after the run or while it goes on."""
+"""``vfl export``: the rounds of a run in TensorBoard or MLflow, after the run or during it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from vfl_common.program import EXIT_CODES
 
 _POLL_S = 1.0
 _RUN = click.argument("run", type=click.Path(path_type=Path))
-_FOLLOW = click.option("--follow", is_flag=True, help="Go on until the run is finished, or Ctrl-C.")
+_FOLLOW = click.option("--follow", is_flag=True, help="Keep exporting until the run is finished, or Ctrl-C.")
 
 
 class Sink(Protocol):
-    """Where the rounds of one party go."""
+    """Takes the rounds of one party."""
 
     def update(self, rounds: Sequence[Round]) -> None:
-        """All rounds so far; those that it has had already are not written twice."""
+        """Takes all rounds so far; rounds that were written before are not written again."""
 
     def close(self, *, finished: bool) -> None:
-        """Nothing more comes; ``finished``: because the run is at its end."""
+        """Ends the export; ``finished``: the run is finished."""
 
 
 @click.group(epilog=EXIT_CODES)
 def export() -> None:
     """Give the metrics of a run to TensorBoard or MLflow: metrics.jsonl of each party in its folder.
 
-    Steps on the axis are training steps since the run began. Where the run went back to a checkpoint, a round that was
-    run again counts once. Nothing is sent but what metrics.jsonl has and, to MLflow, the recipe.
+    Steps on the axis are training steps since the run began. A round that was repeated after a rollback counts once.
+    Only the content of metrics.jsonl is sent and, to MLflow, the recipe.
     """
 
 
@@ -43,7 +43,7 @@ def export() -> None:
     default="tensorboard",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Folder of logs; files go to DIR/<run id>/<party>, in place of those of an earlier export.",
+    help="Folder of logs; files go to DIR/<run id>/<party> and replace those of an earlier export.",
     metavar="DIR",
 )
 @_FOLLOW
@@ -69,12 +69,12 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
     required=True,
     help="MLflow's server, http://HOST:PORT. [default: the variable MLFLOW_TRACKING_URI]",
 )
-@click.option("--experiment", default="vfl", show_default=True, help="Is made where there is none of the name.")
+@click.option("--experiment", default="vfl", show_default=True, help="Created if it does not exist.")
 @_FOLLOW
 def mlflow(run: Path, tracking_uri: str, experiment: str, follow: bool) -> None:
-    """Log to MLflow: one run of its for each party. RUN is a run's folder, or one party's in it.
+    """Log one MLflow run for each party. RUN is a run's folder, or one party's in it.
 
-    Once more, it adds what has come since.
+    A later export appends the new rounds.
 
     \b
     Example:
@@ -87,9 +87,9 @@ def mlflow(run: Path, tracking_uri: str, experiment: str, follow: bool) -> None:
 
 
 def copy(run: Path, open_sink: Callable[[Source], Sink], *, follow: bool) -> list[Source]:
-    """Gives each party's rounds to a sink of its own; the parties. Raises InputError."""
+    """Gives each party's rounds to its own sink; returns the parties. Raises InputError."""
     histories = [History(source) for source in find_sources(run)]
-    for history in histories:  # what cannot be read is told before an earlier export is replaced
+    for history in histories:  # unreadable files must fail before an earlier export is replaced
         history.update()
     sinks = [open_sink(history.source) for history in histories]
     finished = [False] * len(sinks)

@@ -1,4 +1,4 @@
-"""Rounds as metrics of an MLflow run, through MLflow's client."""
+"""Logs rounds as metrics of an MLflow run, through MLflow's client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vfl.report.rounds import Round, Source
 from vfl_common.errors import Code, InputError
 
 INSTALL = "pip install mlflow-skinny"
-MOST_METRICS, MOST_PARAMS = 1000, 100  # in one request, as MLflow has it
+MOST_METRICS, MOST_PARAMS = 1000, 100  # MLflow's limits for one request
 MOST_TEXT = 500  # characters of a parameter
 RUN, PARTY, ROUNDS, GENERATION = "vfl.run_id", "vfl.party", "vfl.rounds", "vfl.generation"  # tags
 
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 
 class Mlflow:
-    """One MLflow run for one party's rounds; that of an earlier export is gone on with.
+    """One MLflow run per party; a later export appends to it.
 
-    Tags say how far that is: so many rounds, up to that generation. A round that was run again since is logged again at
-    its step, and its later time is what counts. Raises InputError where the package is missing or MLflow refuses.
+    Tags hold the number of exported rounds and their last generation. A round that was repeated since is logged again
+    at its step; MLflow takes the later time. Raises InputError if the package is missing or MLflow refuses.
     """
 
     def __init__(self, source: Source, uri: str, experiment: str) -> None:
         self._uri = uri
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would tell its makers that it is used
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # not minutes where no server answers
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report its use to its makers
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # the default waits minutes if no server answers
         try:
             from mlflow import MlflowClient, entities
             from mlflow.exceptions import MlflowException
@@ -48,7 +48,7 @@ class Mlflow:
             raise InputError(Code.UNREACHABLE, f"MLflow at {self._uri} cannot be used: {why}") from None
 
     def _find(self, source: Source, experiment: str) -> tuple[str, dict[str, str]]:
-        """The id and tags of the run of an earlier export, else of a new one with the recipe as its parameters."""
+        """Finds the id and tags of an earlier export's run, or creates one with the recipe as its parameters."""
         client, entities = self._client, self._entities
         found = client.get_experiment_by_name(experiment)
         place = found.experiment_id if found is not None else client.create_experiment(experiment)
@@ -86,7 +86,7 @@ class Mlflow:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """``("phases.0.optimizer.lr", "0.001")``: the leaves of a recipe; lists of plain values as JSON."""
+    """Yields a recipe's leaves, as ``("phases.0.optimizer.lr", "0.001")``; lists of plain values are JSON."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from flat(each, f"{name}.{key}" if name else str(key))

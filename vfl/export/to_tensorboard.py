@@ -1,4 +1,4 @@
-"""Rounds as TensorBoard's event files, with TensorBoard's own writer, which needs neither TensorFlow nor torch."""
+"""Writes rounds as event files with TensorBoard's own writer, which needs neither TensorFlow nor torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vfl.report.rounds import Round, Source
 from vfl_common.errors import Code, InputError
 
 INSTALL = "pip install tensorboard"
-SUFFIX = ".vfl"  # of our files, so that no others are replaced
+SUFFIX = ".vfl"  # marks our files, so that no others are replaced
 
 
 class TensorBoard:
-    """A party's folder of event files. Raises InputError where the package is missing, or it cannot be written."""
+    """A party's folder of event files. Raises InputError if the package is missing or the folder cannot be written."""
 
     def __init__(self, source: Source, out: Path) -> None:
         try:
@@ -38,7 +38,7 @@ class TensorBoard:
             raise InputError(Code.FILE_INVALID, f"{self._folder}: cannot be written ({error.strerror})") from None
 
     def update(self, rounds: Sequence[Round]) -> None:
-        if list(rounds[: len(self._written)]) != self._written:  # the run went back: these rounds are replaced
+        if list(rounds[: len(self._written)]) != self._written:  # after a rollback these rounds are replaced
             self._writer.close()
             self._writer, self._written = self._open(), []
         for each in rounds[len(self._written) :]:

@@ -1,4 +1,4 @@
-"""Bandwidth and latency as people write them, and how long a forecast's exchanges take with them."""
+"""Reads bandwidth and latency as people write them, and times a forecast's exchanges with them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _LONGEST_S = 3600.0
 
 @dataclass(frozen=True)
 class Network:
-    """Every link alike. ``bandwidth``: bits a second, in each direction; ``latency_s``: one way."""
+    """All links are alike. ``bandwidth``: bits a second, in each direction; ``latency_s``: one way."""
 
     bandwidth: float
     latency_s: float
 
     @classmethod
     def read(cls, bandwidth: str, latency: str) -> Network:
-        """``100Mbit/s`` and ``20ms``. Raises InputError."""
+        """Reads texts such as ``100Mbit/s`` and ``20ms``. Raises InputError."""
         return cls(read_bandwidth(bandwidth), read_latency(latency))
 
     def seconds(self, round_trips: int, message_bytes: int) -> float:
-        """For exchanges one after the other: a round trip each, and all bytes over the link of the party that answers.
+        """Times exchanges that follow one another: a round trip each, and all bytes over the answering party's link.
 
-        That link is the narrowest because all parties share it: their bundles come in over it, and the answers, which
-        wait for the last of these, go out over it.
+        That link is the narrowest because all parties share it: their bundles come in over it. The answers wait for the
+        last bundle, then go out over it.
         """
         return round_trips * 2 * self.latency_s + message_bytes * 8 / self.bandwidth
 
 
 def read_bandwidth(text: str) -> float:
-    """Bits a second: ``10Mbit``, ``1Gbit/s``, ``100 Mbps``, ``12.5MB/s``; B is bytes and b bits. Raises InputError."""
+    """Reads bits a second: ``10Mbit``, ``1Gbit/s``, ``100 Mbps``, ``12.5MB/s``; B is bytes. Raises InputError."""
     found = _BANDWIDTH.fullmatch(text.strip())
     value = 0.0
     if found is not None:
@@ -51,7 +51,7 @@ def read_bandwidth(text: str) -> float:
 
 
 def read_latency(text: str) -> float:
-    """Seconds: ``20ms``, ``0.1s``, ``500us``, ``0``. Raises InputError."""
+    """Reads seconds: ``20ms``, ``0.1s``, ``500us``, ``0``. Raises InputError."""
     found = _LATENCY.fullmatch(text.strip())
     value = float(found[1]) * _SECONDS[found[2].lower()] if found is not None else 0.0 if text.strip() == "0" else None
     if value is None or value > _LONGEST_S:

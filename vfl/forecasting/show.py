@@ -1,4 +1,4 @@
-"""``vfl forecast``: what a party's phases say that they exchange, as tables of bytes and time."""
+"""``vfl forecast``: the exchanges that a recipe's phases declare, as tables of bytes and time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vfl_party.forecast.result import Forecast, PhaseForecast
 
 
 def show_forecast(plan: Path, network: Network, *, rows: int | None, rounds: Sequence[str], as_json: bool) -> None:
-    """The command. Raises InputError."""
+    """Runs the command. Raises InputError."""
     forecast = counted(plan, rows, rounds)
     if as_json:
         click.echo(json.dumps(as_tables(forecast, network), separators=(",", ":")))
@@ -28,12 +28,12 @@ def show_forecast(plan: Path, network: Network, *, rows: int | None, rounds: Seq
 
 
 def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> Forecast:
-    """Counts what a recipe, or the recipe of a party file, is going to exchange.
+    """Counts what a recipe, or the recipe of a party file, will exchange.
 
     Args:
         plan: the recipe or party file.
-        rows: how many rows all parties hold; None: as many as the data have.
-        rounds: ``PHASE=N``, each, for phases that may end early.
+        rows: the number of rows that all parties hold; None: the number in the data.
+        rounds: entries ``PHASE=N`` for phases that may end early.
 
     Raises InputError.
     """
@@ -43,7 +43,7 @@ def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> 
 
 
 def total(links: Iterable[LinkBytes]) -> ByteCount:
-    """The sum."""
+    """Adds up ``links``."""
     links = list(links)
     return ByteCount(
         payload_bytes=sum(link.payload_bytes for link in links),
@@ -59,7 +59,7 @@ def seconds(forecast: Forecast, network: Network, phase: PhaseForecast) -> float
 
 
 def as_tables(forecast: Forecast, network: Network) -> dict[str, Any]:
-    """All of it, for a program."""
+    """Returns the whole forecast, for a program to read."""
     phases = [
         phase.model_dump()
         | total(link for link in forecast.links if link.phase == phase.name).model_dump()
@@ -76,20 +76,20 @@ def as_tables(forecast: Forecast, network: Network) -> dict[str, Any]:
 
 
 def render(forecast: Forecast, network: Network) -> Group:
-    """The tables, one above the other, and what they do not say."""
+    """Returns the tables, one above the other, and the notes below them."""
     parts: list[Text | Table] = [Text.assemble("\n", (forecast.recipe, "bold"), f" · {forecast.rows:,} rows\n")]
     parts += [_by_party(forecast), Text(), _by_phase(forecast, network), Text()]
     return Group(*parts, *(Text(sentence) for sentence in notes(forecast, network)), Text())
 
 
 def notes(forecast: Forecast, network: Network) -> list[str]:
-    """What a reader has to know, in sentences."""
+    """Returns the sentences that a reader needs beside the tables."""
     found = []
     for phase in forecast.phases:
         if phase.unknown:
-            found.append(f"{phase.name}: the method {phase.kind} does not state what it exchanges: it is not counted.")
+            found.append(f"{phase.name}: the method {phase.kind} does not declare its exchanges: they are not counted.")
         if phase.at_most:
-            text = f"{phase.name} may end early, so this is the most that it takes"
+            text = f"{phase.name} may end early, so its numbers are upper bounds"
             found.append(f"{text}; --rounds {phase.name}=N counts N rounds.")
     there = f"{rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way"
     found.append(f"Time of communication alone, at {there}: computation, and TLS, HTTP/2 and TCP/IP, come on top.")
@@ -110,7 +110,7 @@ def _by_party(forecast: Forecast) -> Table:
             ("received", [link for link in forecast.links if link.receiver == party]),
         )
         if not any(own for _, own in ends):
-            continue  # the server, where nothing is averaged
+            continue  # the server, if nothing is averaged
         for direction, own in ends:
             whole = total(own)
             table.add_row(

@@ -1,1 +1,1 @@
-"""Programs of ours as child processes: started afresh or forked, watched, and ended with their starter."""
+"""Runs our programs as child processes: starts or forks them, watches them, and ends them with their starter."""

@@ -1,15 +1,15 @@
-"""Starts the other programs without paying for their imports each time: one process imports them and forks.
+"""Starts the other programs without repeating their imports: one process imports them and forks.
 
     python -m vfl.launcher.forks FD
 
-A child is a process like any other: its own memory and session, its own gRPC, ended by signals. It costs 0.2 s of
-processor time instead of 4 s, and shares the pages of what was imported. The launcher runs no operation of torch with
-several threads, opens no channel and touches no GPU, so that a fork is safe; the threads that libraries start when
-they are loaded (jemalloc's in pyarrow, OpenBLAS's) are taken care of by these libraries' own fork handlers.
+A child is a normal process: it has its own memory, session and gRPC, and signals end it. It costs 0.2 s of processor
+time instead of 4 s, and shares the pages of the imported modules. A fork is safe because the launcher runs no
+multi-threaded operation of torch, opens no channel and touches no GPU. Some libraries start threads when they are
+loaded (jemalloc in pyarrow, OpenBLAS); their own fork handlers take care of these.
 
 Nothing outlives its starter: a child stops when the other end of its standard input is closed (see ``child``), and is
-killed when the launcher is; the launcher ends when the other end of its socket is closed. Signals go through the
-launcher, which alone knows whether a process id is still its child's. Linux only: elsewhere ``launching`` gives None.
+killed when the launcher is killed. The launcher ends when the other end of its socket is closed. Signals go through
+the launcher: only it knows whether a process id is still its child's. Linux only: elsewhere ``launching`` gives None.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 class Forked:
-    """A child of the launcher; the part of ``subprocess.Popen`` that is used of one."""
+    """A child of the launcher, with the part of ``subprocess.Popen`` that we use."""
 
     def __init__(self, launcher: Launcher, key: int, args: Sequence[str]) -> None:
         self.args = args
@@ -51,7 +51,7 @@ class Forked:
         self._ended = threading.Event()
 
     def end(self, returncode: int) -> None:
-        """What the launcher tells of it."""
+        """Notes the exit code that the launcher reported."""
         self.returncode = returncode
         self._ended.set()
 
@@ -59,13 +59,13 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Waits for the exit code. Raises subprocess.TimeoutExpired."""
         if not self._ended.wait(timeout) or self.returncode is None:
             raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Nothing where it has ended."""
+        """Sends a signal; does nothing if the child has ended."""
         if self.returncode is None:
             self._launcher.ask({"key": self._key, "signal": int(number)})
 
@@ -74,11 +74,11 @@ class Forked:
 
 
 class Launcher:
-    """The side of whoever wants processes started: one launcher for any number of federations, from any thread.
+    """The client side: one launcher serves any number of federations, from any thread.
 
     Args:
-        threads: for torch and its libraries, in all children: OpenMP reads it when it is loaded.
-        environment: of the children, beside this process's own.
+        threads: for torch and its libraries in all children: OpenMP reads it when it is loaded.
+        environment: the children's variables beside this process's own.
     """
 
     def __init__(self, threads: int = 1, environment: Mapping[str, str] | None = None) -> None:
@@ -95,7 +95,7 @@ class Launcher:
                 env={**os.environ, **limits, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C at the terminal is for us
+                start_new_session=True,  # Ctrl-C at the terminal must reach us only
             )
         self._reader = threading.Thread(target=self._read, name="launcher", daemon=True)
         self._reader.start()
@@ -103,9 +103,9 @@ class Launcher:
     def start(
         self, args: Sequence[str], *, stdin: int, stdout: int, stderr: int, cwd: Path, modules: Path | None = None
     ) -> Forked:
-        """A program of ours (``child.PROGRAMS``) in a process of its own; returns at once. The caller closes its fds.
+        """Starts one of ``child.PROGRAMS`` in its own process; returns at once. The caller closes its fds.
 
-        ``modules``: a folder that comes first on the child's ``sys.path``.
+        ``modules``: a folder to put first on the child's ``sys.path``.
         """
         with self._lock:
             child = Forked(self, key := next(self._keys), args)
@@ -118,14 +118,14 @@ class Launcher:
         return child
 
     def ask(self, request: Mapping[str, Any], *fds: int) -> None:
-        """Sends a request. Nothing where the launcher is gone: its children are too, and ``_read`` tells of them."""
+        """Sends a request. Does nothing if the launcher is gone: so are its children; ``_read`` marks them ended."""
         with contextlib.suppress(OSError):
             socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
 
     def close(self) -> None:
         """Ends the launcher, after its children."""
         with contextlib.suppress(OSError):  # it may be gone already
-            self._socket.shutdown(socket.SHUT_RDWR)  # close alone would leave the reading thread holding it open
+            self._socket.shutdown(socket.SHUT_RDWR)  # close() alone would leave it open: the reading thread holds it
         self._reader.join()
         self._socket.close()
         try:
@@ -143,7 +143,7 @@ class Launcher:
         with self._lock:
             self._gone, left = True, list(self._children.values())
         for child in left:
-            child.end(_KILLED)  # by the kernel, with the launcher
+            child.end(_KILLED)  # the kernel killed them with the launcher
 
     def _receive(self) -> bytes:
         try:
@@ -154,8 +154,8 @@ class Launcher:
 
 @contextlib.contextmanager
 def launching(threads: int) -> Iterator[Launcher | None]:
-    """A launcher for as long as the block lasts; None where processes are to be started afresh: everywhere but on
-    Linux, and where the environment has ``VFL_NO_FORK=1``."""
+    """Runs a launcher for the block; yields None if processes must be started afresh: on systems other than Linux, and
+    if the environment has ``VFL_NO_FORK=1``."""
     if sys.platform != "linux" or os.environ.get("VFL_NO_FORK", "0") != "0":
         yield None
         return
@@ -170,8 +170,8 @@ def launching(threads: int) -> Iterator[Launcher | None]:
 
 
 def _import_programs() -> None:
-    """What a party imports until its first step, and no more: torchvision and scikit-learn come with a recipe that
-    asks for them."""
+    """Imports what every party needs until its first step. Recipes that need torchvision or scikit-learn load them
+    later."""
     import torch
 
     import vfl_server.app
@@ -179,7 +179,7 @@ def _import_programs() -> None:
     from vfl_party import methods, metrics
 
     for kind in methods.kinds():
-        with contextlib.suppress(Exception):  # the party whose recipe names it tells what is wrong with it
+        with contextlib.suppress(Exception):  # the party whose recipe names it reports what is wrong
             methods.load_method(kind)
     metrics.functional()
     torch.optim.SGD([torch.zeros(1)])  # the first optimizer of a process imports torch._dynamo and sympy
@@ -188,7 +188,7 @@ def _import_programs() -> None:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Forks until the other end is closed. Returns in the parent at the end, and never in a child."""
+    """Forks until the other end is closed. Returns in the parent only, never in a child."""
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
@@ -203,7 +203,7 @@ def _serve(requests: socket.socket) -> None:
             os.read(woken, 4096)
             _reap(living, requests)
         if requests.fileno() in ready and not _answer(requests, living):
-            give_up_s = time.monotonic() + ORDERLY_S + 2.0  # the children end by themselves, as their input is closed
+            give_up_s = time.monotonic() + ORDERLY_S + 2.0  # the children end by themselves: their input is closed
     for pid in living.values():
         os.kill(pid, signal.SIGKILL)
 
@@ -222,7 +222,7 @@ def _reap(living: dict[int, int], requests: socket.socket) -> None:
 
 
 def _answer(requests: socket.socket, living: dict[int, int]) -> bool:
-    """One request; whether there was one, and not the end."""
+    """Serves one request; returns False at the end of the stream."""
     try:
         data, fds, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES, 3)
     except OSError:
@@ -244,9 +244,9 @@ def _answer(requests: socket.socket, living: dict[int, int]) -> bool:
 
 
 def _become(request: dict[str, Any], fds: list[int], requests: socket.socket, launcher: int) -> None:
-    """In the child: the program, to its end, its threads joined; then out at once.
+    """Runs the program in the child, joins its threads, and exits at once.
 
-    Taking the interpreter's modules apart would copy every page of the launcher's, for seconds.
+    A normal exit would take the interpreter's modules apart, which copies every page of the launcher for seconds.
     """
     code = 1
     try:
@@ -258,7 +258,7 @@ def _become(request: dict[str, Any], fds: list[int], requests: socket.socket, la
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         libc.prctl(_PR_SET_NAME, Path(request["args"][0]).name.encode(), 0, 0, 0)  # what ps and top show
         if os.getppid() != launcher:
-            return  # it died before it was to tell us
+            return  # the launcher died before PR_SET_PDEATHSIG took effect
         for target, fd in enumerate(fds):
             os.dup2(fd, target)
             os.close(fd)

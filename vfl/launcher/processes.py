@@ -1,4 +1,4 @@
-"""The processes of a simulated federation: started, watched and ended by handle, none left behind."""
+"""Starts, watches and ends the processes of a simulated federation, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class ProcessFailed(click.ClickException):
 
 
 class Process:
-    """One program of ours in a process of its own.
+    """One of our programs in its own process.
 
-    Its standard error goes to ``<folder>/stderr``; the JSON events on its standard output to ``events`` where it is
-    given, else to ``<folder>/stdout``.
+    Its standard error goes to ``<folder>/stderr``. The JSON events on its standard output go to ``events`` if given,
+    else to ``<folder>/stdout``.
 
     Args:
         name: the party's name, or the server's.
         args: the program and its arguments.
-        folder: for its output; is made.
+        folder: for its output; created if missing.
         threads: for torch and its libraries.
-        modules: a folder in which modules of the user's own may lie (encoders of kind ``custom``).
-        launcher: forks the process, with its own number of threads; without one it is started afresh.
+        modules: a folder with the user's own modules (encoders of kind ``custom``).
+        launcher: forks the process, with the launcher's ``threads``; without one it is started afresh.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Process:
 
     @property
     def status(self) -> int | None:
-        """None while it runs, else its exit code; negative: the signal that killed it."""
+        """The exit code, None while it runs; if negative, the signal that killed it."""
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal; nothing where the process has ended."""
+        """Sends a signal; does nothing if the process has ended."""
         self._process.send_signal(number)
 
     def wait(self) -> None:
-        """Until it has ended and its last event has been read."""
+        """Waits until it has ended and its last event has been read."""
         self._process.wait()
         if self._reader is not None:
             self._reader.join()
@@ -109,7 +109,7 @@ class Process:
             self._alive = -1
 
     def sentence(self) -> str:
-        """Why it ended: its own error, or the signal that killed it."""
+        """Says why it ended: its own error, or the signal that killed it."""
         status = self.status or 0
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
@@ -121,7 +121,7 @@ class Process:
         return f"ended with exit code {status} ({last})"
 
     def failure(self) -> ProcessFailed:
-        """What the launcher tells of it, once it has failed."""
+        """Returns the error to raise once it has failed."""
         status = self.status or 0
         return ProcessFailed(self.name, self.sentence(), LOST if status < 0 else status)
 
@@ -140,16 +140,16 @@ def _read(fd: int, events: queue.SimpleQueue[dict[str, Any]]) -> None:
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # not ours: a library's own words
+                continue  # a library's output, not our event
             if isinstance(event, dict) and "event" in event:
                 events.put(event)
 
 
 def culprit(ended: Sequence[Process]) -> Process:
-    """The process that failed on its own account, of those that ended badly, in the order in which they ended.
+    """Picks the process that failed on its own account from those that ended badly, given in the order of ending.
 
-    Bad input (2) and defects (1) come before a killed process, that before a deadline (3), and that before those that
-    another stopped (4); among equals a party comes before the server, which only repeats what a party told it.
+    Bad input (2) and defects (1) rank before a killed process, then a deadline (3), then processes that another one
+    stopped (4). Among equals a party ranks before the server, which only repeats a party's report.
     """
     return min(ended, key=lambda process: (_rank(process.status or 0), "vfl-server" in process.args))
 
@@ -163,12 +163,12 @@ def _rank(status: int) -> int:
 
 
 def end_all(processes: Sequence[Process]) -> None:
-    """SIGTERM to those that still run, SIGKILL to those that do not heed it; returns when all have ended."""
+    """Sends SIGTERM to all that still run, then SIGKILL to the rest; returns when all have ended."""
     try:
         for process in processes:
             process.signal(signal.SIGTERM)
         wait_all(processes, _ORDERLY_S)
-    finally:  # also when the person is impatient
+    finally:  # also after a second Ctrl-C
         for process in processes:
             process.signal(signal.SIGKILL)
         for process in processes:
@@ -176,7 +176,7 @@ def end_all(processes: Sequence[Process]) -> None:
 
 
 def wait_all(processes: Sequence[Process], timeout_s: float) -> bool:
-    """Whether all end within the time."""
+    """Returns whether all processes ended within ``timeout_s``."""
     give_up_s = time.monotonic() + timeout_s
     while any(process.status is None for process in processes):
         if time.monotonic() >= give_up_s:

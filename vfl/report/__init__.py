@@ -1,1 +1,1 @@
-"""What a run left in its folder, as tables and charts."""
+"""Shows a run's folder as tables and charts."""

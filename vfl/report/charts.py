@@ -1,4 +1,4 @@
-"""Learning curves and bytes as PNG. Imports matplotlib, without a display."""
+"""Draws learning curves and bytes as PNG. Imports matplotlib, without a display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vfl.report.table import FIRST, in_order, size
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
 
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"  # told apart by all eyes
+_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"  # distinct for colour-blind readers too
 _PINK, _SKY = "#CC79A7", "#56B4E9"
 _COLORS = {"train": _BLUE, "validation": _ORANGE, "test": _GREEN, "cross": _PINK, "local": _SKY}
 _PARTIES = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, "#E69F00", "#000000", _GREY)
@@ -27,16 +27,16 @@ _LABELS = {"auc": "AUC", "rmse": "RMSE (unit of the label)", "loss": "mean loss"
 _TITLES = {FIRST: "open (comparing rows)", CONTROL: "control (joining, heartbeats, progress, results)"}
 _LINES = ("-", "--", ":")
 _DPI = 130
-_MOST_ROWS = 24  # of links in one column of panels, before there are two
+_MOST_ROWS = 24  # links in one column of panels; more need two columns
 
 
 def draw_folder(folder: Path) -> list[Path]:
-    """Draws the run of a folder; entry point of ``vfl.reports``, for ``vfl-party run --report``. Raises InputError."""
+    """Draws the run in ``folder``: the ``vfl.reports`` entry point of ``vfl-party run --report``. Raises InputError."""
     return draw(find(folder))
 
 
 def draw(run: Run) -> list[Path]:
-    """Writes ``learning-curves.png`` (where metrics are here, and make a curve) and ``bytes.png``; their paths."""
+    """Writes ``learning-curves.png`` (if the folder has metrics that make a curve) and ``bytes.png``; returns paths."""
     paths = []
     rounds, own = curves(run), own_curves(run)
     phases = {phase: rounds.get(phase, {}) for phase in (*run.phases, *rounds) if phase in rounds or phase in own}
@@ -50,9 +50,9 @@ def draw(run: Run) -> list[Path]:
 def draw_curves(
     summary: Summary, phases: Mapping[str, Rounds], path: Path, own: Mapping[str, Mapping[str, Rounds]] = NOBODY
 ) -> Path:
-    """One row of panels a phase: the loss, and the task's metric, by round. Returns ``path``.
+    """Draws one row of panels a phase: the loss, and the task's metric, by round. Returns ``path``.
 
-    ``phases``: as the active party noted them; ``own``: {phase: {party: rounds}} where parties have their own losses.
+    ``phases``: the active party's rounds; ``own``: {phase: {party: rounds}} of phases with a loss at each party.
     """
 
     def has_any(name: str) -> bool:
@@ -80,7 +80,7 @@ def draw_curves(
 
 
 def has_curve(rounds: Rounds) -> bool:
-    """Whether there is more than one point to draw: a phase of one round, or of an idle party, has none."""
+    """Returns whether there is more than one point to draw: one round, or an idle party, makes no curve."""
     return (
         sum(any(name in named for named in splits.values() for name in (*_SHOWN, "loss")) for splits in rounds.values())
         > 1
@@ -93,7 +93,7 @@ def _metric_names(rounds: Rounds) -> list[str]:
 
 
 def _curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
-    """The values of some metrics, one colour a split and one kind of line a metric."""
+    """Draws the metrics ``names``, with a colour for each split and a line style for each metric."""
     drawn = 0
     for split, color in _COLORS.items():
         for name, line in zip(names, _LINES, strict=False):
@@ -111,7 +111,7 @@ def _curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
 
 
 def _own_curves(axes: Axes, parties: Mapping[str, Rounds]) -> None:
-    """Each party's own losses, one colour a party and one kind of line a step (local, cross)."""
+    """Draws each party's own losses, with a colour for each party and a line style for each step (local, cross)."""
     for place, (party, rounds) in enumerate(parties.items()):
         for split, line in zip(OWN, _LINES, strict=False):
             values = {r: m[split]["loss"] for r, m in rounds.items() if m.get(split, {}).get("loss") is not None}
@@ -144,7 +144,7 @@ def _final(summary: Summary) -> str:
 
 
 def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
-    """A panel a phase, a bar a link and direction: payload, and on top of it the envelope. Returns ``path``."""
+    """Draws a panel a phase and a bar a link and direction: payload below, envelope on top. Returns ``path``."""
     panels = [(name, _bars(summary, name)) for name in in_order(summary, phases)]
     columns = 2 if sum(len(bars) for _, bars in panels) > _MOST_ROWS and len(panels) > 1 else 1
     rows = math.ceil(len(panels) / columns)
@@ -160,7 +160,7 @@ def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
     total = summary.bytes.total
     envelope = total.message_bytes - total.payload_bytes
     text = f"{size(total.payload_bytes)} of tensors (payload), {size(envelope)} around them (envelope); TLS not counted"
-    text += "; each panel has a scale of its own" if len(panels) > 1 else ""
+    text += "; each panel has its own scale" if len(panels) > 1 else ""
     figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
     handles, labels = cells[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)  # above it the title is too wide
@@ -168,7 +168,7 @@ def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
 
 
 def _bars(summary: Summary, phase: str) -> list[tuple[str, int, int]]:
-    """(link, payload bytes, envelope bytes) in one phase: all that go to the active party first, then its answers."""
+    """Returns (link, payload bytes, envelope bytes) of one phase: links to the active party first, then its answers."""
     roles = {party.name: party.role for party in summary.parties}
     order = {party.name: place for place, party in enumerate(summary.parties)}
     sums: dict[tuple[str, str], list[int]] = {}

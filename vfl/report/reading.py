@@ -1,4 +1,4 @@
-"""What a finished run left in its folder, read for tables and charts."""
+"""Reads a finished run's folder for tables and charts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Entry, load_entries
 from vfl_common.summary import Summary, load_summary
 
-OWN = ("local", "cross")  # what a party tells of losses of its own, where others use "train", "validation", "test"
+OWN = ("local", "cross")  # the splits of a party's own losses; other metrics have "train", "validation", "test"
 Rounds = dict[int, dict[str, dict[str, float]]]  # round -> split -> name -> value
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder and its summary. ``phases``: in the recipe's order, empty where the recipe is not there."""
+    """A run's folder and its summary. ``phases``: in the recipe's order; empty if there is no recipe."""
 
     folder: Path
     summary: Summary
@@ -27,14 +27,14 @@ class Run:
 
 
 def find(path: Path) -> Run:
-    """The run of a folder, or of its ``summary.json``. Raises InputError."""
+    """Reads a run from its folder or its ``summary.json``. Raises InputError."""
     file = path / "summary.json" if path.is_dir() else path
     try:
         summary = load_summary(file)
     except FileNotFoundError:
         what = "no such run"
         if path.is_dir():
-            what = "no such file; the server and the active party have it, at the end of a run"
+            what = "no such file; only the server and the active party get it, at the end of a run"
         if (path / "results.csv").exists():
             what = "this is a study's folder, not a run's; its results are results.csv and results.png beside it"
         raise InputError(Code.FILE_INVALID, f"{file}: {what}") from None
@@ -46,7 +46,7 @@ def find(path: Path) -> Run:
 
 
 def own_ledger(path: Path) -> tuple[str, list[Entry]] | None:
-    """(party, what it has counted) of a folder in which a single party's ledger is, and no summary; None elsewhere."""
+    """Returns (party, its ledger) if the folder holds a single party's ledger and no summary; else None."""
     ledgers = list(path.glob("*/ledger.json")) if not (path / "summary.json").exists() else []
     if len(ledgers) != 1:
         return None
@@ -57,7 +57,7 @@ def own_ledger(path: Path) -> tuple[str, list[Entry]] | None:
 
 
 def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
-    """The order of the phases, from the copy of the recipe that each process keeps."""
+    """Reads the order of the phases from the copy of the recipe that each process keeps."""
     for party in summary.parties:
         try:
             recipe = json.loads((folder / party.name / "recipe.json").read_bytes())
@@ -68,15 +68,15 @@ def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
 
 
 def curves(run: Run) -> dict[str, Rounds]:
-    """{phase: its rounds}, as the active party noted them; empty where its ``metrics.jsonl`` is not in the folder."""
+    """Reads the active party's {phase: its rounds}; empty if its ``metrics.jsonl`` is not in the folder."""
     active = next((party.name for party in run.summary.parties if party.role == "active"), "")
     return _noted(run.folder / active)
 
 
 def own_curves(run: Run) -> dict[str, dict[str, Rounds]]:
-    """{phase: {party: its rounds}} of phases in which passive parties have losses of their own, in the roster's order.
+    """Reads {phase: {party: its rounds}} of phases in which passive parties have their own losses, in roster order.
 
-    The active party is there too where it has some. What a party noted is here only where its folder is.
+    The active party is included if it has such losses. A party whose folder is not here is left out.
     """
     found: dict[str, dict[str, Rounds]] = {}
     roles = {party.name: party.role for party in run.summary.parties if party.role != "server"}
@@ -88,7 +88,7 @@ def own_curves(run: Run) -> dict[str, dict[str, Rounds]]:
 
 
 def _noted(folder: Path) -> dict[str, Rounds]:
-    """{phase: its rounds} of one party; after a rollback what came later counts. Empty where it noted none here."""
+    """Reads one party's {phase: its rounds}; after a rollback the repeated round counts. Empty without the file."""
     found: dict[str, Rounds] = {}
     if (folder / FILE).is_file():
         history = History(Source(folder))

@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` as rounds, also while it grows: what exports and learning curves are made from."""
+"""Reads ``metrics.jsonl`` as rounds, for exports and learning curves; also while the file grows."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Source:
 
     @property
     def finished(self) -> bool:
-        """Whether its program has come to the end of the run."""
+        """Whether the party's program has finished the run."""
         return bool(self.read("run.json").get("finished"))
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the folder; empty where there is none."""
+        """Reads a JSON file of the folder; empty if there is none."""
         try:
             found = json.loads((self.folder / name).read_bytes())
         except (OSError, ValueError):
@@ -56,7 +56,7 @@ class Source:
 
 
 def find_sources(path: Path) -> list[Source]:
-    """The parties in the folder of a run, or the one whose own folder it is. Raises InputError where there are none."""
+    """Finds the parties in a run's folder, or the one party whose folder it is. Raises InputError if there are none."""
     folders = [path] if (path / FILE).is_file() else sorted(each.parent for each in path.glob(f"*/{FILE}"))
     if not folders:
         what = f"no {FILE} in it or in a party's folder below" if path.is_dir() else "no such folder"
@@ -68,14 +68,14 @@ def find_sources(path: Path) -> list[Source]:
 
 @dataclass
 class History:
-    """The rounds of one party that count: where the run went back, those that were run again stand once."""
+    """The party's rounds, each once: after a rollback the repeated round replaces the first."""
 
     source: Source
     rounds: list[Round] = field(default_factory=list)
     _offset: int = 0
 
     def update(self) -> None:
-        """Reads the lines that are new and whole. Raises InputError where the file cannot be read."""
+        """Reads the new complete lines. Raises InputError if the file cannot be read."""
         path = self.source.folder / FILE
         try:
             with path.open("rb") as file:
@@ -101,7 +101,7 @@ class History:
 
 
 def parse(line: bytes, written_s: float) -> Round | None:
-    """One line; None where it was cut, as when a process was killed. ``written_s``: for lines without a time."""
+    """Parses one line; returns None if it is cut off, as after a kill. ``written_s``: the time if the line has none."""
     try:
         entry = json.loads(line)
         phase = str(entry["phase"])

@@ -1,4 +1,4 @@
-"""A run's result as tables for a person."""
+"""Prints a run's result as tables for a person."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vfl_common.summary import LinkBytes, Summary
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
 FIRST = "open"  # the phase in which the rows are compared
-PIPE_WIDTH = 120  # where there is no terminal
-WORDS = "open: the rows are compared. envelope: what a message has beside its tensors (payload). kB = 1,000 bytes."
+PIPE_WIDTH = 120  # if there is no terminal
+WORDS = "open: the rows are compared. envelope: all of a message except its tensors (payload). kB = 1,000 bytes."
 
 
 def size(count: int) -> str:
-    """Bytes in the decimal unit that fits: ``1.25 MB``."""
+    """Formats bytes in the decimal unit that fits: ``1.25 MB``."""
     for factor, unit in _UNITS:
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
@@ -36,7 +36,7 @@ def show(summary: Summary, phases: Sequence[str] = (), console: Console | None =
 
 
 def show_own(party: str, entries: Sequence[Entry]) -> None:
-    """Prints what one party has counted, where no summary says more: a passive party gets none."""
+    """Prints the ledger of one party without a summary: a passive party gets none."""
     table = new_table(f"What {party} has counted")
     for heading in ("phase", "peer", "what", "direction"):
         table.add_column(heading)
@@ -49,7 +49,7 @@ def show_own(party: str, entries: Sequence[Entry]) -> None:
 
 
 def wide_console() -> Console:
-    """Standard output, as wide as our tables."""
+    """Returns a console on standard output that is as wide as our tables."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
@@ -57,7 +57,7 @@ def wide_console() -> Console:
 
 
 def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
-    """All tables of a run, one above the other."""
+    """Returns all tables of a run, one above the other."""
     order = in_order(summary, phases)
     parts: list[Text | Table] = [Text.assemble("\n", (summary.run_id, "bold"), f"\n{_headline(summary)}")]
     if summary.privacy is not None:
@@ -73,7 +73,7 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
 
 
 def in_order(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
-    """The phases that moved bytes: the comparison of rows, the recipe's, then what belongs to no phase."""
+    """Orders the phases that moved bytes: the comparison of rows, the recipe's phases, then the sessions (control)."""
     known = [FIRST, *phases]
     found = list(summary.bytes.by_phase)
     return sorted(found, key=lambda name: (name == CONTROL, known.index(name) if name in known else len(known)))
@@ -93,7 +93,7 @@ def _headline(summary: Summary) -> str:
 
 
 def new_table(title: str, show_footer: bool = False) -> Table:
-    """In the style of all our tables."""
+    """Makes an empty table in our style."""
     return Table(
         title=title,
         title_justify="left",
@@ -107,7 +107,7 @@ def new_table(title: str, show_footer: bool = False) -> Table:
 
 
 def splits(summary: Summary) -> list[str]:
-    """The splits that have metrics, in their usual order."""
+    """Returns the splits that have metrics, in their usual order."""
     return sorted(summary.metrics, key=lambda name: (_SPLITS.index(name) if name in _SPLITS else len(_SPLITS), name))
 
 
@@ -139,7 +139,7 @@ def _processes(summary: Summary) -> Table:
 
 
 def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
-    """Message bytes of each phase; of all: message bytes, payload, and what the kernel counted."""
+    """Shows message bytes by phase; then, for all phases, message bytes, payload, and the kernel's counts."""
     table = new_table("Message bytes by party, direction and phase")
     table.add_column("party")
     table.add_column("direction")
@@ -200,7 +200,10 @@ def _by_phase(summary: Summary, phases: Sequence[str]) -> Table:
 
 
 def _on_tcp(summary: Summary) -> dict[tuple[str, str], int]:
-    """{(sender, receiver): bytes}: of the two ends of a connection, the one that watched it for longer counts."""
+    """Returns {(sender, receiver): bytes}.
+
+    If the ends disagree, the larger count is used: that end observed the connection longer.
+    """
     most: dict[tuple[str, str], int] = {}
     for count in summary.bytes.tcp:
         for key, found in (

@@ -1,4 +1,4 @@
-"""A whole federation's files on one machine: a throwaway authority, certificates, party files, the recipe."""
+"""Writes a whole federation's files on one machine: a throwaway authority, certificates, party files, the recipe."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vfl_common.files import write_atomic
 
 @dataclass(frozen=True)
 class Federation:
-    """Where the files of a simulated federation lie: ``<out>/<run id>/federation``.
+    """The files of a simulated federation, in ``<out>/<run id>/federation``.
 
-    ``data``: {party: its [data]}, paths absolute. ``base``: the folder of the recipe as it was given.
+    ``data``: {party: its [data]}, with absolute paths. ``base``: the folder of the original recipe.
     """
 
     recipe: Recipe
@@ -37,7 +37,7 @@ class Federation:
         return self.folder / f"{name}.toml"
 
     def write(self, source: Mapping[str, Any]) -> None:
-        """Everything but the party files, which need the server's address. ``source``: the recipe's tables."""
+        """Writes all but the party files, which need the server's address. ``source``: the recipe's tables."""
         tables = {key: value for key, value in source.items() if key != "simulate"}
         certs = self.folder / "certs"
         try:
@@ -51,7 +51,7 @@ class Federation:
         (certs / "ca.key").unlink()  # nobody else joins
 
     def write_party(self, name: str, server: str) -> None:
-        """The party file of ``name``, with the server's address: ``vfl-party run`` takes it."""
+        """Writes the party file of ``name``, with the server's address, for ``vfl-party run``."""
         simulate = settings_of(self.recipe)
         certs = self.folder / "certs"
         tables = {
@@ -72,7 +72,7 @@ class Federation:
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
-    """A TOML document: plain keys first, then tables and arrays of tables; what they hold is written inline."""
+    """Returns a TOML document: plain keys first, then tables and arrays of tables, their values inline."""
     plain, sections = [], []
     for key, value in tables.items():
         if isinstance(value, dict):

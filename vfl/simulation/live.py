@@ -1,4 +1,4 @@
-"""What a person sees while a federation runs: a moving bar at a terminal, plain lines elsewhere, on standard error."""
+"""Shows a person how a federation runs, on standard error: a moving bar at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from vfl_common.config.recipe import Recipe
 
 Event = dict[str, Any]
-_METRICS = ("accuracy", "rmse", "auc", "loss")  # of the validation rows, the first that there is
+_METRICS = ("accuracy", "rmse", "auc", "loss")  # shown: the first of these that the validation rows have
 _DOING = {"ready": "starting", "started": "beginning", "lost": "waiting", "restarted": "waiting"}
 _LINE_S = 1.0  # between two plain lines of progress
 
 
 @dataclass
 class Track:
-    """How far the run is, from the server's progress events.
+    """Tracks how far the run is, by the server's progress events.
 
     Args:
-        rounds: {phase: its rounds}, as far as they are known; events tell the others.
+        rounds: {phase: its rounds}, as far as they are known; events add the others.
     """
 
     rounds: dict[str, int] = field(default_factory=dict)
     phase: str = ""
-    done: float = 0.0  # rounds of the phase, with the fraction of the one under way
-    _began: tuple[float, float] = (0.0, 0.0)  # when the phase was first seen, and how far it was then
+    done: float = 0.0  # rounds of the phase, with the fraction of the current one
+    _began: tuple[float, float] = (0.0, 0.0)  # time of the phase's first event, and ``done`` at that time
     _within: str = ""
     _metrics: dict[str, float] = field(default_factory=dict)
-    _parties: dict[str, dict[str, float]] = field(default_factory=dict)  # where each has losses of its own
+    _parties: dict[str, dict[str, float]] = field(default_factory=dict)  # in phases with a loss at each party
 
     def update(self, event: Event, now_s: float) -> None:
-        """One progress event. Within a round ``round`` counts from 0 and has batches; after a round, from 1."""
+        """Takes one progress event. Within a round ``round`` counts from 0 and has batches; after it, from 1."""
         phase, round_, batches = event["phase"], int(event["round"]), int(event.get("batches") or 0)
         if event.get("rounds"):
             self.rounds[phase] = int(event["rounds"])
@@ -50,18 +50,18 @@ class Track:
 
     @property
     def total(self) -> int | None:
-        """Rounds of this phase, where they are known."""
+        """The rounds of this phase, if known."""
         return self.rounds.get(self.phase)
 
     def left_s(self, now_s: float) -> float | None:
-        """Seconds that the phase still takes at its pace so far; None where nobody can tell."""
+        """Estimates the seconds left in the phase at its pace so far; None if unknown."""
         began_s, begin = self._began
         if self.total is None or self.done <= begin or now_s <= began_s:
             return None
         return (now_s - began_s) / (self.done - begin) * max(0.0, self.total - self.done)
 
     def _self_supervised(self) -> list[str]:
-        """``local loss a -0.71 b -0.69  variance kept 93%``: each party's loss, and the least of the others."""
+        """Words ``local loss a -0.71 b -0.69  variance kept 93%``: each party's loss, and the smallest share kept."""
         parts, kept = [], []
         for step in ("cross", "local"):
             found = {name: each for name, each in self._parties.items() if f"{step} loss" in each}
@@ -72,7 +72,7 @@ class Track:
         return [*parts, f"variance kept {min(kept):.0%}"] if kept else parts
 
     def text(self, now_s: float) -> str:
-        """``round 3/20  batch 5/22  train loss 0.31  validation accuracy 0.94  2 s left``."""
+        """Words ``round 3/20  batch 5/22  train loss 0.31  validation accuracy 0.94  2 s left``."""
         under_way = math.ceil(self.done) if self._within else int(self.done)
         parts = [f"round {under_way}/{self.total}" if self.total else f"round {under_way}", self._within]
         shown = ["train loss", *(name for name in (f"validation {m}" for m in _METRICS) if name in self._metrics)][:2]
@@ -85,7 +85,7 @@ class Track:
 
 
 def sentence(event: Event) -> str | None:
-    """An event that is no progress, in words; None for those that say nothing to a person."""
+    """Words an event other than progress; None if it means nothing to a person."""
     kind = event["event"]
     if kind == "ready":
         return f"the server listens on {event['address']}; the parties start"
@@ -93,41 +93,41 @@ def sentence(event: Event) -> str | None:
         return f"waiting for {', '.join(event['missing'])} (at most {event['left_s']:.0f} s more)"
     if kind == "started":
         if event.get("checkpoint"):
-            return f"all parties are here; they go on from checkpoint {event['checkpoint']}"
-        return "all parties are here; they begin"
+            return f"all parties have joined; they resume from checkpoint {event['checkpoint']}"
+        return "all parties have joined; they begin"
     if kind == "interrupted":
         return f"interrupted: {event['reason']}; the others wait at most {event['deadline_s']:.0f} s"
     if kind == "lost":
         return f"{event['party']} {event['how']}"
     if kind == "restarted":
-        return f"{event['party']} {event['how']}; starting it again"
+        return f"{event['party']} {event['how']}; restarting it"
     if kind == "note":
         return str(event["note"])
     return None
 
 
 class View(AbstractContextManager["View"]):
-    """Shows events; ``tick`` keeps the seconds going between them."""
+    """Shows events; ``tick`` updates the seconds between them."""
 
     def __init__(self, recipe: Recipe) -> None:
         epochs = {phase.name: phase.settings.get("epochs") for phase in recipe.phases}
         self.track = Track({name: count for name, count in epochs.items() if isinstance(count, int)})
 
     def say(self, text: str) -> None:
-        """One sentence that stays."""
+        """Shows a sentence that stays."""
 
     def show(self, event: Event) -> None:
-        """One of the server's events."""
+        """Shows one of the server's events."""
 
     def tick(self) -> None:
-        """Now and then."""
+        """Updates the seconds; called regularly."""
 
     def __exit__(self, *_: object) -> None:
-        """The run has ended."""
+        """Ends the view: the run has ended."""
 
 
 class Lines(View):
-    """A line for each thing that happens, and at most one a second for progress: for files and pipes."""
+    """Writes a line for each event, and at most one a second for progress: for files and pipes."""
 
     def __init__(self, recipe: Recipe, write: Callable[[str], None]) -> None:
         super().__init__(recipe)
@@ -142,7 +142,7 @@ class Lines(View):
             text = sentence(event)
             if text is not None:
                 self._write(text)
-                self.track.phase = ""  # whatever it was, the pace so far says nothing any more
+                self.track.phase = ""  # after any other event the pace so far no longer holds
             return
         now_s, before = time.monotonic(), self.track.phase
         self.track.update(event, now_s)
@@ -153,7 +153,7 @@ class Lines(View):
 
 
 class Live(View):
-    """A spinner, the phase, a bar and its numbers, for a person at a terminal."""
+    """Shows a spinner, the phase, a bar and its numbers, for a person at a terminal."""
 
     def __init__(self, recipe: Recipe, console: Console) -> None:
         super().__init__(recipe)
@@ -196,7 +196,7 @@ class Live(View):
 
 
 def view(recipe: Recipe) -> View:
-    """The view that standard error can show."""
+    """Returns the view that standard error can show."""
     console = Console(stderr=True)
     if console.is_terminal:
         return Live(recipe, console)

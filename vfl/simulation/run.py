@@ -1,4 +1,4 @@
-"""A whole federation on one machine: the server and every party of a recipe, each an operating-system process."""
+"""Runs a whole federation on one machine: the server and every party of a recipe, each in its own process."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from vfl_common.config.recipe import Recipe
 
 _TICK_S = 0.1
 _GRACE_S = 10.0  # for the others to end by themselves once one has failed
-_SHORT_GRACE_S = 3.0  # the same where they cannot know that it has: before the start, or when it was killed
-_LINGER_S = 60.0  # for the parties to end once the server has
+_SHORT_GRACE_S = 3.0  # if they cannot know of the failure: before the start, or after a kill
+_LINGER_S = 60.0  # for the parties to end once the server has ended
 _MOST_RESTARTS = 3  # of each party
 
 
 def simulate(recipe_path: Path, out: Path, *, seed: int | None = None, keep_going: bool = False) -> Path:
-    """Runs a recipe and returns the run's folder, in which ``summary.json`` lies.
+    """Runs a recipe and returns the run's folder, which holds ``summary.json``.
 
     Args:
         recipe_path: the recipe, with a [simulate] table.
         out: the folder of runs; a new one is made in it.
-        seed: instead of the recipe's.
-        keep_going: start a party again that was killed, so that it rejoins.
+        seed: replaces the recipe's seed.
+        keep_going: restart a party that was killed, so that it rejoins.
 
-    Raises InputError where the recipe cannot be used, ProcessFailed where a process of the federation failed.
+    Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation failed.
     """
     tables = read_toml(recipe_path) | ({} if seed is None else {"seed": seed})
     recipe = parse(Recipe, tables, str(recipe_path))
     base, folder = recipe_path.resolve().parent, out / _new_run_id(recipe.name)
-    divide(recipe, base)  # what is wrong there is told before anything starts
+    divide(recipe, base)  # reports wrong settings before anything starts
     with launching(settings_of(recipe).threads) as launcher, view(recipe) as screen:
-        screen.say(f"run {folder.name}: everything of it lies in {folder}")
+        screen.say(f"run {folder.name}: all its files are in {folder}")
         run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)
     return folder
 
@@ -58,12 +58,12 @@ def run_federation(
     keep_going: bool = False,
     stop: threading.Event | None = None,
 ) -> None:
-    """Runs one federation to its end; its run gets the name of ``folder``, which must not be there.
+    """Runs one federation to its end; the run is named after ``folder``, which must not exist yet.
 
     Args:
-        tables: the recipe as it was written; ``recipe`` is the same, read.
-        base: the folder from which the recipe's relative paths are taken.
-        stop: set, from another thread, it ends the federation.
+        tables: the recipe as written; ``recipe`` is the parsed form.
+        base: the folder to which the recipe's paths are relative.
+        stop: ends the federation when another thread sets it.
 
     Raises InputError and ProcessFailed.
     """
@@ -86,10 +86,10 @@ class Simulation:
     _events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     _started: bool = False
     _restarts: dict[str, int] = field(default_factory=dict)
-    _failed: list[Process] = field(default_factory=list)  # in the order in which they were seen to have
+    _failed: list[Process] = field(default_factory=list)  # in the order in which the failures were noticed
 
     def run(self) -> None:
-        """Starts everything and returns when all have ended well. Whatever happens, nothing is left running."""
+        """Starts all processes and returns when all have succeeded. Leaves nothing running in any case."""
         try:
             self._start_server()
             self._until_all_ended()
@@ -137,7 +137,7 @@ class Simulation:
             raise culprit(self._failed).failure()
 
     def _show(self, timeout_s: float) -> None:
-        """Takes what the server says, for at most so long where it says nothing."""
+        """Shows the server's events; waits at most ``timeout_s`` for the first."""
         try:
             event = self._events.get(timeout=timeout_s)
             while True:
@@ -155,7 +155,7 @@ class Simulation:
         self._started = self._started or event["event"] == "started"
 
     def _note_failures(self) -> list[Process]:
-        """The processes that have failed so far; killed parties are started again where that is wanted."""
+        """Returns the processes that have failed so far; restarts killed parties if ``keep_going`` is set."""
         for name, process in list(self.processes.items()):
             status = process.status
             if status in (None, 0) or process in self._failed:
@@ -172,7 +172,7 @@ class Simulation:
         return self._failed
 
     def _settle(self) -> None:
-        """Gives the others time to end by themselves: they may know better what happened."""
+        """Gives the others time to end by themselves: their error may be the cause."""
         known = self._started and all((process.status or 0) > 0 for process in self._failed)
         give_up_s = time.monotonic() + (_GRACE_S if known else _SHORT_GRACE_S)
         while time.monotonic() < give_up_s and any(process.status is None for process in self.processes.values()):
@@ -181,5 +181,5 @@ class Simulation:
 
 
 def _new_run_id(name: str) -> str:
-    """``YYYYmmdd-HHMMSS-<recipe>-xxxx``, UTC."""
+    """Returns ``YYYYmmdd-HHMMSS-<recipe>-xxxx``, UTC."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{os.urandom(2).hex()}"

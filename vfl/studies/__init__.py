@@ -1,1 +1,1 @@
-"""``vfl study``: methods x seeds x numbers of labels, planned, run and compared."""
+"""``vfl study``: plans, runs and compares methods x seeds x label counts."""

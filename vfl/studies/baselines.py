@@ -1,7 +1,7 @@
-"""What a federation is compared with: one party with the labels, and nobody else.
+"""Makes the recipes of the baselines: one party with the labels, and nobody else.
 
-Solo: a party with its own part of the columns. Combine: one that has them all. The recipe that is made keeps rows,
-seed, model and phases; as it has one party, who holds all of the data set's ids, its rows are those of the federation.
+Solo: a party with its own part of the columns. Combine: one party with all columns. The new recipe keeps rows, seed,
+model and phases. Its only party holds all ids of the data set, so its rows are those of the federation.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Tables = dict[str, Any]
 
 
 def alone(tables: Tables, recipe: Recipe, name: str, where: str) -> Tables:
-    """The recipe in which ``name`` trains by itself, on the columns that it has in the federation.
+    """Returns the recipe in which ``name`` trains by itself, on the columns that it has in the federation.
 
     Args:
-        tables: the federation's recipe as it is written; ``recipe`` is the same, read.
-        where: begins the sentence of an error.
+        tables: the federation's recipe as written; ``recipe`` is the parsed form.
+        where: the beginning of an error's sentence.
 
-    Raises InputError where there is no such party, or it cannot have the labels.
+    Raises InputError if there is no such party, or it cannot have the labels.
     """
     party, simulate = recipe.party(name), _simulate(recipe)
     if party is None:
@@ -42,21 +42,21 @@ def alone(tables: Tables, recipe: Recipe, name: str, where: str) -> Tables:
     elif party.role == "active":
         data = given["parties"][name]
     else:
-        text = f"{where}: alone: {name} has data of its own (simulate.parties.{name}), in which there are no labels"
+        text = f"{where}: alone: {name} has its own data (simulate.parties.{name}), which have no labels"
         raise InputError(Code.CONFIG_INVALID, f"{text}; take a party that shares simulate.data, or the active party")
     place = {key: value for key, value in _roster(tables)[name].items() if key == "encoder"}
     return _one_party(tables, name, place, data, simulate.devices.get(name))
 
 
 def combined(tables: Tables, recipe: Recipe, where: str) -> Tables:
-    """The recipe in which one party, ``COMBINED``, has the whole data set, with the recipe's ``model.encoder``.
+    """Returns the recipe in which one party, ``COMBINED``, has the whole data set and the recipe's ``model.encoder``.
 
-    Args, and InputError where parties have data of their own: as ``alone``.
+    The arguments are those of ``alone``. Raises InputError if parties have their own data.
     """
     simulate = _simulate(recipe)
     if simulate.parties:
-        text = f"{where}: combined: {next(iter(simulate.parties))} has data of its own (simulate.parties)"
-        raise InputError(Code.CONFIG_INVALID, f"{text}, and who has which columns is not known; give simulate.data")
+        text = f"{where}: combined: {next(iter(simulate.parties))} has its own data (simulate.parties)"
+        raise InputError(Code.CONFIG_INVALID, f"{text}, so it is not known who has which columns; give simulate.data")
     data = _whole(tables["simulate"], simulate, where, "combined")
     return _one_party(tables, COMBINED, {}, data, simulate.devices.get(recipe.active.name))
 
@@ -69,7 +69,7 @@ def _simulate(recipe: Recipe) -> SimulateSettings:
 def _whole(given: Tables, simulate: SimulateSettings, where: str, key: str) -> Tables:
     if simulate.data is None:
         raise InputError(Code.CONFIG_INVALID, f"{where}: {key}: needs one data set for all (simulate.data)")
-    if simulate.data.view is not None:  # as where a federation divides it
+    if simulate.data.view is not None:  # as in a federation that divides it
         text = f"{where}: {key}: simulate.data.view: simulate.scheme divides the data set"
         raise InputError(Code.CONFIG_INVALID, f"{text}; remove the view")
     return dict(given["data"])

@@ -1,4 +1,4 @@
-"""A study as PNG: the metric by number of labels, a line a method. Imports matplotlib, without a display."""
+"""Draws a study as PNG: the metric by label count, a line a method. Imports matplotlib, without a display."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vfl.studies.report import Result, mean_and_sd, points
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _MARKERS = "osD^vP*X"
 _DPI = 130
-_MOST_LINES = 6  # methods; more are rows instead of lines, told apart by their names instead of their colours
-_SPREAD = 0.3  # of the room between two numbers of labels, over which the methods are spread
+_MOST_LINES = 6  # methods; more are drawn as named rows instead of coloured lines
+_SPREAD = 0.3  # the share of the distance between two label counts over which the methods are spread
 
 
 def draw_study(study: Study, results: Iterable[Result], path: Path) -> Path:
-    """Means and standard deviations over the seeds. Returns ``path``."""
+    """Draws means and standard deviations over the seeds. Returns ``path``."""
     found = list(results)
     if len(study.methods) > _MOST_LINES:
         return _draw_many(study, found, path)
@@ -36,7 +36,7 @@ def draw_study(study: Study, results: Iterable[Result], path: Path) -> Path:
             values = [factor * r.value(study.metric) for r in found if r.method == method.name and r.labels == labels]
             if values:
                 middle, sd = mean_and_sd(values)
-                shift = _SPREAD * ((number + 0.5) / count - 0.5)  # so that error bars do not lie on each other
+                shift = _SPREAD * ((number + 0.5) / count - 0.5)  # so that error bars do not overlap
                 x.append(place + shift if by_labels else number)
                 y.append(middle)
                 spread.append(sd or 0.0)
@@ -61,7 +61,7 @@ def draw_study(study: Study, results: Iterable[Result], path: Path) -> Path:
 
 
 def _draw_many(study: Study, found: Sequence[Result], path: Path) -> Path:
-    """A row a method, a colour a number of labels."""
+    """Draws a row for each method, in a colour for each label count."""
     factor, unit = points(study.metric)
     columns: tuple[int | None, ...] = tuple(sorted(study.labels)) or (None,)
     count = len(study.methods)

@@ -1,4 +1,4 @@
-"""A study: methods x seeds x numbers of labelled rows over one recipe, and the recipes of its runs."""
+"""Reads a study (methods x seeds x label counts over one recipe) and makes the recipes of its runs."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from vfl_common.errors import Code, InputError
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Phases = tuple[PhaseSettings, ...]
 Stage = Literal["pretrain", "finetune"]
-# Keys of the recipe that the study sets, or that are the same for all its runs.
+# Keys of the recipe that the study sets, or that must not differ between its runs.
 _OURS = ("name", "method", "phases", "seed", "start", "rows.labelled", "simulate.threads")
 
 
 class StudyMethod(Section):
-    """A line of the result."""
+    """A method of the study: one line of the result."""
 
     name: Name
-    pretrain: Phases = ()  # its encoders are shared by all numbers of labels
+    pretrain: Phases = ()  # its encoders serve all label counts
     pretrain_of: Name | None = None  # an earlier method, whose pretraining this one shares
-    tower: Literal["cross", "local"] | None = None  # of that pretraining's two encoders, this one alone
+    tower: Literal["cross", "local"] | None = None  # start from only this one of the pretraining's two encoders
     finetune: Phases = ()  # instead of the study's
     alone: Name | None = None  # Solo: this party trains by itself, with the labels
     combined: bool = False  # Combine: one party has all columns and the labels
-    overrides: dict[str, Any] = Field(default_factory=dict)  # {"model.encoder.channels": value}, in the recipe
+    overrides: dict[str, Any] = Field(default_factory=dict)  # {"model.encoder.channels": value}: changes to the recipe
 
     @model_validator(mode="after")
     def _check(self) -> StudyMethod:
         for key, value in self.overrides.items():
             ours = next((ours for ours in _OURS if _overrides(key, value, ours)), None)
             if ours is not None:
-                raise ValueError(f"overrides: {ours!r} is set by the study itself; remove it there")
+                raise ValueError(f"overrides: the study sets {ours!r}; remove it from overrides")
         if self.pretrain and self.pretrain_of is not None:
             raise ValueError("give pretrain or pretrain_of, not both")
         if self.alone is not None and self.combined:
             raise ValueError("give alone or combined, not both")
         if self.tower is not None and self.pretrain_of is None:
-            raise ValueError("tower takes a part of another method's pretraining: it needs pretrain_of")
+            raise ValueError("tower selects an encoder of another method's pretraining: it needs pretrain_of")
         return self
 
     @property
     def federation(self) -> tuple[Any, ...]:
-        """What decides which parties there are, and what they hold."""
+        """The settings that decide which parties there are, and what they hold."""
         return self.overrides, self.alone, self.combined
 
 
@@ -71,25 +71,25 @@ class Study(Section):
         for key, values in named.items():
             double = next((value for value in values if list(values).count(value) > 1), None)
             if double is not None:
-                raise ValueError(f"{key}: {double!r} is there twice")
+                raise ValueError(f"{key}: {double!r} appears twice")
         for method in self.methods:
             if method.pretrain_of is not None:
                 earlier = self.methods[: self.methods.index(method)]
                 other = next((each for each in earlier if each.name == method.pretrain_of), None)
                 if other is None or not other.pretrain:
-                    text = f"pretrain_of: no method {method.pretrain_of!r} with a pretraining of its own is above it"
+                    text = f"pretrain_of: no method {method.pretrain_of!r} above it has its own pretraining"
                     raise ValueError(f"methods: {method.name}: {text}")
                 if other.federation != method.federation:
-                    text = "the two have different overrides, or not the same parties"
+                    text = "the two methods have different overrides or different parties"
                     raise ValueError(f"methods: {method.name}: pretrain_of: {text}")
             if not self.finetune and not method.finetune:
-                raise ValueError(f"methods: {method.name} has no phases; give [[finetune]], or a finetune of its own")
+                raise ValueError(f"methods: {method.name} has no phases; give [[finetune]], or its own finetune")
         return self
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study. ``tables``: its recipe as it is written, which ``recipe`` is, read."""
+    """One run of a study. ``tables``: its recipe as written; ``recipe`` is the parsed form."""
 
     run_id: str
     stage: Stage
@@ -101,7 +101,7 @@ class PlannedRun:
 
     @property
     def title(self) -> str:
-        """``FedHSSL, seed 1, 100 labels``, or ``FedHSSL, seed 1, pretraining``."""
+        """The run's name for people: ``FedHSSL, seed 1, 100 labels``, or ``FedHSSL, seed 1, pretraining``."""
         parts = [self.method, f"seed {self.seed}"]
         if self.stage == "pretrain":
             parts.append("pretraining")
@@ -112,9 +112,9 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Chain:
-    """What one method does with one seed: pretraining, if any, then a run for each number of labels.
+    """The runs of one method with one seed: pretraining, if any, then a run for each label count.
 
-    The pretraining may be that of an earlier chain.
+    The pretraining may be shared with an earlier chain.
     """
 
     pretrain: PlannedRun | None
@@ -126,12 +126,12 @@ class Chain:
 
 
 def load_study(path: Path) -> tuple[Study, list[Chain]]:
-    """A study file and its plan, seed by seed. Raises InputError where it, or a recipe that it makes, is wrong."""
+    """Reads a study file and plans it, seed by seed. Raises InputError if it, or a recipe that it makes, is wrong."""
     study = parse(Study, read_toml(path), str(path))
     base = path.resolve().parent / study.recipe
     tables = read_toml(base)
     if "start" in tables:
-        raise InputError(Code.CONFIG_INVALID, f"{base}: start: what runs start from is the study's; remove it here")
+        raise InputError(Code.CONFIG_INVALID, f"{base}: start: the study sets what its runs start from; remove it here")
     if parse(Recipe, tables, str(base)).simulate is None:
         raise InputError(Code.CONFIG_INVALID, f"{base}: simulate: missing; a study runs federations on this machine")
     chains = []
@@ -147,10 +147,10 @@ def load_study(path: Path) -> tuple[Study, list[Chain]]:
 
 
 def _check_metric(path: Path, study: Study, chain: Chain) -> None:
-    """Raises InputError where the method's task has no such metric."""
+    """Raises InputError if the method's task has no such metric."""
     task = chain.finetune[0].recipe.task
     if study.metric not in task.metrics:
-        text = f"{path}: metric: a {task.kind} task has no {study.metric!r} of the test rows"
+        text = f"{path}: metric: a {task.kind} task has no test metric {study.metric!r}"
         raise InputError(Code.CONFIG_INVALID, f"{text}; it has {', '.join(task.metrics)}")
 
 
@@ -162,7 +162,7 @@ def _chain(
     seed: int,
     pretrained: Mapping[str, PlannedRun],
 ) -> Chain:
-    """``pretrained``: {method: its pretraining}, of the methods above."""
+    """Plans one method with one seed. ``pretrained``: {method: its pretraining} of the methods above."""
     where = f"{path}: methods: {method.name}"
     tables = copy.deepcopy(base) | {"method": method.name, "seed": seed}
     for key, value in method.overrides.items():
@@ -177,7 +177,7 @@ def _chain(
     if method.pretrain:
         phases = _written(method.pretrain)
         first = tables | {"phases": phases}
-        if study.labels:  # one pretraining for all numbers of labels, so of none
+        if study.labels:  # One pretraining serves all label counts, so it must not depend on `rows.labelled`.
             first["rows"] = {key: value for key, value in tables.get("rows", {}).items() if key != "labelled"}
         recipe = parse(Recipe, first, f"{where}: pretrain")
         pretrain = PlannedRun(name, "pretrain", method.name, seed, None, first, recipe)
@@ -189,7 +189,7 @@ def _chain(
             tuning["start"]["tower"] = method.tower
     runs = []
     for labels in study.labels or (None,):
-        # A name of its own beside the pretraining's, also where there is one run only.
+        # Always a suffix, so that the run never shares the pretraining's name.
         run_id = f"{name}.n{labels}" if labels is not None else f"{name}.finetune" if pretrain is not None else name
         own = dict(tuning)
         if labels is not None:
@@ -200,7 +200,7 @@ def _chain(
 
 
 def _overrides(key: str, value: Any, ours: str) -> bool:
-    """Whether ``key = value`` sets ``ours`` or something below it: itself, or as a table in which that is."""
+    """Returns whether ``key = value`` sets ``ours`` or a key below it, directly or inside a table."""
     if key == ours or key.startswith(f"{ours}."):
         return True
     if not ours.startswith(f"{key}."):
@@ -213,12 +213,12 @@ def _overrides(key: str, value: Any, ours: str) -> bool:
 
 
 def _written(phases: Phases) -> list[dict[str, Any]]:
-    """Phases as a recipe has them."""
+    """Returns phases in the form of a recipe."""
     return [{"kind": phase.kind, "name": phase.name, **phase.settings} for phase in phases]
 
 
 def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Sets ``a.b.c``; tables that are not there yet are made. Raises InputError where ``a`` or ``a.b`` is no table."""
+    """Sets ``a.b.c`` and makes missing tables. Raises InputError if ``a`` or ``a.b`` is no table."""
     *path, last = key.split(".")
     table = tables
     for part in path:

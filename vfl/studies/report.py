@@ -1,4 +1,4 @@
-"""What the runs of a study came to: a line each in a CSV, and a table of means over the seeds."""
+"""Reports the results of a study: a CSV line for each run, and a table of means over the seeds."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
 
 KINDS = ("embedding", "gradient", "weights")
-_SHARES = ("accuracy", "auc", "f1")  # told in points, of 100
+_SHARES = ("accuracy", "auc", "f1")  # shown in points of 100
 _SPLITS = ("validation", "test")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run. ``kinds``: message bytes of KINDS; ``message_bytes``: of all kinds."""
+    """The cost of one run. ``kinds``: message bytes of KINDS; ``message_bytes``: of all kinds."""
 
     run: str = ""
     seconds: float = 0.0
@@ -46,11 +46,11 @@ class Result:
     finetune: Cost
 
     def value(self, metric: str) -> float:
-        """Of the test rows; not a number where the run has none."""
+        """Returns the metric of the test rows; NaN if the run has none."""
         return self.metrics.get("test", {}).get(metric, float("nan"))
 
     def row(self) -> dict[str, str | int | float]:
-        """As in the CSV."""
+        """Returns the result as a line of the CSV."""
         cells: dict[str, str | int | float] = {"study": self.study, "method": self.method, "seed": self.seed}
         cells["preset"] = self.preset
         cells["labels"] = "" if self.labels is None else self.labels
@@ -65,13 +65,13 @@ class Result:
 
 
 def cost_of(summary: Summary) -> Cost:
-    """A run's seconds and bytes."""
+    """Returns a run's seconds and bytes."""
     kinds = {kind: sum(link.message_bytes for link in summary.bytes.by_link if link.kind == kind) for kind in KINDS}
     return Cost(summary.run_id, summary.wall_s, summary.bytes.total.message_bytes, kinds)
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
-    """One tidy line a result; columns that only some have are empty in the others. Raises InputError."""
+    """Writes one line for each result; a column that a result lacks stays empty. Raises InputError."""
     rows = [result.row() for result in results]
     names = sorted({name for row in rows for name in row}, key=lambda name: _place(name, rows))
     text = io.StringIO()
@@ -86,17 +86,17 @@ def _place(name: str, rows: Sequence[dict[str, str | int | float]]) -> int:
 
 
 def points(metric: str) -> tuple[float, str]:
-    """(factor, unit) with which a metric is told: points for shares."""
+    """Returns (factor, unit) with which a metric is shown: points for shares."""
     return (100.0, "points") if metric in _SHARES else (1.0, metric)
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
-    """Over seeds; the sample standard deviation, None of a single value."""
+    """Returns mean and sample standard deviation over the seeds; the latter is None for a single value."""
     return mean(values), stdev(values) if len(values) > 1 else None
 
 
 def cell(values: Sequence[float], metric: str) -> str:
-    """``91.3 ± 0.4``, in points."""
+    """Formats values as ``91.3 ± 0.4``, in points."""
     if not values:
         return "–"
     factor, _ = points(metric)
@@ -106,7 +106,7 @@ def cell(values: Sequence[float], metric: str) -> str:
 
 
 def table(study: Study, results: Iterable[Result]) -> Table:
-    """Methods as rows, numbers of labels as columns; means over the seeds that are there."""
+    """Returns a table with methods as rows and label counts as columns; cells are means over the finished seeds."""
     found = list(results)
     _, unit = points(study.metric)
     seeds = len({result.seed for result in found})
@@ -118,7 +118,7 @@ def table(study: Study, results: Iterable[Result]) -> Table:
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
-        caption="bytes and seconds: of training, without start-up; means over seeds and numbers of labels",
+        caption="bytes and seconds: training without start-up; means over seeds and label counts",
         caption_justify="left",
     )
     shown.add_column("method")
@@ -138,7 +138,7 @@ def table(study: Study, results: Iterable[Result]) -> Table:
 
 
 def _costs(results: Sequence[Result]) -> tuple[str, str, str]:
-    """Mean bytes of a pretraining run and a fine-tuning run, and the seconds of both."""
+    """Returns mean bytes of a pretraining run and of a fine-tuning run, and the seconds of both."""
     if not results:
         return "–", "–", "–"
     before = mean(result.pretrain.message_bytes for result in results)

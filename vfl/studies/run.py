@@ -1,7 +1,7 @@
-"""``vfl study``: many federations after one another, of which those that are finished are never run again.
+"""``vfl study``: runs many federations; a finished run is never repeated.
 
-Everything lies in ``<out>/<study name>/``: a folder for each run, ``results.csv`` and ``results.png``. What is done is
-read from the runs' own summaries, so a study that was killed goes on with the same command.
+Everything lies in ``<out>/<study name>/``: a folder for each run, ``results.csv`` and ``results.png``. The runs' own
+summaries say which are finished, so the same command resumes a study that was killed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SILENT: Tell = lambda _event: None  # noqa: E731
 
 
 class StudyFailed(click.ClickException):
-    """Some runs failed, the others are recorded. ``results``: of those."""
+    """Some runs failed. ``results``: the results of the others, which are recorded."""
 
     def __init__(self, failures: Sequence[tuple[str, str, int]], results: list[Result]) -> None:
         lines = [f"{title}: {sentence}" for title, sentence, _ in failures]
         what = "1 run failed" if len(lines) == 1 else f"{len(lines)} runs failed"
-        super().__init__("\n  ".join([f"{what}; the same command tries again:", *lines]))
+        super().__init__("\n  ".join([f"{what}; the same command retries:", *lines]))
         self.results = results
         self.exit_code = failures[0][2]  # type: ignore[misc]
 
@@ -51,16 +51,16 @@ class StudyFailed(click.ClickException):
 
 
 def run_study(path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live: bool = False) -> list[Result]:
-    """Runs what is left of a study; the results of all its runs, in the plan's order.
+    """Runs the rest of a study; returns the results of all its runs, in the plan's order.
 
     Args:
         path: the study file.
-        out: the folder in which the study has one of its own.
-        jobs: federations at a time.
-        tell: hears an event as a run begins, ends or fails.
-        live: show the federation under way at a terminal.
+        out: the folder in which the study gets its own folder.
+        jobs: the number of federations at a time.
+        tell: called with an event when a run begins, ends or fails.
+        live: show the current federation at a terminal.
 
-    Raises InputError where the study cannot be run, StudyFailed at the end where runs of it failed.
+    Raises InputError if the study cannot be run, StudyFailed at the end if some of its runs failed.
     """
     study, chains = load_study(path)
     folder = out / study.name
@@ -94,25 +94,25 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(Code.FILE_INVALID, f"{folder}: a study is being run in it already") from None
+            raise InputError(Code.FILE_INVALID, f"{folder}: another study is running in this folder") from None
         yield
 
 
 def finished(folder: Path, run: PlannedRun) -> Summary | None:
-    """The summary of a run that is done; None where it is to be run. Raises InputError where it was another run."""
+    """Returns the summary of a finished run, None for an unfinished one. Raises InputError if its recipe differs."""
     try:
         summary = load_summary(folder / run.run_id / "summary.json")
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
         text = f"{folder / run.run_id / 'summary.json'}: cannot be read ({error.strerror})"
-        raise InputError(Code.FILE_INVALID, f"{text}; a run that may be done is not run again over it") from None
+        raise InputError(Code.FILE_INVALID, f"{text}; the run may be finished, so it is not repeated") from None
     if summary.recipe_digest != run.recipe.digest():
         theirs = _recipe_of(folder / run.run_id, run.recipe.active.name)
         found = first_difference(run.recipe.canonical_json(), theirs) if theirs is not None else None
         if theirs is None or found is not None:
             why = f"at {found[0]}" if found is not None else "or its recipe.json cannot be read"
-            text = f"was run with another recipe than method {run.method} has now ({why})"
+            text = f"was run with a recipe that differs from method {run.method}'s present one ({why})"
             raise InputError(
                 Code.CONFIG_INVALID, f"{folder / run.run_id}: {text}; delete that folder, or give another --out"
             )
@@ -120,7 +120,7 @@ def finished(folder: Path, run: PlannedRun) -> Summary | None:
 
 
 def _recipe_of(folder: Path, party: str) -> str | None:
-    """The run's recipe in today's canonical form: switches that came later have their defaults. None: unreadable."""
+    """Reads the run's recipe in today's canonical form: newer keys get their defaults. Returns None if unreadable."""
     path = folder / party / "recipe.json"
     try:
         return parse(Recipe, json.loads(path.read_text()), str(path)).canonical_json()
@@ -129,9 +129,9 @@ def _recipe_of(folder: Path, party: str) -> str | None:
 
 
 def left_s(done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun], jobs: int = 1) -> float | None:
-    """Seconds that the runs that are left will take, after those that are done; None where none is.
+    """Returns the seconds that the remaining runs will take; None if no run is finished.
 
-    A run takes what the method's runs of its stage took; else what any of its stage did; else what any did.
+    Estimate per run: the mean of finished runs of the same method and stage; else of that stage; else of all.
     """
     if not done:
         return None
@@ -149,7 +149,7 @@ class Running:
     """A study while it runs. ``failures``: (title, sentence, exit code)."""
 
     study: Study
-    base: Path  # the recipe as it was given
+    base: Path  # the study's recipe file
     folder: Path
     chains: list[Chain]
     tell: Tell
@@ -157,7 +157,7 @@ class Running:
     live: bool
     failures: list[tuple[str, str, int]] = field(default_factory=list)
     _summaries: dict[str, Summary] = field(default_factory=dict)
-    _failed: set[str] = field(default_factory=set)  # run ids, this time
+    _failed: set[str] = field(default_factory=set)  # run ids, of this process only
     _took: list[tuple[PlannedRun, float]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -168,18 +168,18 @@ class Running:
 
     @property
     def left(self) -> int:
-        """Runs that are not done."""
+        """The number of unfinished runs."""
         return len(self.runs) - len(self._summaries)
 
     @property
     def results(self) -> list[Result]:
-        """Of the fine-tuning runs that are done, in the plan's order."""
+        """The results of the finished fine-tuning runs, in the plan's order."""
         return [
             self._result(chain, run) for chain in self.chains for run in chain.finetune if run.run_id in self._summaries
         ]
 
     def begin(self) -> None:
-        """Looks what is done. Raises InputError where that was done with other recipes: before anything is run."""
+        """Finds the finished runs. Raises InputError, before anything is run, if their recipes differ."""
         for run in self.runs:
             summary = finished(self.folder, run)
             if summary is not None:
@@ -189,9 +189,9 @@ class Running:
         self.tell({"event": "study", "folder": str(self.folder), "runs": len(self.runs), "left": self.left})
 
     def try_out(self) -> None:
-        """Makes the parties of one run of each kind that is left, without training.
+        """Makes the parties of one unfinished run of each kind, without training.
 
-        Seeds change nothing there. If the study varies the number of labels, the least and the most are tried. Raises
+        Seeds change nothing here. If the study varies the label count, the smallest and the largest are tried. Raises
         InputError with the sentence that a party would end with.
         """
         from vfl_party.trial import Tried, try_all  # imports torch
@@ -206,12 +206,12 @@ class Running:
             raise InputError(error.code, f"{error}; nothing has been run") from None
 
     def run(self, launcher: Launcher | None) -> None:
-        """Runs what is left; what fails is noted, and the rest goes on."""
+        """Runs the unfinished runs; notes a failure and continues with the others."""
         if self.jobs == 1:
             for chain in self.chains:
                 self._chain(chain, launcher)
             return
-        groups: dict[str, list[Chain]] = {}  # chains that share a pretraining come after one another
+        groups: dict[str, list[Chain]] = {}  # chains that share a pretraining run one after the other
         for chain in self.chains:
             groups.setdefault(chain.runs[0].run_id, []).append(chain)
 
@@ -223,13 +223,13 @@ class Running:
             try:
                 for future in as_completed([pool.submit(group, chains) for chains in groups.values()]):
                     future.result()
-            except BaseException:  # the person's Ctrl-C, too
+            except BaseException:  # also Ctrl-C
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
 
     def record(self) -> None:
-        """Writes ``results.csv``, and drops the checkpoints of what is in it: only pretraining's are needed again."""
+        """Writes ``results.csv`` and deletes the checkpoints of its runs: only pretraining's are needed later."""
         results = self.results
         if results:
             write_csv(self.folder / "results.csv", results)
@@ -258,11 +258,11 @@ class Running:
             self._done(run, summary, time.monotonic() - began_s)
 
     def _check_metric(self, run: PlannedRun, summary: Summary) -> None:
-        """Raises InputError where a run that is done has not what the study is after: that is so for others too."""
+        """Raises InputError if a finished run lacks the study's metric: the other runs would lack it too."""
         known = summary.metrics.get("test", {})
         if run.stage == "finetune" and self.study.metric not in known:
             what = f"they have {', '.join(known)}" if known else "[[finetune]] needs a phase that evaluates them"
-            text = f"{run.title}: there is no metric {self.study.metric!r} of the test rows; {what}"
+            text = f"{run.title}: the test rows have no metric {self.study.metric!r}; {what}"
             raise InputError(Code.CONFIG_INVALID, text)
 
     def _has(self, run: PlannedRun) -> bool:
@@ -270,7 +270,7 @@ class Running:
 
     def _federation(self, run: PlannedRun, launcher: Launcher | None) -> None:
         folder = self.folder / run.run_id
-        shutil.rmtree(folder, ignore_errors=True)  # one that was not finished
+        shutil.rmtree(folder, ignore_errors=True)  # of an unfinished attempt
         with view(run.recipe) if self.live else View(run.recipe) as screen:
             run_federation(run.tables, run.recipe, self.base.parent, folder, screen, launcher, stop=self._stop)
 

@@ -1,4 +1,4 @@
-"""``vfl study`` for a person, or as JSON lines."""
+"""Shows ``vfl study`` to a person, or as JSON lines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vfl.studies.plan import Study, load_study
 from vfl.studies.report import Result, table
 from vfl.studies.run import StudyFailed, run_study
 
-_PIPE_WIDTH = 120  # where there is no terminal
+_PIPE_WIDTH = 120  # if there is no terminal
 
 
 def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
-    """An event of a study, for a person."""
+    """Words an event of a study for a person."""
     kind = event["event"]
     if kind == "study":
         done = event["runs"] - event["left"]
-        return f"{event['runs']} runs, {done} done already: {event['folder']}"
+        return f"{event['runs']} runs, {done} already finished: {event['folder']}"
     head = f"[{event['number']}/{event['of']}] {event['title']}"
     if kind == "begin":
         return head
@@ -40,7 +40,7 @@ def _duration(seconds: float) -> str:
 
 
 def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
-    """The command: progress, then the table; with ``as_json`` events as JSON lines on standard output instead."""
+    """Runs the command: shows progress, then the table; ``as_json``: prints events as JSON lines instead."""
     study, _ = load_study(path)
     errors = Console(stderr=True)
 

@@ -1,1 +1,1 @@
-"""Recipes and party files: TOML, read into frozen models, unknown keys refused with the nearest known one."""
+"""Reads recipes and party files (TOML) into frozen models; refuses unknown keys and names the nearest known one."""

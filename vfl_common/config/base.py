@@ -1,4 +1,4 @@
-"""What every section of a TOML file shares: frozen, strict about keys, errors in one sentence."""
+"""The base of every section of a TOML file: frozen, strict about keys, errors in one sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Section(BaseModel):
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises InputError where it is missing or is not TOML."""
+    """Reads the tables of a TOML file. Raises InputError if it is missing or is not TOML."""
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
@@ -46,7 +46,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse(model: type[S], value: Any, where: str) -> S:
-    """``value`` as ``model``; the first thing that is wrong becomes an InputError: ``where: key: what``."""
+    """Returns ``value`` as ``model``. Raises InputError with the first mistake: ``where: key: what``."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

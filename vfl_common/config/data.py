@@ -1,4 +1,4 @@
-"""Settings of a party's own data: where it lies, which columns, what is done with them."""
+"""Settings of a party's own data: where it lies, which columns it has, and how they are prepared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vfl_common.config.base import Section
 
 
 class ViewSettings(Section):
-    """Which part of a data set's features this party holds, for experiments on data that one file holds whole.
+    """The part of a data set's features that this party holds, for experiments in which one file has all of them.
 
     ``columns``: contiguous runs of columns, as equal as can be; ``quadrants``: the four quarters of an image in
     reading order (top left, top right, bottom left, bottom right); ``halves``: left and right half of an image. An
@@ -27,7 +27,7 @@ class ViewSettings(Section):
         if self.scheme == "halves" and self.parts != 2:
             raise ValueError("halves has parts = 2")
         if self.part >= self.parts:
-            raise ValueError(f"part {self.part} of {self.parts}: parts are numbered from 0")
+            raise ValueError(f"part {self.part} of {self.parts}: give a part from 0 to {self.parts - 1}")
 
 
 class DataSettings(Section):
@@ -43,15 +43,15 @@ class DataSettings(Section):
     columns: tuple[str, ...] | None = None  # feature columns; default: all but id, label and `drop`
     drop: tuple[str, ...] = ()
     numeric: tuple[str, ...] = ()  # columns that must be numbers; the type of the others is inferred
-    categorical: tuple[str, ...] = ()  # columns that are categories whatever they look like
+    categorical: tuple[str, ...] = ()  # columns that are categories even if they hold numbers
     missing: Literal["error", "mean", "median", "zero"] = "error"  # numeric; a missing category is its own category
     scale: Literal["standard", "minmax", "none"] = "standard"  # numeric columns, from this party's training rows
-    label_scale: Literal["standard", "minmax"] = "standard"  # of a regression's labels, from the training rows
+    label_scale: Literal["standard", "minmax"] = "standard"  # a regression's labels, scaled by the training rows
     image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None  # C, H, W of a row
     download: bool = False  # torchvision sets
     download_dir: str = "data"
     view: ViewSettings | None = None
-    unaligned: str | None = None  # a file with more rows, of this party alone: for local self-supervision
+    unaligned: str | None = None  # a file with more rows that only this party has: for local self-supervision
     limit: PositiveInt | None = None  # only the first rows, to try things out
 
     @property
@@ -66,14 +66,14 @@ class DataSettings(Section):
 
 
 def ids_only(settings: DataSettings) -> DataSettings:
-    """The same data without features: for an active party that holds labels only."""
+    """Returns the same data without features, for an active party that holds only labels."""
     if settings.is_named:
         return settings
     return settings.model_copy(update={"columns": (), "drop": (), "numeric": (), "categorical": ()})
 
 
 def unaligned_of(settings: DataSettings) -> DataSettings | None:
-    """The same data, its rows from ``unaligned``; None where there is none."""
+    """Returns the same settings with ``unaligned`` as source; None if that is not set."""
     if settings.unaligned is None:
         return None
     return settings.model_copy(update={"source": settings.unaligned, "unaligned": None, "label": None, "limit": None})

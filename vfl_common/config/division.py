@@ -1,4 +1,4 @@
-"""Each party's data where all run on one machine: its own, or its part of one data set."""
+"""Finds each party's data if all run on one machine: its own, or its part of one data set."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _NAMED = ("sklearn:", "torchvision:")
 
 
 def settings_of(recipe: Recipe) -> SimulateSettings:
-    """The recipe's [simulate]. Raises InputError where it has none."""
+    """Returns the recipe's [simulate]. Raises InputError if it has none."""
     if recipe.simulate is None:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"recipe {recipe.name}: simulate: missing; say where each party's data comes from: [simulate.data] and "
+            f"recipe {recipe.name}: simulate: missing; give each party's data: [simulate.data] and "
             "simulate.scheme, or a [simulate.parties.NAME] for each party",
         )
     return recipe.simulate
 
 
 def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
-    """Each party's data: its own, or its part of the one data set; relative paths are taken from ``base``.
+    """Returns each party's data: its own, or its part of the one data set. Relative paths start at ``base``.
 
-    The parts go to the parties that have features, in roster order. An active party without features reads the label
-    alone. Raises InputError where a party has no data, or the scheme does not fit their number.
+    The parts go to the parties that have features, in roster order. An active party without features reads only the
+    label. Raises InputError if a party has no data, or if the scheme does not fit the number of parties.
     """
     simulate = settings_of(recipe)
     roster = [party.name for party in recipe.parties]
@@ -42,13 +42,13 @@ def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
     for party in recipe.parties:
         own = simulate.parties.get(party.name)
         if own is None and simulate.data is None:
-            raise _invalid(recipe, f"parties.{party.name}: missing; every party needs data of its own, or all a part")
+            raise _invalid(recipe, f"parties.{party.name}: missing; give every party its own data, or all a part")
         data[party.name] = _absolute(own or _part(recipe, simulate, party), base)
     return data
 
 
 def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings) -> DataSettings:
-    """One party's part of the one data set."""
+    """Returns one party's part of the one data set."""
     whole = simulate.data
     assert whole is not None  # noqa: S101 - checked by the caller
     if whole.view is not None:

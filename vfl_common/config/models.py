@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from vfl_common.config.base import Section
 
-PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]  # of widths and sizes: more is a slip
-Rate = Annotated[float, Field(gt=0.0, le=1e3)]  # of learning
-Norm = Annotated[float, Field(ge=1e-6, le=1e6)]  # at which gradients are clipped
+PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]  # widths and sizes: more is a typing mistake
+Rate = Annotated[float, Field(gt=0.0, le=1e3)]  # learning rates
+Norm = Annotated[float, Field(ge=1e-6, le=1e6)]  # the norm to which gradients are clipped
 Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]  # cosines are divided by it
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -41,8 +41,8 @@ class CnnSettings(Section):
     kind: Literal["cnn"]
     channels: tuple[PositiveInt, ...] = (16, 32)
     batch_norm: bool = True
-    # What FedHSSL aggregates above the first block: all of it, or the blocks without the linear layer, whose weights
-    # belong to positions of the image.
+    # The layers above the first block that FedHSSL aggregates: all, or the blocks without the linear layer, whose
+    # weights belong to positions of the image.
     shared: Literal["all", "blocks"] = "all"
 
     @model_validator(mode="after")
@@ -56,7 +56,7 @@ class ResNet18Settings(Section):
     """torchvision's ResNet-18 without weights from outside."""
 
     kind: Literal["resnet18"]
-    small_images: bool = True  # a 3x3 stem of stride 1 without pooling, for images below 64 pixels
+    small_images: bool = True  # a 3x3 stem with stride 1 and no pooling, for images below 64 pixels
 
 
 class CustomSettings(Section):
@@ -73,16 +73,16 @@ EncoderSettings = Annotated[
 
 
 class TopSettings(Section):
-    """The active party's model on the combined embeddings: linear, or an MLP when ``hidden`` is not empty."""
+    """The active party's model on the combined embeddings: linear, or an MLP if ``hidden`` is not empty."""
 
     hidden: tuple[PositiveInt, ...] = ()
     dropout: Probability = 0.0
 
 
 class ModelSettings(Section):
-    """The split model: an encoder a party, one rule of combination, one top model.
+    """The split model: an encoder for each party, one rule of combination, one top model.
 
-    ``precision``: in which the forward and backward passes multiply; what is stored and sent is float32.
+    ``precision``: the type in which forward and backward passes multiply; tensors are stored and sent as float32.
     """
 
     embedding_size: PositiveInt
@@ -100,7 +100,7 @@ class OptimizerSettings(Section):
     momentum: Probability = 0.0  # SGD only
     weight_decay: Annotated[float, Field(ge=0.0, le=1e3)] = 0.0
     schedule: Literal["constant", "cosine"] = "constant"  # cosine: to zero over the phase, stepped by epoch
-    clip_norm: Norm | None = None  # of each party's own gradient, before its step
+    clip_norm: Norm | None = None  # clips each party's own gradient before its step
 
     def model_post_init(self, _context: Any) -> None:
         if self.momentum and self.kind != "sgd":
@@ -108,22 +108,22 @@ class OptimizerSettings(Section):
 
 
 class TaskSettings(Section):
-    """What the labels are."""
+    """The kind of labels, and with it the loss and the metrics."""
 
     kind: Literal["binary", "multiclass", "regression"]
     classes: Annotated[int, Field(ge=2)] | None = None  # multiclass: how many
 
     def model_post_init(self, _context: Any) -> None:
         if (self.kind == "multiclass") != (self.classes is not None):
-            raise ValueError("'classes' is given for multiclass tasks, and only for them")
+            raise ValueError("give 'classes' for multiclass tasks, and only for them")
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What ``evaluate`` gives; auc is left out where only one class is there."""
+        """The metrics of ``evaluate``; it leaves out auc if the rows have only one class."""
         regression = self.kind == "regression"
         return ("loss", "rmse", "rmse_scaled") if regression else ("loss", "accuracy", "auc", "f1")
 
     @property
     def outputs(self) -> int:
-        """Width of the top model's output: logits, or one value."""
+        """The width of the top model's output: logits, or one value."""
         return self.classes or 1

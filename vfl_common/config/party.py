@@ -1,4 +1,4 @@
-"""The party file: what one organisation keeps to itself, and where it finds the others."""
+"""The party file: an organisation's private settings, and the addresses of the others."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class TlsSettings(Section):
 
 
 class PartyFile(Section):
-    """Relative paths are taken from the file's own folder."""
+    """The party file. Relative paths start at the file's own folder."""
 
     name: Name
     recipe: str
     server: Address
     active: Address | None = (
-        None  # passive: the active party's address, when the one the server relays is not reachable
+        None  # passive: the active party's address, if the one that the server relays is not reachable
     )
     listen: Address = "127.0.0.1:0"  # active: where it waits for passive parties; port 0 takes a free one
     advertise: Address | None = None  # active: the address that the server relays; default: `listen` with its real port
@@ -40,7 +40,7 @@ class PartyFile(Section):
     tls: TlsSettings
     data: DataSettings | None = None
     policy: str = "allow_all"  # what this party lets out at all
-    encoder: EncoderSettings | None = None  # instead of the recipe's; must give the recipe's embedding size
+    encoder: EncoderSettings | None = None  # replaces the recipe's encoder; must give the recipe's embedding size
 
 
 def load_party(path: Path) -> PartyFile:

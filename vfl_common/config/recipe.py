@@ -1,4 +1,4 @@
-"""The recipe: what all parties agree on. Its digest is compared when a party joins."""
+"""The recipe: the settings on which all parties agree. Its digest is compared when a party joins."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vfl_common.files import PLAIN_NAME
 
 Name = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")
-]  # also a host name and a folder
+]  # a party's name also serves as a host name and a folder
 Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-RESERVED_PHASES = frozenset({"open", "control", "predict"})  # step keys and ledger lines of the runner itself
+RESERVED_PHASES = frozenset({"open", "control", "predict"})  # the runner's own phases, in step keys and ledger lines
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
 
 
@@ -31,14 +31,14 @@ class PartySettings(Section):
     name: Name
     role: Literal["active", "passive"]
     features: bool = True  # false: an active party with labels only
-    encoder: EncoderSettings | None = None  # instead of model.encoder
+    encoder: EncoderSettings | None = None  # replaces model.encoder
 
 
 class RowsSettings(Section):
-    """How the rows that all parties hold are divided, the same at every party: drawn from the seed, not the labels.
+    """How the common rows are divided: alike at every party, drawn from the seed, without regard to labels.
 
-    ``aligned`` and ``labelled`` are for experiments on what few aligned, and fewer labelled, rows do: the training
-    rows beyond them count as rows that a party cannot match with the others', or whose labels nobody knows.
+    ``aligned`` and ``labelled`` are for experiments with few aligned, and fewer labelled, rows. The other training rows
+    are treated as rows that a party cannot match with the others' rows, or as rows whose labels nobody knows.
     """
 
     validation: Fraction = 0.1
@@ -96,24 +96,24 @@ class PhaseSettings(Section):
 
 
 class StartSettings(Section):
-    """The finished run whose encoders every party begins with, from its own folder of runs.
+    """The finished run whose encoders every party starts with, from its own folder of runs.
 
-    ``phases``: that run's, as its recipe has them: they say what the encoder is made of.
+    ``phases``: the phases in that run's recipe; they decide the encoder's structure.
     """
 
     run: Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
     phases: tuple[PhaseSettings, ...] = ()
-    tower: Literal["cross", "local"] | None = None  # of an encoder of two, this one alone (FedGSSL*, FedHSSL*)
+    tower: Literal["cross", "local"] | None = None  # start from only this one of two encoders (FedGSSL*, FedHSSL*)
 
 
 class RunSettings(Section):
     """Deadlines and intervals of a run."""
 
-    rejoin_deadline_s: Seconds = 60.0  # how long the others wait for a party that was lost
+    rejoin_deadline_s: Seconds = 60.0  # how long the others wait for a lost party
     join_deadline_s: Seconds = 300.0  # how long the server waits for all parties at the start
-    step_timeout_s: Seconds = 600.0  # for one step of a living party; at the server from the first party's arrival on
+    step_timeout_s: Seconds = 600.0  # for one step of a living party; at the server, since the first party's arrival
     heartbeat_s: Seconds = 2.0
-    lost_after_s: Seconds = 15.0  # a party that is silent for so long counts as lost
+    lost_after_s: Seconds = 15.0  # a party that is silent for longer counts as lost
     checkpoint_every: PositiveInt = 1  # rounds
     kept_checkpoints: Annotated[int, Field(ge=2)] = 2
 
@@ -123,9 +123,9 @@ class RunSettings(Section):
 
 
 class SimulateSettings(Section):
-    """For ``vfl simulate`` only, no part of the digest: the data of each party, when all run on one machine."""
+    """The data of each party, if all run on one machine. For ``vfl simulate`` only; not part of the digest."""
 
-    data: DataSettings | None = None  # one data set, divided by `scheme`; the active party alone reads the label
+    data: DataSettings | None = None  # one data set, divided by `scheme`; only the active party reads the label
     scheme: Literal["columns", "quadrants", "halves"] = "columns"
     parties: dict[str, DataSettings] = Field(default_factory=dict)  # or each party's own
     devices: dict[str, str] = Field(default_factory=dict)  # default cpu
@@ -133,9 +133,9 @@ class SimulateSettings(Section):
 
 
 class Recipe(Section):
-    """An ordered list of phases with all that the parties must agree on.
+    """An ordered list of phases, with all settings on which the parties must agree.
 
-    The active party may be alone: what a party, or all in one place, learns without the others (Solo, Combine).
+    The active party may be the only one: a baseline for one party, or for all columns in one place (Solo, Combine).
     """
 
     name: Name
@@ -169,13 +169,13 @@ class Recipe(Section):
             raise ValueError("rows: validation + test leave no training rows")
         for name in names:
             if name in RESERVED_FOLDERS:
-                raise ValueError(f"parties: {name!r} is the name of something else in a run's folder; take another")
+                raise ValueError(f"parties: {name!r} is reserved in a run's folder; take another name")
         phase_names = [phase.name for phase in self.phases]
         if len(set(phase_names)) < len(phase_names):
-            raise ValueError("phases: two phases have the same name; give one a name of its own")
+            raise ValueError("phases: two phases have the same name; rename one")
         for name in phase_names:
             if name in RESERVED_PHASES:
-                raise ValueError(f"phases: the name {name!r} is the runner's own; take another")
+                raise ValueError(f"phases: the name {name!r} is reserved; take another")
         return self
 
     @property
@@ -196,11 +196,11 @@ class Recipe(Section):
         return next((party for party in self.parties if party.name == name), None)
 
     def canonical_json(self) -> str:
-        """The recipe without ``simulate``, keys sorted, defaults filled in: equal for equal recipes."""
+        """Returns the recipe without ``simulate``, with sorted keys and all defaults: equal for equal recipes."""
         return json.dumps(self.model_dump(mode="json", exclude={"simulate"}), sort_keys=True, separators=(",", ":"))
 
     def digest(self) -> str:
-        """SHA-256 of the canonical form, hexadecimal."""
+        """Returns the SHA-256 of the canonical form, hexadecimal."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
 
@@ -213,9 +213,9 @@ def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
 
 
 def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
-    """The first key, in sorted order, in which two canonical JSON texts differ: (dotted key, our value, their value).
+    """Finds the first key, in sorted order, by which two canonical JSON texts differ: (dotted key, our value, theirs).
 
-    A value that is missing on one side is ``None``. Returns None where the texts are equal.
+    A value that is missing on one side is ``None``. Returns None if the texts are equal.
     """
     left, right = _flatten(json.loads(ours)), _flatten(json.loads(theirs))
     for key in sorted(left.keys() | right.keys()):

@@ -1,1 +1,1 @@
-"""Who a party is: the federation's authority, a party's certificate and key, and why a connection fails."""
+"""A party's identity: its certificate and key, their checks, and the diagnosis of failed connections."""

@@ -1,4 +1,4 @@
-"""What a party shows to its peers, checked before the first connection: a mistake here is clearest at its source."""
+"""Checks a party's credentials before the first connection: a mistake is easiest to explain at its source."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Credentials:
 def load_credentials(tls: TlsSettings, *, name: str) -> Credentials:
     """Reads and checks the three files for the party ``name``.
 
-    Raises InputError: CERTIFICATE_INVALID where a file cannot be read or is no PEM, others can read the key, the key or
-    the CA is not the certificate's, or a certificate is expired or not yet valid; IDENTITY_MISMATCH where the
-    certificate is for another name.
+    Raises InputError: CERTIFICATE_INVALID if a file cannot be read or is no PEM, if other users can read the key, if
+    the key or the CA does not belong to the certificate, or if a certificate is expired or not yet valid;
+    IDENTITY_MISMATCH if the certificate is for another name.
     """
     ca_path, certificate_path, key_path = Path(tls.ca), Path(tls.certificate), Path(tls.key)
     ca_pem, certificate_pem = pem.read(ca_path), pem.read(certificate_path)
@@ -42,7 +42,7 @@ def load_credentials(tls: TlsSettings, *, name: str) -> Credentials:
     if found != (name,):
         raise InputError(
             Code.IDENTITY_MISMATCH,
-            f"the certificate {certificate_path} is for {pem.quoted(found)}, this party is {name!r}",
+            f"the certificate {certificate_path} is for {pem.quoted(found)}, but this party is {name!r}",
         )
     authority = pem.issuer_of(certificate, authorities)
     if authority is None:

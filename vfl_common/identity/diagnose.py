@@ -1,4 +1,4 @@
-"""Why a connection cannot be made. gRPC says "failed to connect to all addresses"; this finds the sentence to act on.
+"""Finds why a connection fails. gRPC says "failed to connect to all addresses"; this gives a sentence to act on.
 
 It repeats the connection with Python's own TLS, step by step: resolve, connect, shake hands, first words of HTTP/2.
 """
@@ -29,7 +29,7 @@ _OTHER_CA = (7, 18, 19, 20, 21)  # wrong signature; self-signed, alone or in a c
 
 @dataclass(frozen=True)
 class _Probe:
-    """One attempt: what is dialled, as whom, and until when (``deadline_s``, monotonic)."""
+    """One attempt: the address, the credentials, the expected peer and the deadline (``deadline_s``, monotonic)."""
 
     address: str
     peer: str
@@ -50,12 +50,12 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
 
     Args:
         address: ``host:port`` as it was dialled.
-        credentials: those that were shown.
+        credentials: those that were used.
         peer: the name that the peer's certificate must have.
-        timeout_s: for the whole diagnosis; only the resolver's own time is beyond it.
+        timeout_s: for the whole diagnosis, except the resolver's own time.
 
-    Returns an InputError whose ``party`` is ``peer``: CERTIFICATE_INVALID where one side does not accept the other's
-    certificate, IDENTITY_MISMATCH where another party answers, else UNREACHABLE, also where TLS turns out to work.
+    Returns an InputError whose ``party`` is ``peer``: CERTIFICATE_INVALID if one side does not accept the other's
+    certificate, IDENTITY_MISMATCH if another party answers, else UNREACHABLE, even if TLS works.
     """
     probe = _Probe(address, peer, credentials, timeout_s, time.monotonic() + timeout_s)
     try:
@@ -67,7 +67,7 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
     except (OSError, ValueError) as error:  # no room for a temporary file; a certificate that cannot be parsed
         return probe.error(f"{peer!r} at {address} does not answer, and the diagnosis failed: {error}")
     return probe.error(
-        f"TLS with {peer!r} at {address} works, but the service does not answer; is it busy, or of another version?"
+        f"TLS with {peer!r} at {address} works, but the service does not answer; is it busy, or another version?"
     )
 
 
@@ -122,14 +122,14 @@ def _check_peer(probe: _Probe, tls: ssl.SSLSocket) -> None:
 
 
 def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
-    """In TLS 1.3 the peer judges our certificate after our side of the handshake: the first read shows the verdict.
+    """Reads the peer's verdict on our certificate: in TLS 1.3 it comes after our side of the handshake.
 
-    A gRPC server that accepts it sends its SETTINGS at once; one that does not closes without an alert (grpcio 1.85).
-    Other servers and proxies send the alert.
+    A gRPC server that accepts it sends its SETTINGS at once. One that refuses it closes without an alert (grpcio 1.85);
+    other servers and proxies send the alert.
     """
     tls.settimeout(probe.left_s)
     try:
-        with suppress(ConnectionError, ssl.SSLEOFError):  # closed already: the alert is still there to be read
+        with suppress(ConnectionError, ssl.SSLEOFError):  # already closed: the alert can still be read
             tls.sendall(_HELLO)
         answer = tls.recv(9)
     except TimeoutError:
@@ -143,7 +143,7 @@ def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
 
 
 def _untrusted(probe: _Probe, error: ssl.SSLCertVerificationError) -> InputError:
-    """We do not accept the peer's certificate."""
+    """Words why we do not accept the peer's certificate."""
     of_peer = f"the certificate of {probe.peer!r} at {probe.address}"
     if error.verify_code in _OTHER_CA:
         reason = f"is not from the CA in {probe.credentials.ca_file}; do both sides have the same ca.pem?"
@@ -157,7 +157,7 @@ def _untrusted(probe: _Probe, error: ssl.SSLCertVerificationError) -> InputError
 
 
 def _refused(probe: _Probe, error: OSError) -> InputError | None:
-    """The peer's alert, where it sent one: mostly, that it does not accept our certificate."""
+    """Words the peer's alert, if it sent one: in most cases it does not accept our certificate."""
     alert = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     if "_ALERT_" not in alert:
         return None
@@ -178,7 +178,7 @@ def _refused(probe: _Probe, error: OSError) -> InputError | None:
 
 
 def _closed(probe: _Probe) -> InputError:
-    """The handshake is done, and the peer leaves without a word."""
+    """Words the likely reason why the peer closes after the handshake, without an alert."""
     credentials = probe.credentials
     ours = f"our certificate, for {credentials.name!r}"
     if datetime.now(UTC) > credentials.not_after:
@@ -189,7 +189,7 @@ def _closed(probe: _Probe) -> InputError:
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
-    """Mutual TLS as gRPC does it; the peer's name is compared afterwards, where the message can say what it is."""
+    """Sets up mutual TLS as gRPC does; the peer's name is compared later, so that the message can name it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])
@@ -203,7 +203,7 @@ def _context(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _sni(peer: str) -> str | None:
-    """A party's name may be no host name (64 characters, two dots in a row); then none is sent."""
+    """Returns the name to send; None if a party's name is no host name (64 characters, two dots in a row)."""
     try:
         peer.encode("idna")
     except UnicodeError:

@@ -1,4 +1,4 @@
-"""Certificates, requests and keys as PEM files, and the few questions that are asked of them."""
+"""Reads and writes certificates, requests and keys as PEM files, and answers a few questions about them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vfl_common.errors import Code, InputError
 
 
 def write_new(files: Mapping[Path, bytes], *, force: bool) -> None:
-    """Writes all or, where one of them exists and ``force`` is not given, none.
+    """Writes all files; writes none if one of them exists and ``force`` is not set.
 
-    A ``.key`` is created with mode 0600, so it is at no moment readable by others; the rest with 0644.
+    A ``.key`` is created with mode 0600, so that others can never read it; the rest with 0644.
     Raises InputError.
     """
     existing = [path for path in files if path.exists()]
@@ -41,7 +41,7 @@ def write_new(files: Mapping[Path, bytes], *, force: bool) -> None:
 
 
 def read(path: Path) -> bytes:
-    """The file's content. Raises InputError."""
+    """Reads a file. Raises InputError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -49,7 +49,7 @@ def read(path: Path) -> bytes:
 
 
 def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
-    """The certificates, at least one, of a PEM file. Raises InputError."""
+    """Parses the certificates, at least one, of a PEM file. Raises InputError."""
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
@@ -57,24 +57,22 @@ def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
 
 
 def parse_request(content: bytes, path: Path) -> x509.CertificateSigningRequest:
-    """A request whose signature shows that its sender holds the key. Raises InputError."""
+    """Parses a request and checks by its signature that the sender holds the key. Raises InputError."""
     try:
         request = x509.load_pem_x509_csr(content)
         signed = request.is_signature_valid
     except (ValueError, UnsupportedAlgorithm) as error:
         raise _invalid(f"{path} is not a certificate request in PEM format") from error
     if not signed:
-        raise _invalid(
-            f"the request {path} is not signed with its own key: it was damaged or forged, ask for a new one"
-        )
+        raise _invalid(f"the request {path} is not signed with its own key: it is damaged or forged; ask for a new one")
     return request
 
 
 def read_key(path: Path) -> tuple[PrivateKeyTypes, bytes]:
-    """A private key that only its owner can read, and its PEM text. Raises InputError.
+    """Reads a private key that only its owner can read; returns it with its PEM text. Raises InputError.
 
-    Where root owns it and this process is not root's, its group may read it too: so a Kubernetes Secret is mounted.
-    (PostgreSQL has the same rule.)
+    If root owns the key and this process is not root's, the key's group may read it too: Kubernetes mounts a Secret
+    this way. (PostgreSQL has the same rule.)
     """
     content = read(path)
     status = path.stat()
@@ -90,9 +88,9 @@ def read_key(path: Path) -> tuple[PrivateKeyTypes, bytes]:
 
 
 def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
-    """All subject alternative names; those that are not DNS names with their kind in front, ``IPAddress:10.0.0.1``.
+    """Returns all subject alternative names; others than DNS names start with their kind, ``IPAddress:10.0.0.1``.
 
-    Empty where there are none or they cannot be read.
+    Empty if there are none or they cannot be read.
     """
     try:
         san = document.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -103,17 +101,17 @@ def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[
 
 
 def quoted(found: tuple[str, ...]) -> str:
-    """``'bank', 'shop'``, or ``nobody`` where there is no name."""
+    """Returns ``'bank', 'shop'``, or ``nobody`` if there is no name."""
     return ", ".join(map(repr, found)) or "nobody"
 
 
 def utc(moment: datetime) -> str:
-    """``2026-01-31 12:00 UTC``; ``moment`` is in UTC."""
+    """Formats ``moment``, which is in UTC, as ``2026-01-31 12:00 UTC``."""
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Empty while the certificate is valid; else how it is not, and when: ``expired at 2026-01-31 12:00 UTC``."""
+    """Returns '' while the certificate is valid; else what is wrong, as ``expired at 2026-01-31 12:00 UTC``."""
     if now > certificate.not_valid_after_utc:
         return f"expired at {utc(certificate.not_valid_after_utc)}"
     if now < certificate.not_valid_before_utc:
@@ -122,7 +120,7 @@ def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
 
 
 def issuer_of(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> x509.Certificate | None:
-    """The authority that signed the certificate itself; intermediate authorities are not followed."""
+    """Finds the authority that signed the certificate directly; does not follow intermediate authorities."""
     for authority in authorities:
         try:
             certificate.verify_directly_issued_by(authority)
@@ -133,7 +131,7 @@ def issuer_of(certificate: x509.Certificate, authorities: Iterable[x509.Certific
 
 
 def _exists(path: Path) -> InputError:
-    return InputError(Code.FILE_INVALID, f"{path} exists already and is left as it is; --force replaces it")
+    return InputError(Code.FILE_INVALID, f"{path} already exists and was not changed; --force replaces it")
 
 
 def _invalid(message: str) -> InputError:

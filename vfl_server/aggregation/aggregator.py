@@ -19,14 +19,14 @@ _JOIN_S = 5.0
 
 
 class Aggregator:
-    """The aggregation of one run, a generation after the other.
+    """The aggregation of one run, one generation after the other.
 
     Args:
-        service: where the parties' streams come in.
+        service: receives the parties' streams.
         roster: all parties, in the recipe's order.
         phases: the names of the recipe's phases, in order.
-        timeout_s: how long a living party may take for one step, counted from the first party's arrival there.
-        fail: called, from the aggregation's thread, with what ends the run.
+        timeout_s: the longest time of a living party for one step, counted from the first party's arrival.
+        fail: called, from the aggregation's thread, with the error that ends the run.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class Aggregator:
         self._service, self._run_id, self._roster, self._phases = service, run_id, roster, phases
         self._ledger, self._timeout_s, self._fail = ledger, timeout_s, fail
         self._lock = threading.Lock()
-        self._hub: ExchangeHub | None = None  # of the generation that goes on
+        self._hub: ExchangeHub | None = None  # of the current generation
         self._thread: threading.Thread | None = None
 
     def begin(self, generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]) -> None:
-        """Serves a generation that goes on from ``checkpoint``; returns at once.
+        """Serves a generation that resumes from ``checkpoint``; returns at once.
 
-        Raises InputError where ``checkpoint`` is no label.
+        Raises InputError if ``checkpoint`` is no label.
         """
         if not aggregations:
-            self._service.close()  # nobody has anything to ask
+            self._service.close()  # no party swaps anything from here on
             return
         steps = list(remaining(self._phases, checkpoint, aggregations))
         hub = ExchangeHub(
@@ -65,14 +65,14 @@ class Aggregator:
         self._thread.start()
 
     def end(self, error: VflError) -> None:
-        """Ends the generation, from any thread: whoever waits is told ``error``. Does nothing where none goes on."""
+        """Ends the generation, from any thread; waiting parties get ``error``. Does nothing if there is none."""
         with self._lock:
             hub, self._hub = self._hub, None
         if hub is not None:
             hub.end(error)
 
     def close(self) -> None:
-        """Ends what goes on, and waits for its thread. No stream is let in from now on."""
+        """Ends the generation and waits for its thread. Accepts no stream from now on."""
         self.end(InterruptedRun("the server has ended"))
         self._service.close()
         if self._thread is not None:
@@ -94,12 +94,12 @@ class Aggregator:
         hub.end(error)
         with self._lock:
             goes_on = self._hub is hub
-        if goes_on:  # otherwise the run has ended this generation already, for another reason
+        if goes_on:  # otherwise ``end`` was called first, for another reason
             self._fail(error)
 
 
 def _answer(hub: ExchangeHub, step: StepKey, spec: BundleSpec) -> None:
-    """One step. What it takes in memory is gone when it returns, but for the last reply, which may be asked again."""
+    """Answers one step. Frees its memory on return, except for the last reply, which a party may request again."""
     bundles = hub.collect(step, spec)
     average = mean(bundles, step)
     hub.reply(step, dict.fromkeys(bundles, average))
@@ -108,13 +108,15 @@ def _answer(hub: ExchangeHub, step: StepKey, spec: BundleSpec) -> None:
 def remaining(
     phases: Sequence[str], checkpoint: str, aggregations: Sequence[AggregationPlan]
 ) -> Iterator[tuple[StepKey, BundleSpec]]:
-    """The steps that are still to come, in order, where the run goes on from ``checkpoint`` (empty: the beginning).
+    """Yields the remaining steps, in order, of a run that resumes from ``checkpoint`` (empty: the beginning).
 
-    Raises InputError where ``checkpoint`` is no label of a phase.
+    Raises InputError if ``checkpoint`` is no label of a phase.
     """
     at, done = rounds_done(checkpoint) if checkpoint else (phases[0], 0)
     if at not in phases:
-        raise InputError(Code.CHECKPOINT_INVALID, f"the checkpoint {checkpoint[:80]!r} is of no phase of this recipe")
+        raise InputError(
+            Code.CHECKPOINT_INVALID, f"the checkpoint {checkpoint[:80]!r} belongs to no phase of this recipe"
+        )
     for aggregation in sorted(aggregations, key=lambda each: phases.index(each.phase)):
         place = phases.index(aggregation.phase) - phases.index(at)
         first = 0 if place > 0 else done if place == 0 else aggregation.rounds

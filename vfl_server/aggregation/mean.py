@@ -1,4 +1,4 @@
-"""The uniform mean of the parties' weights. numpy only."""
+"""Computes the uniform mean of the parties' weights. numpy only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _WIRE = np.dtype("<f4")
 
 
 def mean(bundles: Mapping[str, Bundle], step: StepKey) -> Bundle:
-    """The sum of all bundles in the order of the roster, in float32, divided by their number.
+    """Returns the sum of all bundles in the order of the roster, in float32, divided by their number.
 
     ``bundles``: {party: its weights}; at least one, all with the same float32 tensors. They are not changed.
 
-    Raises PeerError (NON_FINITE) where a party sent NaN or infinity, or the sum is beyond float32.
+    Raises PeerError (NON_FINITE) if a party sent NaN or infinity, or the sum is beyond float32.
     """
     like = next(iter(bundles.values())).tensors
     return Bundle(Kind.WEIGHTS, {name: _mean(name, buffer.shape, bundles, step) for name, buffer in like.items()})

@@ -1,1 +1,1 @@
-"""Membership and run state: who has joined, when a generation starts and ends."""
+"""Keeps membership and run state: who has joined, when a generation starts and ends."""

@@ -1,4 +1,4 @@
-"""Whether what a party says of itself at joining fits the recipe and the run. Pure functions."""
+"""Checks that a party's Join message fits the recipe and the run. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import clean
 
 MAX_TEXT = 200  # characters of a device, a run or an address
-MAX_RECIPE = 16_384  # characters by which a party's recipe may be longer than ours, to look for the difference
+MAX_RECIPE = 16_384  # a party's recipe that is longer than ours by more characters is not compared key by key
 
 
 def admit(name: str, join: control_pb2.Join, recipe: Recipe, job: str, runs: Collection[str]) -> None:
-    """Returns where the party may join.
+    """Returns if the party may join.
 
     Args:
-        runs: for a prediction, the runs with which the parties that have joined already predict.
+        runs: for a prediction, the trained runs of the parties that have already joined.
 
     Raises:
         PeerError: PROTOCOL_DIFFERS, ROLE_MISMATCH, MALFORMED_MESSAGE, RECIPE_DIFFERS.
@@ -38,10 +38,10 @@ def admit(name: str, join: control_pb2.Join, recipe: Recipe, job: str, runs: Col
         text = f"the recipe of {name} differs from the server's{_difference(canonical, join.recipe_json)}"
         raise _refused(Code.RECIPE_DIFFERS, name, text)
     if join.job != job:
-        text = f"{name} wants to {join.job[:20]}, this server runs a {job} job"
+        text = f"{name} wants to {join.job[:20]}, but this server runs a {job} job"
         raise _refused(Code.RECIPE_DIFFERS, name, text)
     if job == "predict" and runs and join.run_id not in runs:
-        text = f"{name} predicts with run {clean(join.run_id, 80)}, the others with {', '.join(runs)}"
+        text = f"{name} predicts with run {clean(join.run_id, 80)}, but the others with {', '.join(runs)}"
         raise _refused(Code.RECIPE_DIFFERS, name, text)
 
 

@@ -1,7 +1,7 @@
 """The run as the server sees it: members join, are lost, report; generations start and end.
 
-All methods may be called from any thread; one lock guards the whole state. What parties are told goes into their
-outboxes, from which the streams' threads take it.
+All methods may be called from any thread; one lock guards the whole state. Messages to parties go into their outboxes;
+the streams' threads send them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Job = Literal["train", "predict"]
 Outbox = queue.SimpleQueue["control_pb2.ServerMessage | None"]
 Emit = Callable[..., None]
 
-MAX_TEXT = 200  # characters of what a party says of itself
+MAX_TEXT = 200  # characters of a text in a party's messages
 MAX_METRICS = 32  # in a party's progress
 
 
@@ -46,12 +46,12 @@ class Member:
     aggregations: tuple[AggregationPlan, ...] = ()
     progress: control_pb2.Progress | None = None  # the last one of this generation
     report: control_pb2.Report | None = None
-    alone: bool = False  # the active party: it needs nobody any more in this generation
+    alone: bool = False  # the active party: it needs no other party for the rest of this generation
 
 
 @dataclass(frozen=True)
 class Left:
-    """A party that was alone at the end, has reported and is not needed any more."""
+    """A party that has reported and left: it exchanges nothing in the rest of the run."""
 
     identity: PartySummary
     report: control_pb2.Report
@@ -61,8 +61,8 @@ class Left:
 class Status:
     """The run at one moment.
 
-    ``silent_s``: {party with a session: seconds since its last word}; ``phase`` to ``steps``: as the party that is
-    furthest behind last told, ``steps`` as of a round's end; ``told``: {party: (phase, metrics)} as each last told.
+    ``silent_s``: {party with a session: seconds since its last message}. ``phase`` to ``steps``: the slowest party's
+    last report; ``steps`` as of a round's end. ``told``: {party: (phase, metrics)}, from each party's last report.
     """
 
     state: RunState
@@ -82,15 +82,15 @@ class Coordinator:
 
     Args:
         recipe: the server's copy; a party whose copy differs is refused.
-        job: what this server runs.
+        job: ``train`` or ``predict``.
         run_id: this run's name.
         generation: the last generation that an earlier process of this server started.
-        on_start: called, under the lock, with (generation, checkpoint, what all parties aggregate) when a generation
-            starts, before the parties are told.
-        on_end: called, under the lock, when a generation that was started ends, or the run does, with the reason.
-        on_leave: called, under the lock, with a party that is not needed any more, before it is told that it may go.
-        left: those that left before this process of the server began.
-        emit: tells the person or program in front of the server what happens.
+        on_start: called, under the lock, with (generation, checkpoint, agreed aggregations) when a generation starts,
+            before the parties hear of it.
+        on_end: called, under the lock, with the reason when a started generation or the run ends.
+        on_leave: called, under the lock, with a party that is no longer needed, before it hears that it may leave.
+        left: the parties that left before this process of the server began.
+        emit: reports events to the person or program in front of the server.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Coordinator:
         self._identities = {name: each.identity for name, each in left.items()}
         self._reports: dict[str, control_pb2.Report] = {}  # of the completed run
         self._left = dict(left)
-        self._shown = control_pb2.Progress()  # of the party that is furthest behind
+        self._shown = control_pb2.Progress()  # of the slowest party
         self._steps = 0
         self.state = RunState.WAITING
         self.failure: VflError | None = None
@@ -127,9 +127,9 @@ class Coordinator:
     # -- sessions -----------------------------------------------------------------------------------------------
 
     def open(self, name: str) -> Member:
-        """A session for ``name``.
+        """Opens a session for ``name``.
 
-        A second one of a living party is refused; one of a party that has fallen silent takes its place.
+        Refuses a second session of a living party. Replaces the session of a party that has fallen silent.
 
         Raises:
             PeerError: NOT_IN_RECIPE, NAME_TAKEN.
@@ -147,21 +147,21 @@ class Coordinator:
                 )
                 if self._members.get(name) is older:
                     if older.heard_s > opened_s:
-                        text = f"a party named {name} has joined already, and is alive"
+                        text = f"a party named {name} has already joined and is alive"
                         raise PeerError(Code.NAME_TAKEN, text, public=text, party=name)
-                    self._lose(older, "has fallen silent and was started again")
+                    self._lose(older, "fell silent and was restarted")
             member = Member(name, queue.SimpleQueue(), time.monotonic())
             self._members[name] = member
             return member
 
     def closed(self, member: Member) -> None:
-        """The session's stream has ended."""
+        """Handles the end of a session's stream."""
         with self._lock:
             if self._members.get(member.name) is member:
                 self._lose(member, "was lost")
 
     def handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
-        """One message of a party. Raises PeerError where the party is to be refused."""
+        """Handles one message of a party. Raises PeerError if the party must be refused."""
         with self._lock:
             if self._members.get(member.name) is not member:
                 return
@@ -182,7 +182,7 @@ class Coordinator:
                 self._aborted(member, message)
 
     def tick(self) -> None:
-        """Called now and then: finds silent parties and deadlines that have passed."""
+        """Finds silent parties and deadlines that have passed; called regularly."""
         with self._lock:
             now_s = time.monotonic()
             heard = {name: member.heard_s for name, member in self._members.items()}
@@ -192,7 +192,7 @@ class Coordinator:
                 self._decide()
 
     def fail(self, error: VflError) -> None:
-        """Ends the run: every party is told ``error``."""
+        """Ends the run and sends ``error`` to every party."""
         with self._lock:
             self._fail(error)
 
@@ -224,12 +224,12 @@ class Coordinator:
             )
 
     def reports(self) -> dict[str, control_pb2.Report]:
-        """{party: its report} of the completed run."""
+        """Returns {party: its report} of the completed run."""
         with self._lock:
             return dict(self._reports)
 
     def parties(self) -> list[PartySummary]:
-        """The parties, in roster order, with what they reported."""
+        """Returns the parties, in roster order, with the facts that they reported."""
         reports = self.reports()
         found = []
         for name in self._roster:
@@ -239,7 +239,7 @@ class Coordinator:
         return found
 
     def complete(self, summary_json: str) -> None:
-        """Tells every party that the run is done; the summary goes to the active party alone."""
+        """Tells every party that the run is complete; only the active party gets the summary."""
         with self._lock:
             for member in self._members.values():
                 text = summary_json if member.name == self.recipe.active.name else ""
@@ -247,7 +247,7 @@ class Coordinator:
                 member.outbox.put(None)
 
     def wait_until_empty(self, timeout_s: float) -> None:
-        """Waits, at most so long, until every session has ended."""
+        """Waits, at most ``timeout_s``, until every session has ended."""
         with self._lock:
             self._lock.wait_for(lambda: not self._members, timeout=timeout_s)
 
@@ -259,10 +259,10 @@ class Coordinator:
         declared = declarations.declared(join, self._phases if self.job == "train" else (), member.name)
         if member.name in self._left and not self._needed(member.name):
             text = (
-                f"{member.name} has done its part of run {self.run_id}, which goes on without it; nothing is to be done"
+                f"{member.name} has finished its part of run {self.run_id}, which continues without it; nothing to do"
             )
             raise PeerError(Code.NAME_TAKEN, text, public=text, party=member.name)
-        if self.state is RunState.RUNNING:  # it has left the generation before we noticed
+        if self.state is RunState.RUNNING:  # the party left the generation before we noticed
             self._interrupt(f"{member.name} joins again", lost=[])
         member.join, member.joined, member.aggregations, member.report = join, True, declared, None
         self._left.pop(member.name, None)
@@ -277,7 +277,7 @@ class Coordinator:
         self._decide(announce=True)
 
     def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
-        """Who is furthest behind sets the pace of what is shown; each party's own losses are shown beside it."""
+        """Shows the slowest party's progress, with each party's own losses beside it."""
         member.progress = progress
         active = self.recipe.active.name
         told = {name: each.progress for name, each in self._in_order() if each.progress is not None}
@@ -314,7 +314,7 @@ class Coordinator:
         return membership.decide(waited_s, self._deadline_s, self._roster, ready, left)
 
     def _needed(self, name: str) -> bool:
-        """Whether a party that has left is waited for again."""
+        """Returns whether a party that has left is needed again."""
         if self.state is not RunState.WAITING:
             return False
         decision = self._decision()
@@ -383,7 +383,7 @@ class Coordinator:
 
     def _report(self, member: Member, report: control_pb2.Report) -> None:
         if self.state is not RunState.RUNNING:
-            return  # the party has not heard yet that its generation has ended
+            return  # the party does not know yet that its generation has ended
         if not is_sound(report):
             text = f"{member.name} sent a report that cannot be read"
             self._fail(PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=member.name))
@@ -393,9 +393,9 @@ class Coordinator:
         self._maybe_complete()
 
     def _let_go(self) -> None:
-        """The parties that were alone at the end, once the active party says that it needs nobody: they may leave.
+        """Lets parties leave that exchange nothing more, once the active party says that it needs nobody.
 
-        Their own word is not enough: one that had not sent what it owes would be waited for, and nobody would watch it.
+        Their own report is not enough: if one still owed data, the others would wait for a party that nobody watches.
         """
         active = self._members.get(self.recipe.active.name)
         if active is None or not active.alone or self.job != "train":
@@ -428,7 +428,7 @@ class Coordinator:
             code = Code.INTERNAL
         if code is Code.INTERRUPTED:
             code = Code.ABORTED
-        # The active party sees what the others send, and may blame them; a passive party speaks for itself.
+        # The active party sees the others' data and may blame them; a passive party speaks only for itself.
         may_blame = member.name == self.recipe.active.name and failure.party in self._roster
         culprit, text = failure.party if may_blame else member.name, clean(failure.message)
         self._fail(PeerError(code, f"{member.name} stopped the run: {text}", public=text, party=culprit))
@@ -446,5 +446,5 @@ class Coordinator:
 
 
 def _metrics(progress: control_pb2.Progress) -> dict[str, float]:
-    """Not more, and no longer names, than a person can read."""
+    """Returns the metrics, limited in number and in length of names."""
     return {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}

@@ -1,4 +1,4 @@
-"""What the parties say they will aggregate: read with suspicion, and compared. Pure functions."""
+"""Checks and compares the aggregations that the parties declare. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from vfl_common.pb.vfl.v1 import control_pb2, tensor_pb2
 from vfl_common.stages import AggregationPlan
 from vfl_common.wire.frames import announced
 
-MAX_BYTES = 2 << 30  # of all weights that a party declares
+MAX_BYTES = 2 << 30  # all weights that a party declares
 MAX_ROUNDS = 1_000_000
 MAX_NAME = 200  # characters of a tensor's name
 _KIND = tensor_pb2.BundleKind.WEIGHTS
 
 
 def declared(join: control_pb2.Join, phases: Sequence[str], party: str) -> tuple[AggregationPlan, ...]:
-    """What ``party`` declares.
+    """Reads the aggregations that ``party`` declares.
 
-    Raises PeerError where that is not a thing that this server would serve: a phase that is not in ``phases``, or
-    twice; rounds, names or sizes beyond the bounds above; anything but float32.
+    Raises PeerError if a phase is not in ``phases`` or appears twice, if rounds, names or sizes exceed the bounds
+    above, or if a tensor is not float32.
     """
     found: dict[str, AggregationPlan] = {}
     for entry in join.aggregations[: len(phases) + 1]:
@@ -45,9 +45,9 @@ def declared(join: control_pb2.Join, phases: Sequence[str], party: str) -> tuple
 
 
 def agreed(declarations: Mapping[str, Sequence[AggregationPlan]], phases: Sequence[str]) -> tuple[AggregationPlan, ...]:
-    """What all parties declare, in the order of ``phases``. Raises PeerError (MODELS_DIFFER) where they differ.
+    """Returns the common declaration, in the order of ``phases``. Raises PeerError (MODELS_DIFFER) if parties differ.
 
-    ``declarations``: {party: what it declares}, in the order of the roster.
+    ``declarations``: {party: its declaration}, in the order of the roster.
     """
     by_phase = {party: {each.phase: each for each in found} for party, found in declarations.items()}
     (first, ours), *others = by_phase.items()
@@ -55,13 +55,13 @@ def agreed(declarations: Mapping[str, Sequence[AggregationPlan]], phases: Sequen
         for phase in phases:
             difference = _difference(first, ours.get(phase), party, theirs.get(phase))
             if difference:
-                # About no party, so that all are told the same.
+                # The error names no party, so that all get the same text.
                 raise PeerError(Code.MODELS_DIFFER, difference, public=difference)
     return tuple(ours[phase] for phase in phases if phase in ours)
 
 
 def _difference(one: str, ours: AggregationPlan | None, other: str, theirs: AggregationPlan | None) -> str:
-    """One sentence, or nothing where the two are equal."""
+    """Words the difference in one sentence; returns '' if the two are equal."""
     if ours is None or theirs is None:
         if ours is theirs:
             return ""

@@ -1,4 +1,4 @@
-"""The parties that have left a run, on disk: a server that is started again does not wait for them."""
+"""Stores the parties that have left a run, so that a restarted server does not wait for them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from vfl_server.control.coordinator import Left
 
 @dataclass(frozen=True)
 class Departures:
-    """``left.json``: {party: {identity, report}}, the report as it came, in base64."""
+    """``left.json``: {party: {identity, report}}; the report is the party's message in base64."""
 
     path: Path
 
     def add(self, left: Left) -> None:
-        """Notes that a party has left; on disk when this returns."""
+        """Notes on disk that a party has left."""
         report = b64encode(left.report.SerializeToString()).decode()
         entry = {"identity": left.identity.model_dump(mode="json"), "report": report}
         write_atomic(self.path, json.dumps(self._entries() | {left.identity.name: entry}) + "\n")
 
     def read(self) -> dict[str, Left]:
-        """{party: what it left behind}. Raises InputError where the file is not what ``add`` wrote."""
+        """Reads {party: its identity and report}. Raises InputError if the file is not what ``add`` wrote."""
         try:
             return {
                 name: Left(

@@ -1,4 +1,4 @@
-"""What to do next: pure functions of who is there. The clock is an argument."""
+"""Decides what to do next: pure functions of who has joined. The clock is an argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """All parties that are needed are there: start a generation from ``checkpoint`` (empty: from the beginning)."""
+    """All needed parties have joined: start a generation from ``checkpoint`` (empty: from the beginning)."""
 
     checkpoint: str
 
@@ -37,14 +37,14 @@ def decide(
     ready: Mapping[str, Sequence[str]],
     left: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Begin | Wait | GiveUp:
-    """Whether the run may start.
+    """Decides whether the run may start.
 
     Args:
-        waited_s: since the server began to wait.
-        deadline_s: how long it may wait.
+        waited_s: time since the server began to wait.
+        deadline_s: the longest time to wait.
         roster: all parties of the recipe.
-        ready: {party: labels of its checkpoints, oldest first} for those that have joined.
-        left: {party: labels from which the run does not need it} for those that have left.
+        ready: {party: labels of its checkpoints, oldest first}, of the joined parties.
+        left: {party: labels from which the run does not need it}, of the parties that have left.
     """
     missing = tuple(party for party in roster if party not in ready and party not in left)
     if not missing:
@@ -58,11 +58,11 @@ def decide(
 
 
 def newest_common(held: Collection[Sequence[str]]) -> str:
-    """The newest label that every party holds; '' where there is none. Labels sort by position in the run."""
+    """Returns the newest label that every party holds, '' if there is none. Labels sort by position in the run."""
     common = set.intersection(*(set(labels) for labels in held)) if held else set()
     return max(common, default="")
 
 
 def silent(now_s: float, heard_s: Mapping[str, float], lost_after_s: float) -> tuple[str, ...]:
-    """The parties that have said nothing, not even a heartbeat, for ``lost_after_s``."""
+    """Returns the parties that have sent nothing, not even a heartbeat, for ``lost_after_s``."""
     return tuple(party for party, last_s in heard_s.items() if now_s - last_s > lost_after_s)

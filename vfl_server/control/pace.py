@@ -1,4 +1,4 @@
-"""Whose progress is the run's: a pure function of what the parties have told."""
+"""Decides whose progress is shown as the run's: a pure function of the parties' reports."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from vfl_common.pb.vfl.v1 import control_pb2
 
 
 def pace(told: Mapping[str, control_pb2.Progress], phases: Sequence[str], active: str, teller: str) -> str | None:
-    """The party that is furthest behind among those at work; where nobody is, the one that has just told of its end.
+    """Returns the slowest working party; if none is working, the one that just reported that it finished.
 
-    A party that has done all rounds of the phase that it told of last is not at work; nor, for the run, is one that
-    tells of a phase which the active party has behind it: its peers go on without it. An active party that is idle, as
-    in FedOnce's local phase, tells nothing, and the others set the pace.
+    A party is not working if it has finished the phase of its last report, or if the active party is in a later phase:
+    the run continues without it. An idle active party, as in FedOnce's local phase, reports nothing; then the others
+    decide.
 
     Args:
         told: {party: its last progress in this generation}.
-        phases: of the recipe, in order.
+        phases: the recipe's phases, in order.
         active: the active party.
-        teller: who has told last.
+        teller: the party that reported last.
 
-    None where the teller is no longer of account.
+    Returns None if the reporting party no longer affects the run's progress.
     """
     place = {name: phases.index(each.phase) for name, each in told.items() if each.phase in phases}
     front = place.get(active, 0)
@@ -35,5 +35,5 @@ def pace(told: Mapping[str, control_pb2.Progress], phases: Sequence[str], active
 
 
 def _rounds(progress: control_pb2.Progress) -> float:
-    """Rounds that are done, with the fraction of the one under way."""
+    """Returns the finished rounds, with the fraction of the current one."""
     return progress.round + (progress.batch / progress.batches if progress.batches else 0.0)

@@ -1,4 +1,4 @@
-"""What parties report at the end of a run: read with suspicion. Pure functions."""
+"""Reads and checks the parties' reports at the end of a run. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import Privacy
 
 MAX_TEXT = 200  # characters of a name
-MAX_TEXTS = 16_384  # names: four in a line of the ledger
+MAX_TEXTS = 16_384  # names in a report: a line of the ledger has four
 MAX_JSON = 16_384  # characters
 
 
 def is_sound(report: control_pb2.Report) -> bool:
-    """Whether it can be read, and is within the bounds above."""
+    """Returns whether ``report`` can be read and is within the bounds above."""
     texts = [text for entry in report.ledger for text in (entry.peer, entry.phase, entry.kind, entry.direction)]
     texts += [count.peer for count in report.tcp] + list(report.free_from)
     texts += [count.interface for count in report.interfaces] + list(report.without)
@@ -28,18 +28,18 @@ def is_sound(report: control_pb2.Report) -> bool:
 
 
 def done_by(report: control_pb2.Report) -> dict[str, int | float | None]:
-    """What a party's summary takes from its report."""
+    """Returns the facts of a report that go into the party's entry of the summary."""
     peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
     return {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak}
 
 
 def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:
-    """What a party's machine counted, as it reported it."""
+    """Reads the interface counts that a party reported."""
     return [InterfaceCount(each.interface, each.sent_bytes, each.received_bytes) for each in report.interfaces]
 
 
 def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
-    """A party's ledger and kernel counts, as it reported them."""
+    """Reads the ledger and the kernel's counts that a party reported."""
     entries = [
         Entry(
             entry.peer,
@@ -56,7 +56,7 @@ def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
 
 
 def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None:
-    """{split: {name: value}} as reported; None where it is anything else."""
+    """Reads the reported {split: {name: value}}; returns None if it has another form."""
     try:
         found = json.loads(report.metrics_json or "{}")
         return {str(split): {str(name): float(value) for name, value in of.items()} for split, of in found.items()}
@@ -65,7 +65,7 @@ def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None
 
 
 def privacy_of(report: control_pb2.Report) -> Privacy | None:
-    """What a party reports of differential privacy; None where it is nothing, or anything else."""
+    """Reads a party's report on differential privacy; returns None if it is empty or has another form."""
     try:
         return Privacy.model_validate_json(report.privacy_json) if report.privacy_json else None
     except ValueError:

@@ -8,7 +8,7 @@ from vfl_common.errors import InternalError
 
 
 class RunState(Enum):
-    """WAITING for parties (at the start, or for one that was lost), RUNNING a generation, then done or failed."""
+    """WAITING for parties (at the start, or after a loss), RUNNING a generation, then COMPLETED or FAILED."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -18,8 +18,8 @@ class RunState(Enum):
 
 MOVES: frozenset[tuple[RunState, RunState]] = frozenset(
     {
-        (RunState.WAITING, RunState.RUNNING),  # all parties are there
-        (RunState.RUNNING, RunState.WAITING),  # one was lost
+        (RunState.WAITING, RunState.RUNNING),  # all parties have joined
+        (RunState.RUNNING, RunState.WAITING),  # a party was lost
         (RunState.RUNNING, RunState.COMPLETED),  # all have reported
         (RunState.WAITING, RunState.FAILED),
         (RunState.RUNNING, RunState.FAILED),
@@ -28,7 +28,7 @@ MOVES: frozenset[tuple[RunState, RunState]] = frozenset(
 
 
 def move(now: RunState, to: RunState) -> RunState:
-    """``to``; raises InternalError where the move is not in MOVES."""
+    """Returns ``to``. Raises InternalError if the move is not in MOVES."""
     if (now, to) not in MOVES:
         raise InternalError(f"a run cannot move from {now.value} to {to.value}")
     return to

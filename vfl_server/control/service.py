@@ -1,4 +1,4 @@
-"""The Control service: one stream a party, its messages to the coordinator, the coordinator's to it."""
+"""The Control service: one stream a party carries its messages to the coordinator and the answers back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class ControlService:
-    """Lets callers in by the name in their certificate; the coordinator decides everything else."""
+    """Admits callers by the name in their certificate; the coordinator decides everything else."""
 
     def __init__(self, coordinator: Coordinator, ledger: Ledger, meter: TcpMeter) -> None:
         self._coordinator, self._ledger, self._meter = coordinator, ledger, meter
@@ -33,7 +33,7 @@ class ControlService:
         try:
             name = caller(context)
             member = self._coordinator.open(name)
-        except Exception as error:  # noqa: BLE001 - the peer learns the public text and no more
+        except Exception as error:  # noqa: BLE001 - the peer gets only the public text
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
             return
         self._meter.name_caller(context.peer(), name)
@@ -47,19 +47,19 @@ class ControlService:
             yield data
 
     def _read(self, member: Member, requests: Iterator[bytes]) -> None:
-        """The second thread of a session: all that the party says."""
+        """Reads all messages of a party, in the session's second thread."""
         try:
             for data in requests:
                 self._ledger.add(member.name, CONTROL, CONTROL, "received", 0, len(data))
                 self._handle(member, _parse(data, member.name))
-        except PeerError as error:  # this party is refused; the others go on waiting
+        except PeerError as error:  # refuses this party only; the others keep waiting
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)
-        except Exception:  # noqa: BLE001 - gRPC raises a bare Exception where the stream breaks; `closed` sees to it
+        except Exception:  # noqa: BLE001 - gRPC raises a bare Exception if the stream breaks; `closed` handles it
             return
 
     def _handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
-        """Raises PeerError; a defect of ours refuses the party too, and stands in the log."""
+        """Passes a message on. Raises PeerError, also for a defect of ours, which is logged."""
         try:
             self._coordinator.handle(member, message)
         except PeerError:
