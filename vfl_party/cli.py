@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -188,7 +189,8 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
 
 
 def main() -> None:
-    run_program(cli, "vfl-party")
+    # Under torchrun, threads of gloo and NCCL outlive the last word between the ranks, and a lost rank most of all.
+    run_program(cli, "vfl-party", at_once="TORCHELASTIC_RUN_ID" in os.environ)
 
 
 if __name__ == "__main__":  # python -m vfl_party.cli, as torchrun starts modules
