@@ -19,7 +19,7 @@ from vfl_common.logs import Console, log_to
 from vfl_common.rpc.hub import ExchangeService
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
-from vfl_common.run_folder import RunFolder, create, find_unfinished
+from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import MakeEncoder
@@ -109,7 +109,7 @@ class PartyApp:
     ) -> tuple[Outcome, RunFolder]:
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
-        alignment = alignment_of(recipe)
+        alignment = alignment_of(recipe, files.policy)
         make = partial(assemble, opened, work=work, device=files.device, policy=files.policy)
         # Everything that can be refused without the others is refused before joining.
         expected = alignment.offline(opened.table.ids)
@@ -143,11 +143,10 @@ class PartyApp:
             def make_job(start: Start, folder: RunFolder) -> PartyJob:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=files.name)
                 progress.begin(folder.path / "metrics.jsonl", start)
-                transport = network.transport(start, service, aggregates=bool(aggregations))
+                transport = network.transport(start, service)
                 at_hand = ready.pop() if ready else None  # nothing survives a rollback
                 return PartyJob(opened, alignment, assembled, start.run_id, transport, tick=tick, ready=at_hand)
 
-            aggregations = first.aggregations if first is not None and job == "train" else ()
             runner = Runner(
                 session,
                 Joining(
@@ -159,7 +158,6 @@ class PartyApp:
                     device_name=device_name(files.device),
                     run_id=work.run_id,
                     exchange_address=files.file.advertise or address,
-                    aggregations=aggregations,
                 ),
                 make_job,
                 open_folder,
@@ -167,9 +165,8 @@ class PartyApp:
                 checkpoint_every=recipe.run.checkpoint_every,
                 observe=progress.observe,
                 begin_round=progress.begin_round,
-                plan=first.plan if first is not None else (),
+                plan=first.plan if first is not None else planned(resume),
                 resume=resume,
-                privacy_json=first.privacy_json if first is not None else "",
                 peak_memory=lambda: peak_memory(files.device),
             )
             del first

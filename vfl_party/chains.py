@@ -6,11 +6,14 @@ from collections.abc import Collection
 
 from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
+from vfl_common.summary import ExchangeSummary
 from vfl_party import codecs
 from vfl_party.declared import Exchange, Role, Sent, Use
 from vfl_party.exchange import Chain, Chains
 from vfl_party.filter import Filter
 from vfl_party.policies import Policy
+
+PASSIVES = "passive parties"
 
 
 def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, policy: Policy) -> Chains:
@@ -39,6 +42,27 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
         return Chain(filters)
 
     return Chains(chain("up", exchange.up), chain("down", exchange.down))
+
+
+def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -> list[ExchangeSummary]:
+    """Both directions of an exchange, in words; a direction without tensors is left out."""
+    asks, answers = ("every party", recipe.server) if exchange.asks == "server" else (PASSIVES, recipe.active.name)
+    return [
+        ExchangeSummary(
+            phase=phase,
+            exchange=exchange.name,
+            sender=sender,
+            receiver=receiver,
+            sent=str(sent),
+            chain=str(chain),
+            when=exchange.when,
+        )
+        for sender, receiver, sent, chain in (
+            (asks, answers, exchange.up, chains.up),
+            (answers, asks, exchange.down, chains.down),
+        )
+        if sent.tensors
+    ]
 
 
 def check_transforms(recipe: Recipe, opened: Collection[tuple[str, str]]) -> None:

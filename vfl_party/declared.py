@@ -93,10 +93,11 @@ class Sent:
         return _spec(self, tuple(sizes.items()))
 
     def __str__(self) -> str:
-        """``embedding z float32 [rows, width]``"""
-        named = [f"{name} {_words(*each)}" for name, each in list(self.tensors.items())[:3]]
-        more = [f"and {len(self.tensors) - 3} more"] if len(self.tensors) > 3 else []
-        return " ".join([self.kind.label, ", ".join([*named, *more])]).strip()
+        """``embedding z float32 [rows, width]``; more than three tensors are counted instead."""
+        if len(self.tensors) > 3:
+            dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype, _ in self.tensors.values())
+            return f"{self.kind.label}: {len(self.tensors)} tensors, {', '.join(dtypes)}"
+        return " ".join([self.kind.label, ", ".join(f"{name} {_words(*each)}" for name, each in self.tensors.items())])
 
 
 NOTHING = Sent(Kind.ACK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from vfl_party.align import Aligned, Alignment
 from vfl_party.exchange import Ways
 from vfl_party.party import Assembled, Opened, Tick
 from vfl_party.phase import Phase, Tree
-from vfl_party.runner import Job
+from vfl_party.runner import Job, Statement
 
 
 class Transport(Ways, Protocol):
@@ -67,6 +68,12 @@ class PartyJob(Job):
         aligned = self._alignment.align(opened.name, self._run_id, opened.table.ids, transport)
         self._assembled = ready if ready is not None and aligned == expected else self._assemble(aligned)
         self._assembled.connect(transport, self._tick)
+
+    @property
+    def statement(self) -> Statement:
+        party = self.assembled
+        lines = [line.model_dump() for line in party.exchanges] if party.party.role == "active" else []
+        return Statement(party.plan, party.aggregations, party.privacy_json, json.dumps(lines))
 
     def unhurried(self) -> None:
         self.assembled.party.unhurried()

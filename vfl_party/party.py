@@ -21,11 +21,12 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import AggregationPlan, Planned
+from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned, alignment_of
+from vfl_party.chains import PASSIVES, summarised
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.data import Table, load_table
-from vfl_party.declared import Sent
-from vfl_party.exchange import Chain, Ways
+from vfl_party.exchange import Ways
 from vfl_party.methods import build_phases, handed_on, with_own_passes
 from vfl_party.models import InputSpec, build_top, combined_size, seeded
 from vfl_party.phase import Phase, Tree
@@ -125,18 +126,6 @@ class Training:
         return build_phases(self.recipe, party)
 
 
-@dataclass(frozen=True)
-class Leaves:
-    """A row of the table of what leaves a party: one exchange of a phase."""
-
-    phase: str
-    exchange: str
-    to: str
-    sent: Sent
-    chain: Chain
-    when: str
-
-
 @dataclass
 class Assembled:
     """A party ready to run: rows, models, phases, and what follows from them. Nothing of it knows the network.
@@ -172,18 +161,19 @@ class Assembled:
         return private.report().model_dump_json() if private is not None else ""
 
     @property
-    def leaves(self) -> list[Leaves]:
-        """What leaves this party, by phase, and through which chain."""
-        recipe, active, found = self.party.recipe, self.party.role == "active", []
-        for (phase, name), each in self.party.exchanges.items():
-            exchange, chains = each.exchange, each.chains
-            if exchange.asks == "server":
-                found.append(Leaves(phase, name, recipe.server, exchange.up, chains.up, exchange.when))
-            elif not active:
-                found.append(Leaves(phase, name, recipe.active.name, exchange.up, chains.up, exchange.when))
-            elif recipe.passives:
-                found.append(Leaves(phase, name, "passive parties", exchange.down, chains.down, exchange.when))
-        return found
+    def exchanges(self) -> list[ExchangeSummary]:
+        """What the phases exchange, and through which chains; empty if the active party is alone."""
+        party, recipe = self.party, self.party.recipe
+        first = [(phase, each, party.chains(phase, each)) for phase, each in alignment_of(recipe).exchanges]
+        opened = [(phase, each.exchange, each.chains) for (phase, _), each in party.exchanges.items()]
+        found = [summarised(recipe, phase, each, chains) for phase, each, chains in (*first, *opened)]
+        return [line for lines in found for line in lines] if recipe.passives else []
+
+    @property
+    def leaves(self) -> list[ExchangeSummary]:
+        """Those of ``exchanges`` that this party sends."""
+        mine = (self.party.name, "every party", *([PASSIVES] if self.party.role == "passive" else []))
+        return [line for line in self.exchanges if line.sender in mine]
 
     def connect(self, ways: Ways | None, tick: Tick) -> None:
         """Lets the phases reach the others, and torch's generator resume where the phases were made."""

@@ -86,7 +86,7 @@ def _data(files: PartyFiles) -> Iterator[Finding]:
         rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
         yield Finding("rounds", True, rounds)
         for each in party.leaves:
-            what = f"{each.sent} to {each.to}, {each.when}: {each.chain}"
+            what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
             yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
     except VflError as error:
         yield Finding("data", False, str(error))

@@ -95,17 +95,16 @@ class Network:
             finally:
                 service.close()
 
-    def transport(self, start: Start, service: ExchangeService | None, *, aggregates: bool) -> GrpcTransport:
+    def transport(self, start: Start, service: ExchangeService | None) -> GrpcTransport:
         """The links, and the active party's hub, of a generation; nothing is dialled before the first bundle.
 
-        ``aggregates``: whether a phase swaps weights with the server. Raises PeerError if the server names no address
+        Raises PeerError if the server names no address
         of the active party, and the party file neither.
         """
         files, recipe = self.files, self.files.recipe
         # The server gives a party that is late the whole of its time and then names it: we wait for that.
         patience_s = 2 * recipe.run.step_timeout_s
-        servers = [self._link(files.file.server, recipe.server, start, patience_s)] if aggregates else []
-        server = servers[0] if servers else None
+        server = self._link(files.file.server, recipe.server, start, patience_s)
         if service is not None:
             roster = [party.name for party in recipe.passives if party.name not in start.left]
             hub = ExchangeHub(
@@ -119,7 +118,7 @@ class Network:
             service.use(hub)
             roll_call = self._roll_call(hub)
             return GrpcTransport(
-                service, self.meter, hub=hub, server=server, grpc_hub=hub, grpc_links=servers, roll_call=roll_call
+                service, self.meter, hub=hub, server=server, grpc_hub=hub, grpc_links=[server], roll_call=roll_call
             )
         address, peer = files.file.active or start.exchange_address, recipe.active.name
         if not address:
@@ -127,7 +126,7 @@ class Network:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=recipe.server)
         self.meter.name_address(address, peer)
         link = self._link(address, peer, start, recipe.run.step_timeout_s)
-        return GrpcTransport(None, self.meter, link=link, server=server, grpc_links=[link, *servers])
+        return GrpcTransport(None, self.meter, link=link, server=server, grpc_links=[link, server])
 
     def _roll_call(self, hub: ExchangeHub) -> threading.Timer:
         """Says after a while who has not come: the passive parties know why, this one can only name them."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from vfl_party.data import Table
+from vfl_party.declared import Exchange
 from vfl_party.exchange import Ways
 
 
@@ -26,7 +28,9 @@ class Aligned:
 
 
 class Alignment(Protocol):
-    """Decides the rows, before models and phases are made."""
+    """Decides the rows, before models and phases are made. ``exchanges``: (phase, exchange) of all that it sends."""
+
+    exchanges: Sequence[tuple[str, Exchange]]
 
     def offline(self, ids: tuple[str, ...]) -> Aligned | None:
         """The rows as far as this party knows without the others; None if only the others can tell."""

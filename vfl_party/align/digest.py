@@ -12,8 +12,10 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_party.align.aligned import Aligned
+from vfl_party.chains import make_chains
 from vfl_party.declared import Exchange, Sent, i64, u8
-from vfl_party.exchange import Answering, Asking, Chain, Chains, Ways
+from vfl_party.exchange import Answering, Asking, Ways
+from vfl_party.policies import Policy
 
 CPU = torch.device("cpu")
 OPENING = "open"  # the phase in which the rows are compared
@@ -23,8 +25,10 @@ ROWS = Exchange("rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), wh
 class DigestAlignment:
     """See ``Alignment``."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    exchanges: Sequence[tuple[str, Exchange]] = ((OPENING, ROWS),)
+
+    def __init__(self, recipe: Recipe, policy: Policy) -> None:
+        self._recipe, self._policy = recipe, policy
 
     def offline(self, ids: tuple[str, ...]) -> Aligned:
         return Aligned(ids)
@@ -34,7 +38,8 @@ class DigestAlignment:
 
         Raises PeerError (ROWS_DIFFER), at the active party, that names a party with other ids.
         """
-        step, chains, active = StepKey(OPENING, 0, 0), Chains(Chain([]), Chain([])), self._recipe.active.name
+        step, active = StepKey(OPENING, 0, 0), self._recipe.active.name
+        chains = make_chains(self._recipe, OPENING, ROWS, "active" if name == active else "passive", self._policy)
         digest = torch.frombuffer(bytearray(rows_digest(run_id, ids)), dtype=torch.uint8)
         if name != active:
             asking = Asking(ROWS, OPENING, chains, ways, active, CPU, {})

@@ -18,9 +18,10 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.summary import LinkBytes
+from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
 from vfl_party.align.digest import OPENING, ROWS
+from vfl_party.chains import summarised
 from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
 from vfl_party.exchange import Chains
@@ -132,6 +133,7 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
         parties=tuple(each.name for each in recipe.parties),
         phases=tuple(phases),
         links=count.links(),
+        exchanges=tuple(count.exchanges),
     )
 
 
@@ -156,6 +158,7 @@ class _Count:
     """Sums exchanges by sender, receiver, phase and kind, as the ledger does."""
 
     def __init__(self) -> None:
+        self.exchanges: list[ExchangeSummary] = []
         self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
 
     def add(self, party: Party, occurrences: Iterable[Occurrence]) -> int:
@@ -179,7 +182,8 @@ class _Count:
             trips += (each.step, peer) != before
             before = each.step, peer
             if id(exchange) not in chains:
-                chains[id(exchange)] = party.chains(phase, exchange)
+                chains[id(exchange)] = known = party.chains(phase, exchange)
+                self.exchanges += summarised(recipe, phase, exchange, known)
             known = chains[id(exchange)]
             for sent, chain, up in ((exchange.up, known.up, True), (exchange.down, known.down, False)):
                 spec = chain.wire_spec(sent.spec(**dict(each.sizes)))
