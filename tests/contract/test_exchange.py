@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -235,6 +236,57 @@ def test_a_late_party_is_left_out_and_answered_when_it_comes(transport: str) -> 
         assert [each.result(WAIT_S) for each in later] == [10.0, 11.0]
 
 
+def test_a_deadline_is_waited_for_beyond_the_timeout(transport: str) -> None:
+    with exchange(transport, timeout_s=0.5) as found:
+        asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+        began_s = time.monotonic()
+        assert list(found.hub.collect(FIRST, NOTHING, deadline_s=2.0)) == ["north"]
+        assert time.monotonic() - began_s >= 2.0
+        found.hub.reply(FIRST, dict.fromkeys(PASSIVES, ACK))
+        assert asked.result(WAIT_S).kind is Kind.ACK
+
+
+def test_an_unhurried_hub_waits_beyond_the_timeout_once(transport: str) -> None:
+    with exchange(transport, ["north"], timeout_s=0.5) as found:
+        found.hub.unhurried()
+        collected = soon(lambda: found.hub.collect(FIRST, NOTHING))
+        with pytest.raises(TimeoutError):
+            collected.result(1.0)
+        asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+        assert list(collected.result(WAIT_S)) == ["north"]
+        found.hub.reply(FIRST, {"north": ACK})
+        assert asked.result(WAIT_S).kind is Kind.ACK
+        with pytest.raises(LostError) as caught:
+            found.hub.collect(SECOND, NOTHING)
+        assert (caught.value.code, caught.value.party) == (Code.STEP_TIMEOUT, "north")
+
+
+def test_an_unhurried_link_waits_beyond_the_timeout_once(transport: str) -> None:
+    with exchange(transport, ["north"], link_timeout_s=0.5) as found:
+        link = found.link("north")
+        link.unhurried()
+        asked = soon(lambda: link.swap(FIRST, ACK, NOTHING))
+        found.hub.collect(FIRST, NOTHING)
+        with pytest.raises(TimeoutError):
+            asked.result(1.0)
+        found.hub.reply(FIRST, {"north": ACK})
+        assert asked.result(WAIT_S).kind is Kind.ACK
+        with pytest.raises(LostError) as caught:
+            link.swap(SECOND, ACK, NOTHING)
+        assert (caught.value.code, caught.value.party) == (Code.STEP_TIMEOUT, ACTIVE)
+
+
+def test_each_bundle_is_told_of_while_others_are_on_their_way(transport: str) -> None:
+    told: queue.SimpleQueue[tuple[str, Kind]] = queue.SimpleQueue()
+    with exchange(transport) as found:
+        collected = soon(lambda: found.hub.collect(FIRST, NOTHING, lambda party, got: told.put((party, got.kind))))
+        for party in reversed(PASSIVES):
+            assert not collected.done()
+            found.link(party).send(FIRST, ACK)
+            assert told.get(timeout=WAIT_S) == (party, Kind.ACK)
+        assert tuple(collected.result(WAIT_S)) == PASSIVES
+
+
 def test_an_interruption_from_another_thread_wakes_collect_and_swap(transport: str) -> None:
     with exchange(transport) as found:
         asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
@@ -284,10 +336,14 @@ def test_numbers_that_are_not_finite_are_named(value: float, transport: str) -> 
         with pytest.raises(PeerError) as caught:
             asked.result(WAIT_S)
         assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, ACTIVE)
-        _ = soon(lambda: link.swap(SECOND, sick))
+        sent = soon(lambda: link.swap(SECOND, sick))
         with pytest.raises(PeerError, match="batch 1") as caught:
             hub.collect(SECOND)
         assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "north")
+        found.hub.end(caught.value)
+        with pytest.raises(PeerError) as told:
+            sent.result(WAIT_S)
+        assert told.value.code is Code.NON_FINITE
 
 
 def test_a_hub_that_is_used_out_of_turn_is_a_defect(transport: str) -> None:
