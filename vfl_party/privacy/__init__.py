@@ -1,4 +1,4 @@
-"""What a party does to its tensors before others see them."""
+"""Protects a party's tensors and models before others see them: noise, DP-SGD and its accounting."""
 
 from vfl_party.privacy.gaussian import GaussianNoise
 from vfl_party.privacy.iso import IsoNoise

@@ -1,4 +1,4 @@
-"""Gaussian noise on the representations that a passive party sends (FedOnce, Section 5.8 and Table 8)."""
+"""Adds Gaussian noise to the representations that a passive party sends (FedOnce, Section 5.8 and Table 8)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class GaussianNoise:
         self._random = PrivateGaussian()
 
     def noise(self, r_ND: Tensor) -> Tensor:
-        """r_ND with noise, of its shape, dtype and device, without graph; r_ND itself where σ is 0."""
+        """Returns r_ND with noise: same shape, dtype and device, no graph; r_ND itself if σ is 0."""
         if self._sigma == 0:
             return r_ND
         r_ND = r_ND.detach()
