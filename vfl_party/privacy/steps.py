@@ -67,7 +67,7 @@ class PrivateSteps:
             yield batch
 
     def step(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor | None:
-        """See ``DpTraining.step``."""
+        """Takes a step: see ``DpTraining.step``."""
         if self._training is None:
             raise InternalError("a private step outside of its phase")
         return self._training.step(rows, loss)
