@@ -1,4 +1,4 @@
-"""How long a supervised phase trains."""
+"""The training budget of a supervised phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vfl_common.config.models import OptimizerSettings
 
 
 class Budget(Section):
-    """``epochs`` over the training rows or, for few rows, ``steps``: as many epochs as give so many batches."""
+    """``epochs`` over the training rows or, for few rows, ``steps``: whole epochs with at least that many batches."""
 
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
@@ -23,7 +23,7 @@ class Budget(Section):
             raise ValueError("give either epochs or steps")
 
     def epochs_over(self, rows: int) -> int:
-        """How many epochs these are over so many rows."""
+        """Returns the number of epochs over ``rows`` training rows."""
         if self.steps is None:
             return self.epochs or 1
         whole, rest = divmod(rows, self.batch_size)

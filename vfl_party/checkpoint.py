@@ -1,11 +1,11 @@
-"""Checkpoints without pickle: one file each, tensors in safetensors, everything else as JSON in its header.
+"""Stores checkpoints without pickle: one file each, tensors in safetensors, the rest as JSON in its header.
 
     000007-000003.splitnn.12.safetensors      the store's own count, then the label
-    .tmp-000008-000003.splitnn.13.safetensors being written; swept away by the next save
+    .tmp-000008-000003.splitnn.13.safetensors being written; the next save removes leftovers
 
-The header's metadata has ``vfl`` (label and tree, JSON) and ``sha256`` (of the file as it would be without it). A file
-gets its name by one rename after all its bytes are on the disk: a crash at any point leaves whole checkpoints only. One
-process at a time uses a store.
+The header's metadata has ``vfl`` (label and tree, JSON) and ``sha256`` (of the file without this entry). A file is
+renamed to its name after all its bytes are on the disk: a crash at any point leaves only whole checkpoints. One process
+at a time uses a store.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FILE = re.compile(r"(\d+)-([\w.-]+)\.safetensors")
 
 
 def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """A tree of dicts, lists, tuples, tensors, numbers, strings, booleans and None as (tensors, what JSON can hold).
+    """Splits a tree of dicts, lists, tuples, tensors, numbers, strings, booleans and None into (tensors, JSON value).
 
-    Tensors are copied to the CPU, each for itself: two that shared memory do not share it after ``unpack``. Keys of
-    dicts may be anything but tensors. In JSON a list is a list, and an object is one of ``{"dict": [[key, value]…]}``,
+    Copies each tensor to the CPU by itself: two that shared memory do not share it after ``unpack``. Keys of dicts may
+    be anything but tensors. In JSON a list is a list, and an object is one of ``{"dict": [[key, value]…]}``,
     ``{"tuple": […]}``, ``{"tensor": name}``. Raises InternalError for anything else.
     """
     tensors: dict[str, Tensor] = {}
@@ -58,7 +58,7 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unpack(tensors: dict[str, Tensor], jsonable: Any) -> Any:
-    """The tree that ``pack`` took apart. Raises KeyError, TypeError or ValueError where the two do not fit."""
+    """Rebuilds the tree that ``pack`` split. Raises KeyError, TypeError or ValueError if the parts do not fit."""
 
     def walk(node: Any) -> Any:
         if isinstance(node, list):
@@ -84,14 +84,14 @@ class _Entry(NamedTuple):
 
 
 class CheckpointStore:
-    """The newest ``keep`` checkpoints of one process, in one folder of its own.
+    """The newest ``keep`` checkpoints of one process, in its own folder.
 
     Args:
-        folder: made where it is missing. Raises InputError where it cannot be.
+        folder: created if missing. Raises InputError if that fails.
         keep: at least 1.
 
-    Labels hold letters, digits and ``_.-``. The order is that of saving, counted in the files' names; times and labels
-    play no part in it.
+    Labels hold letters, digits and ``_.-``. Checkpoints are ordered by the count in their files' names, not by time or
+    label.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -104,10 +104,10 @@ class CheckpointStore:
             raise unwritable(folder, error, code=Code.CHECKPOINT_INVALID) from error
 
     def save(self, label: str, tree: Any) -> None:
-        """Writes ``tree`` as ``label``, to the disk, then removes all but the newest ``keep`` complete checkpoints.
+        """Writes ``tree`` as ``label`` to the disk, then removes all but the newest ``keep`` complete checkpoints.
 
-        A checkpoint of the same label is replaced. Raises InternalError for a label or a node that cannot be kept, and
-        InputError (CHECKPOINT_INVALID) where the disk refuses.
+        Replaces a checkpoint of the same label. Raises InternalError for a label or a node that cannot be stored, and
+        InputError (CHECKPOINT_INVALID) if writing fails.
         """
         name = f"{max((entry.sequence for entry in self._all()), default=0) + 1:06d}-{label}{SUFFIX}"
         if not FILE.fullmatch(name):
@@ -134,13 +134,13 @@ class CheckpointStore:
                 entry.path.unlink()
 
     def labels(self) -> list[str]:
-        """Labels of the complete checkpoints, oldest first: those whose header can be read and fits the file's size."""
+        """Returns the labels of complete checkpoints (their header is readable and fits the size), oldest first."""
         return [entry.label for entry in self._complete()]
 
     def load(self, label: str) -> Any:
-        """The tree that was saved as ``label``, its tensors on the CPU.
+        """Returns the tree that was saved as ``label``, with tensors on the CPU.
 
-        Raises InputError (CHECKPOINT_INVALID) where it is missing, or is not what was written.
+        Raises InputError (CHECKPOINT_INVALID) if it is missing or damaged.
         """
         entry = self._find(label)
         try:
@@ -152,12 +152,14 @@ class CheckpointStore:
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise InputError(
                 Code.CHECKPOINT_INVALID,
-                f"{entry.path}: the checkpoint is damaged ({error}); remove it to go on without",
+                f"{entry.path}: the checkpoint is damaged ({error}); remove it to resume without it",
             ) from error
 
     def discard_after(self, label: str) -> None:
-        """Removes all that is newer than ``label``; all there is where ``label`` is empty. Raises InputError
-        (CHECKPOINT_INVALID) where it is missing."""
+        """Removes all checkpoints newer than ``label``; all of them if ``label`` is empty.
+
+        Raises InputError (CHECKPOINT_INVALID) if ``label`` is missing.
+        """
         last = self._find(label).sequence if label else -1
         for entry in reversed(self._all()):
             if entry.sequence > last:
@@ -188,13 +190,13 @@ def _is_complete(entry: _Entry) -> bool:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """The header's metadata. Raises SafetensorError where the header cannot be read or does not fit the file's size."""
+    """Reads the header's metadata. Raises SafetensorError if it is unreadable or does not fit the file's size."""
     with safe_open(path, framework="pt") as file:
         return dict(file.metadata() or {})
 
 
 def _sha256(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
-    """Of the file with ``about`` as its metadata: names, shapes, dtypes, tree and every byte of the tensors."""
+    """Hashes the file with ``about`` as its metadata: names, shapes, dtypes, tree and every byte of the tensors."""
     return hashlib.sha256(safetensors.torch.save(tensors, about)).hexdigest()
 
 

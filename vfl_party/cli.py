@@ -16,7 +16,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, METRICS, run_program
 
-_DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Instead of the party file's.")
+_DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
 _WAIT = click.option(
     "--wait", "wait_s", default=60.0, show_default=True, help="Seconds to wait for a server that does not answer."
 )
@@ -25,21 +25,21 @@ _WAIT = click.option(
 @click.group(epilog=EXIT_CODES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
-    """A party of a federation: it holds columns about some people and trains with others who hold other columns."""
+    """Run a party of a federation: it trains on its own columns, with parties that hold other columns."""
 
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
 @_DEVICE
 @_WAIT
-@click.option("--fresh", is_flag=True, help="Do not offer to go on with an unfinished run of this recipe.")
+@click.option("--fresh", is_flag=True, help="Do not offer to resume an unfinished run of this recipe.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help=METRICS)
-@click.option("--report", is_flag=True, help="Active party: draw the charts of `vfl report` when the run is done.")
+@click.option("--report", is_flag=True, help="Active party: draw the charts of `vfl report` after the run.")
 def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: str, report: bool) -> None:
-    """Takes part in a training run, as the party that the file PARTY describes.
+    """Take part in a training run, as the party that the file PARTY describes.
 
-    Started again with the same command after a crash, it rejoins the run. Progress is told in sentences at a terminal,
-    and as JSON lines where standard output goes elsewhere.
+    After a crash the same command rejoins the run. Progress is shown in sentences at a terminal, and as JSON lines if
+    standard output goes elsewhere.
 
     \b
     On four GPUs of one machine, with device = "cuda":
@@ -80,10 +80,10 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
 @_DEVICE
 @click.option("--offline", is_flag=True, help="Do not try to reach the server and the active party.")
 def check(party: Path, device: str | None, offline: bool) -> None:
-    """Looks at everything that the file PARTY names, without training: one line each, with what to do.
+    """Check everything that the file PARTY names, without training: one line each, with what to do.
 
-    The party file and recipe, the certificate, the device, the data (columns, types, missing values, label), the
-    models, the address to listen on, and whether server and active party can be reached.
+    It checks party file and recipe, certificate, device, data (columns, types, missing values, label), models, the
+    address to listen on, and whether server and active party can be reached.
     """
     from vfl_party.preflight import check as look
     from vfl_party.preflight import require
@@ -98,7 +98,7 @@ def check(party: Path, device: str | None, offline: bool) -> None:
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
 @click.option("--run", "trained", required=True, type=click.Path(path_type=Path), help="The trained run: OUT/RUN-ID.")
-@click.option("--data", type=click.Path(path_type=Path), help="Rows to predict, instead of the party file's source.")
+@click.option("--data", type=click.Path(path_type=Path), help="Rows to predict; replaces the party file's source.")
 @click.option(
     "--output",
     default="predictions.csv",
@@ -109,9 +109,9 @@ def check(party: Path, device: str | None, offline: bool) -> None:
 @_DEVICE
 @_WAIT
 def predict(party: Path, trained: Path, data: Path | None, output: Path, device: str | None, wait_s: float) -> None:
-    """Takes part in a joint prediction with a trained run: every party runs this, beside vfl-server serve --predict.
+    """Take part in a joint prediction with a trained run: every party runs this, beside vfl-server serve --predict.
 
-    All parties give the same ids. Only the active party writes, and learns, the result.
+    All parties must give the same ids. Only the active party gets and writes the result.
 
     \b
     Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --output churn.csv
@@ -140,13 +140,15 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
 @cli.command(epilog=EXIT_CODES)
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option(
-    "--rows", type=click.IntRange(1, 100_000_000), help="How many rows all parties hold; the data are not read then."
+    "--rows", type=click.IntRange(1, 100_000_000), help="Rows that all parties hold; if given, data are not read."
 )
-@click.option("--rounds", "ended", multiple=True, metavar="PHASE=N", help="As if a phase ended early, after N rounds.")
+@click.option(
+    "--rounds", "ended", multiple=True, metavar="PHASE=N", help="Count N rounds for a phase with early stopping."
+)
 def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
-    """Counts what a run would exchange: one JSON line. `vfl forecast` asks for it, and shows it to people.
+    """Count the bytes that a run would exchange, as one JSON line. `vfl forecast` shows them to people.
 
-    PLAN is a recipe or a party file. Nothing is sent, no certificate is needed.
+    PLAN is a recipe or a party file. Nothing is sent, and no certificate is needed.
     """
     from vfl_party.forecast.count import forecast as count
     from vfl_party.forecast.count import read_outlook, read_rounds
@@ -159,10 +161,10 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
 @click.argument("party", type=click.Path(path_type=Path))
 @click.option("--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer.")
 def health(party: Path, wait_s: float) -> None:
-    """Asks the active party of the file PARTY, if it runs on this machine, whether it serves (grpc.health.v1).
+    """Ask the active party of the file PARTY, on this machine, whether it serves (grpc.health.v1).
 
-    Exit code 0 if so. It shows the party's own certificate. For a container's health check, or a supervisor's; a
-    passive party listens on nothing, so there is nobody to ask.
+    Exit code 0 if it does. The call uses the party's own certificate. For the health check of a container or
+    supervisor. A passive party does not listen, so it cannot be asked.
 
     \b
     Example: vfl-party health bank.toml
@@ -173,14 +175,14 @@ def health(party: Path, wait_s: float) -> None:
     file = load_party(party)
     place = load_recipe(Path(file.recipe)).party(file.name)
     if place is None or place.role != "active" or file.listen.endswith(":0"):
-        text = f"{party}: {file.name} listens on no port that is known; only an active party with `listen` can be asked"
+        text = f"{party}: {file.name} has no known port; only an active party with `listen` can be asked"
         raise InputError(Code.CONFIG_INVALID, text)
     address = require_serving(file.listen, load_credentials(file.tls, name=file.name), wait_s)
     click.echo(f"{file.name} at {address} serves")
 
 
 def _reporters() -> list[Callable[[Path], list[Path]]]:
-    """What draws a finished run: the entry points of the group ``vfl.reports``. Raises InputError if there is none."""
+    """Loads the entry points of the group ``vfl.reports``, which draw a run. Raises InputError if there are none."""
     found: list[Callable[[Path], list[Path]]] = [each.load() for each in entry_points(group="vfl.reports")]
     if not found:
         text = "--report: no installed package draws reports (entry points of the group vfl.reports)"

@@ -1,4 +1,4 @@
-"""Where a process computes, and with how many threads."""
+"""Chooses where a process computes, and with how many threads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vfl_common.errors import Code, InputError
 
 
 def resolve_device(text: str) -> torch.device:
-    """``cpu``, ``cuda`` (the first GPU; under torchrun each process has its own) or ``cuda:N`` as a device.
+    """Returns the device for ``cpu``, ``cuda`` (the first GPU; under torchrun each process has its own) or ``cuda:N``.
 
-    Raises InputError: CONFIG_INVALID; DEVICE_MISSING, which lists the devices of this machine.
+    Raises InputError: CONFIG_INVALID; DEVICE_MISSING, which lists this machine's devices.
     """
     if text == "cpu":
         return torch.device("cpu")
@@ -24,7 +24,7 @@ def resolve_device(text: str) -> torch.device:
     _, size, local = launched()
     asked = re.fullmatch(r"cuda(?::(\d{1,4}))?", text)
     if asked and asked[1] and size > 1:
-        what = f"device {text}: torchrun has started {size} processes, which need a GPU each"
+        what = f"device {text}: torchrun has started {size} processes, and each needs its own GPU"
         raise InputError(Code.CONFIG_INVALID, f'{what}; set device = "cuda", and CUDA_VISIBLE_DEVICES to choose GPUs')
     number = int(asked[1] or local) if asked else n
     if number < n:
@@ -35,9 +35,9 @@ def resolve_device(text: str) -> torch.device:
 
 
 def launched() -> tuple[int, int, int]:
-    """(rank, how many, rank on this machine) among the processes that torchrun has started; (0, 1, 0) without it.
+    """Returns (rank, world size, rank on this machine) under torchrun; (0, 1, 0) without it.
 
-    Raises InputError where the variables that it sets are not what it would set."""
+    Raises InputError if torchrun's variables have invalid values."""
     if not torch.distributed.is_torchelastic_launched():
         return 0, 1, 0
     words = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
@@ -54,7 +54,7 @@ def launched() -> tuple[int, int, int]:
 
 
 def device_name(device: torch.device) -> str:
-    """What its maker calls a GPU, or this machine's processor; ``cpu`` where the system does not say."""
+    """Returns the maker's name for a GPU or this machine's processor; ``cpu`` if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with suppress(OSError):  # Linux
@@ -66,17 +66,17 @@ def device_name(device: torch.device) -> str:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes that this process has had in tensors on a GPU at once; None on a CPU.
+    """Returns the most bytes that this process's tensors took on a GPU at once; None on a CPU.
 
-    Of this process alone, so that several parties may share a GPU. The driver's own memory, and what torch holds ready,
-    come on top.
+    It counts only this process, so that several parties may share a GPU. The driver's memory and torch's reserve come
+    on top.
     """
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def set_threads(n: int) -> None:
-    """``n`` threads inside an operation, one between operations. May be called again, also after work has begun."""
+    """Sets ``n`` threads inside an operation and one between operations. May be called again at any time."""
     torch.set_num_threads(n)
     if torch.get_num_interop_threads() != 1:
-        with suppress(RuntimeError):  # torch lets it be set once, before the first parallel work
+        with suppress(RuntimeError):  # torch allows this once, before the first parallel work
             torch.set_num_interop_threads(1)

@@ -1,6 +1,6 @@
-"""Loss, predictions and metrics of a task.
+"""Computes loss, predictions and metrics of a task.
 
-torchmetrics is imported with the first evaluation only, so that a passive party never pays for it.
+The first evaluation imports torchmetrics, so that a passive party never pays for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_fn(task: TaskSettings) -> Loss:
-    """The mean loss over a batch, ``loss(outputs_NO, targets)``: a scalar.
+    """Returns the task's loss function ``loss(outputs_NO, targets)``: the mean over a batch, a scalar.
 
     ``binary``: logits [N, 1], targets float [N, 1] of 0 and 1. ``multiclass``: logits [N, classes], targets int64 [N].
     ``regression``: values [N, 1], targets float [N, 1], both scaled.
@@ -31,7 +31,7 @@ def loss_fn(task: TaskSettings) -> Loss:
 
 
 def scores(task: TaskSettings, outputs_NO: Tensor) -> Tensor:
-    """Predictions of the same shape: probabilities from logits, or the (scaled) values of a regression."""
+    """Returns predictions of the same shape: probabilities from logits, or the (scaled) values of a regression."""
     if task.kind == "binary":
         return outputs_NO.sigmoid()
     return outputs_NO.softmax(dim=1) if task.kind == "multiclass" else outputs_NO
@@ -40,7 +40,7 @@ def scores(task: TaskSettings, outputs_NO: Tensor) -> Tensor:
 def evaluate(
     task: TaskSettings, outputs_NO: Tensor, targets: Tensor, unscale: Callable[[Tensor], Tensor] | None = None
 ) -> dict[str, float]:
-    """Metrics over all rows (``task.metrics``), computed in float64 on the CPU; empty where there are no rows.
+    """Computes metrics over all rows (``task.metrics``) in float64 on the CPU; empty if there are no rows.
 
     Args:
         task: decides the metrics. All: ``loss``, the mean. ``binary``: ``accuracy`` and ``f1`` at probability 0.5,
@@ -49,9 +49,9 @@ def evaluate(
             ``regression``: ``rmse`` in the label's own unit, ``rmse_scaled`` in the scale that the model sees.
         outputs_NO: as for ``loss_fn``, on any device.
         targets: as for ``loss_fn``.
-        unscale: from the model's scale to the label's unit; None where they are the same.
+        unscale: from the model's scale to the label's unit; None if they are the same.
 
-    ``auc`` is left out where the targets hold a single class: it is not defined there.
+    ``auc`` is left out if the targets hold a single class: it is undefined then.
     """
     if not len(targets):
         return {}
@@ -90,7 +90,7 @@ def _multiclass(scores_NC: Tensor, targets_N: Tensor) -> dict[str, float]:
 
 
 def _auc(scores_N: Tensor, targets_N: Tensor) -> float:
-    # Ranks, equal for ties: torchmetrics takes a sigmoid of what lies outside [0, 1], and a sigmoid ties large logits.
+    # Ranks, equal for ties: torchmetrics applies a sigmoid to values outside [0, 1], which makes large logits equal.
     scores_N = scores_N.contiguous()
     ranks_N = torch.searchsorted(scores_N.sort().values, scores_N)
     auc = functional().classification.binary_auroc(ranks_N.double() / len(ranks_N), targets_N, validate_args=False)
@@ -117,11 +117,11 @@ def functional() -> Any:
 
 @contextmanager
 def _not_installed(*packages: str) -> Iterator[None]:
-    """Inside, torchmetrics takes ``packages`` for missing.
+    """Makes torchmetrics treat ``packages`` as missing inside the block.
 
-    Any import of torchmetrics brings in torchvision and matplotlib where it finds them, for image metrics and plots:
-    2.5 s and 266 MB a process, instead of 0.7 s and 75 MB. It asks this class of its own dependency whether they are
-    there; were it to ask otherwise one day, the import would only be slow again.
+    Any import of torchmetrics loads torchvision and matplotlib if installed, for image metrics and plots: 2.5 s and
+    266 MB a process, instead of 0.7 s and 75 MB. It asks RequirementCache, a class of its dependency, whether they are
+    installed. If a later version asks in another way, the import only becomes slow again.
     """
     from lightning_utilities.core.imports import RequirementCache
 

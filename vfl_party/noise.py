@@ -1,4 +1,4 @@
-"""Gaussian noise that no peer can draw again."""
+"""Draws Gaussian noise that no peer can reproduce."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]  # of noise, in a recipe
 class PrivateGaussian:
     """N(0, 1) from a generator whose key comes from the operating system, never from the recipe's seed.
 
-    A peer could draw the noise of a known seed and subtract it. The key has 128 bits, numpy's Philox; torch's CPU
-    generator takes 32 bits of a seed, few enough to try them all.
+    A peer could draw the noise of a known seed and subtract it. The key of numpy's Philox has 128 bits; torch's CPU
+    generator uses 32 bits of a seed, few enough to try them all.
     """
 
     def __init__(self) -> None:
         self._random = np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
 
     def like(self, reference: Tensor) -> Tensor:
-        """float32 noise of the reference's shape, on its device."""
+        """Draws float32 noise of the reference's shape, on its device."""
         return torch.from_numpy(self._random.standard_normal(reference.shape, dtype=np.float32)).to(reference.device)
 
     def state(self) -> dict[str, Any]:
-        """All that later noise depends on, for this party's own checkpoints: who knows it can subtract the noise."""
+        """Returns the generator's state, for this party's own checkpoints: who knows it can subtract the noise."""
         state = dict(self._random.bit_generator.state)
         counters = {name: array.tolist() for name, array in state["state"].items()}
         return {**state, "state": counters, "buffer": state["buffer"].tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on with the noise of the one that gave ``state``."""
+        """Continues the noise of the generator that returned ``state``."""
         self._random.bit_generator.state = state

@@ -1,4 +1,4 @@
-"""Optimizer, learning rate and clipping of one party's own parameters."""
+"""Builds optimizer and learning-rate schedule of one party's own parameters, and clips their gradients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Schedule: TypeAlias = LambdaLR
 
 
 def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Optimizer:
-    """SGD, Adam or Adagrad over ``params``, which are on their device already.
+    """Builds SGD, Adam or Adagrad over ``params``, which must already be on their device.
 
-    The fused kernels are the fastest that torch has on the CPU too: an Adam step of a 64-256-64 MLP takes 46 µs
-    instead of 107 µs, one of a ResNet-18 11 ms instead of 60 ms; SGD and Adagrad gain alike. Their results differ from
-    the default's by rounding only (tested), and are the same in every run with the same number of threads.
+    torch's fused kernels are its fastest on the CPU too: an Adam step of a 64-256-64 MLP takes 46 µs instead of 107 µs,
+    one of a ResNet-18 11 ms instead of 60 ms; SGD and Adagrad gain as much. Their results differ from the default's
+    only by rounding (tested), and are identical in every run with the same number of threads.
     """
     lr, decay = settings.lr, settings.weight_decay
     if settings.kind == "sgd":
@@ -31,7 +31,7 @@ def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Op
 
 
 def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: int) -> Schedule:
-    """The learning rate, to be stepped at the end of each epoch.
+    """Builds the learning rate's schedule, to be stepped at the end of each epoch.
 
     ``constant``, or ``cosine``: lr * (1 + cos(pi * epoch / epochs)) / 2, which is zero after ``epochs`` steps.
     """
@@ -41,6 +41,6 @@ def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: in
 
 
 def clip(settings: OptimizerSettings, params: Iterable[Tensor]) -> None:
-    """Scales the gradients of ``params`` in place to a joint L2 norm of at most ``clip_norm``, where that is set."""
+    """Scales the gradients of ``params`` in place to a joint L2 norm of at most ``clip_norm``, if that is set."""
     if settings.clip_norm is not None:
         nn.utils.clip_grad_norm_(params, settings.clip_norm)

@@ -1,4 +1,4 @@
-"""Seeds that every party derives for itself, so that orders and splits never cross the wire."""
+"""Derives seeds, orders and splits at every party by itself, so that they never cross the wire."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 
 def derive_seed(root: int, *names: object) -> int:
-    """A 63-bit seed from the recipe's seed and a path of names: the same at every party, independent between paths."""
+    """Derives a 63-bit seed from the recipe's seed and a path of names: equal at all parties, unrelated per path."""
     text = "\x1f".join([str(root), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
-    """A permutation of ``range(n)``, the same on every machine and numpy version (Philox, raw 64-bit keys)."""
+    """Returns a permutation of ``range(n)``, equal on every machine and numpy version (Philox, raw 64-bit keys)."""
     keys = np.random.Philox(key=seed).random_raw(n)
     return np.argsort(keys, kind="stable").astype(np.int64)
 
@@ -23,12 +23,12 @@ def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
 def split_rows(
     root: int, n: int, *, validation: float, test: float, aligned: float = 1.0, labelled: int | None = None
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Row numbers of the splits, each ascending; the shares are rounded to whole rows.
+    """Returns the row numbers of the splits, each ascending; the shares are rounded to whole rows.
 
-    ``test`` and ``validation``; of the others, which are for training: ``local`` all of them, ``aligned`` the share
-    that counts as known to all parties, ``train`` those of the aligned ones whose labels count as known (all where
-    ``labelled`` is None, as many as there are where it is more). Of one seed, fewer rows are a part of more rows. Rows
-    are positions in the canonical order of the ids.
+    The splits are ``test``, ``validation`` and, for training: ``local``, all training rows; ``aligned``, the share that
+    all parties hold; ``train``, the aligned rows with known labels. ``train`` has at most ``labelled`` rows; all if it
+    is None. With one seed, a smaller split is a subset of a larger one. Row numbers are positions in the canonical
+    order of the ids.
     """
     order = permutation(derive_seed(root, "split"), n)
     n_test, n_validation = round(n * test), round(n * validation)
@@ -44,7 +44,7 @@ def split_rows(
 
 
 def batches(root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
-    """The batches of one epoch over ``rows``, shuffled; a last batch of one row is left out (no BatchNorm on it)."""
+    """Returns the shuffled batches of an epoch over ``rows``, without a last batch of one row (BatchNorm needs two)."""
     order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
     cut = [order[start : start + size] for start in range(0, len(order), size)]
     return cut[:-1] if size > 1 and len(cut) > 1 and len(cut[-1]) == 1 else cut
@@ -53,5 +53,5 @@ def batches(root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size
 def full_batches(
     root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size: int
 ) -> list[npt.NDArray[np.int64]]:
-    """As ``batches``, without a last one that is smaller than ``size``: statistics of few rows mislead SSL losses."""
+    """Returns ``batches`` without a last one below ``size``: statistics of few rows mislead self-supervised losses."""
     return [batch for batch in batches(root, phase, epoch, rows, size) if len(batch) == size]

@@ -33,7 +33,7 @@ def test_probes_of_server_and_parties_and_the_report(tmp_path: Path) -> None:
 
         federation.write_party("p1")
         said = answer(federation.start("probe", "vfl-party", "health", "p1.toml"), code=2)
-        assert said.startswith("error: p1.toml: p1 listens on no port that is known")
+        assert said.startswith("error: p1.toml: p1 has no known port")
         said = answer(federation.start("probe", "vfl-party", "run", "p1.toml", "--report"), code=2)
         assert said == "error: p1.toml: --report is for the active party; p1 is passive and gets no summary\n"
 

@@ -123,9 +123,7 @@ def test_an_empty_column_is_numbers_that_are_missing(tmp_path: Path) -> None:
 
 
 def test_several_incomplete_columns_are_one_error(tmp_path: Path) -> None:
-    refused(
-        write(tmp_path / "x.csv", "pid,v,w\na,,\n"), r"column 'v' \(and so have 1 more columns\) has 1 missing value"
-    )
+    refused(write(tmp_path / "x.csv", "pid,v,w\na,,\n"), r"column 'v' \(so have 1 more columns\) has 1 missing value")
 
 
 @pytest.mark.parametrize("cell", ["inf", "-Infinity", "1e39"])
@@ -185,8 +183,8 @@ def test_bad_files(tmp_path: Path) -> None:
         return refused(source, pattern, Code.FILE_INVALID)
 
     file_refused(str(tmp_path / "none.csv"), "no such file")
-    file_refused(write(tmp_path / "x.txt", "a"), "of no known kind")
-    text = file_refused(write(tmp_path / "x.csv", "pid,v\na,1\nb,2,secret\n"), "row 2 has 3 cells .* header has 2")
+    file_refused(write(tmp_path / "x.txt", "a"), "has no known kind")
+    text = file_refused(write(tmp_path / "x.csv", "pid,v\na,1\nb,2,secret\n"), "row 2 has 3 cells, .* header has 2")
     assert "secret" not in text
     file_refused(write(tmp_path / "x.csv", "pid,v\na,1\nb\n"), "row 2 has 1 cells")
     (tmp_path / "x.csv").write_bytes(b"pid,v\na,\xff\xfe\n")
@@ -233,7 +231,7 @@ def test_reads_parquet_types(tmp_path: Path) -> None:
     assert table.categorical.tolist() == [[None, "false", "v", "2"], ["12", "true", "u", "1"], [None, None, None, None]]
     assert table.labels is not None
     assert table.labels.tolist() == ["true", "true", "false"]
-    refused(source, r"\'single' \(and so have 1 more columns\) has 2 missing", categorical=("forced",), label="y")
+    refused(source, r"\'single' \(so have 1 more columns\) has 2 missing", categorical=("forced",), label="y")
     assert load(source, columns=("flag", "text"), numeric=("flag",), missing="zero").numeric_names == ("flag",)
 
 

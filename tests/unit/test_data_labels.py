@@ -72,14 +72,14 @@ def test_refused() -> None:
         with pytest.raises(InputError, match=pattern):
             call(*arguments)
 
-    refused("3 different values where a binary task has two", fit, [1, 2, 3], BINARY)
+    refused("3 different values, but a binary task has two", fit, [1, 2, 3], BINARY)
     refused("1 different values", fit, ["a", "a"], BINARY)
-    refused("4 different values where .* 3 classes", fit, [1, 2, 3, 4], THREE)
-    refused("text where a regression needs numbers", fit, ["1", "2"], NUMBER)
+    refused("4 different values, but .* 3 classes", fit, [1, 2, 3, 4], THREE)
+    refused("text, but a regression needs numbers", fit, ["1", "2"], NUMBER)
     refused("no training rows", fit, [1, 2], NUMBER, [])
     refused("2 rows have a label that", fit(["a", "b"], BINARY).encode, array(["a", "secret", "secret"]))
     refused("2 rows have a label that", fit([0, 1], BINARY).encode, array(["0", "1"]))
-    refused("text where a regression", fit([0, 1], NUMBER).encode, array(["0", "1"]))
+    refused("text, but a regression", fit([0, 1], NUMBER).encode, array(["0", "1"]))
     with pytest.raises(InputError, match="has no labels"):
         Labels.fit(None, BINARY, np.array([0]), source="x.csv")
 

@@ -88,7 +88,7 @@ def test_missing_numbers_are_filled_from_training_rows(policy: str, filled: floa
 
 def test_missing_numbers_without_a_policy() -> None:
     rows = table([[1], [2], [3]])
-    refused("missing values where training had none", fit(rows).transform, table([[NAN]]))
+    refused("missing values, but training had none", fit(rows).transform, table([[NAN]]))
     refused("missing values", fit, table([[1], [NAN], [3]]))
 
 
@@ -153,16 +153,16 @@ def test_new_files() -> None:
     shuffled = table([[9, 2, 1]], [["x"]], names="zba")  # an additional column, another order
     first = preprocessor.transform(rows).x[0].tolist()
     assert preprocessor.transform(shuffled).x[0].tolist() == first
-    refused("has no column 'b', which training had", preprocessor.transform, table([[1]], [["x"]]))
+    refused("has no column 'b', but training had it", preprocessor.transform, table([[1]], [["x"]]))
     refused("has no column 'k0'", preprocessor.transform, table([[1, 2]]))
     text = Table("y.csv", ("0",), np.ones((1, 1), np.float32), ("a",), np.array([["x", "y"]], object), ("k0", "b"))
     refused("'b' held numbers in training .*data.numeric", preprocessor.transform, text)
     number = Table("y.csv", ("0",), np.ones((1, 3), np.float32), ("a", "b", "k0"))
     refused("'k0' held categories in training .*data.categorical", preprocessor.transform, number)
-    refused("images of 1 x 1 x 1 where training had none", preprocessor.transform, images([[[[1]]]]))
+    refused("images of 1 x 1 x 1, but training had none", preprocessor.transform, images([[[[1]]]]))
     on_images = fit(images([[[[1, 2]]]] * 3))
-    refused("images of none where training had 1 x 1 x 2", on_images.transform, rows)
-    refused("images of 1 x 2 x 1 where", on_images.transform, images([[[[1], [2]]]]))
+    refused("images of none, but training had 1 x 1 x 2", on_images.transform, rows)
+    refused("images of 1 x 2 x 1, but", on_images.transform, images([[[[1], [2]]]]))
     tiny = fit(table([[0], [1e-30], [0]]))
     refused("too far from those of training", tiny.transform, table([[1e30]]))
 

@@ -94,7 +94,7 @@ def test_npz_bad_values(tmp_path: Path) -> None:
     refused(npz(tmp_path / "x.npz", x=np.float64(1)), "array 'x' holds float64; .* one entry a row")
     refused(npz(tmp_path / "x.npz", x=np.zeros(2, complex)), "array 'x' holds complex128")
     refused(npz(tmp_path / "x.npz", x=np.zeros((2, 2, 2, 2, 2))), "5 dimensions")
-    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 4, 4)), y=np.zeros(2)), "'x' is images", columns=("x", "y"))
+    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 4, 4)), y=np.zeros(2)), "'x' holds images", columns=("x", "y"))
     bad_image = np.zeros((3, 2, 2))
     bad_image[1, 0, 0] = np.nan
     refused(npz(tmp_path / "x.npz", x=bad_image), "1 images have missing or infinite pixels, first in row 2")
@@ -131,7 +131,7 @@ def test_npz_images(tmp_path: Path, shape: tuple[int, ...], expected: tuple[int,
 
 def test_npz_images_whose_channels_cannot_be_told(tmp_path: Path) -> None:
     source = npz(tmp_path / "x.npz", x=np.zeros((2, 3, 5, 3)))
-    refused(source, "images of 3 x 5 x 3 do not tell their channels; set data.image_shape")
+    refused(source, "images of 3 x 5 x 3 have ambiguous channels; set data.image_shape")
     assert pixels(load(source, image_shape=(3, 5, 3))).shape == (2, 3, 5, 3)
     assert pixels(load(source, image_shape=(3, 3, 5))).shape == (2, 3, 3, 5)
     refused(npz(tmp_path / "x.npz", x=np.zeros((2, 8, 8))), "rows of 1 x 8 x 8 pixels", image_shape=(1, 4, 16))
@@ -227,7 +227,7 @@ def test_bad_folders(tmp_path: Path) -> None:
     refused(str(tmp_path / "a"), "needs data.label", with_label=True)
     refused(str(tmp_path / "a"), "remove data.columns", columns=("file",))
     two = folder(tmp_path / "b", "file\nx.png\ny.png\n", x=image, y=Image.new("L", (5, 3)))
-    refused(two, "image in row 2 has 5 x 3, the first one 4 x 3 pixels")
+    refused(two, "image in row 2 has 5 x 3, the first has 4 x 3 pixels")
     good = (tmp_path / "b" / "x.png").read_bytes()
     for content in (b"", b"text", good[:45], good[:20]):
         (tmp_path / "b" / "y.png").write_bytes(content)

@@ -146,11 +146,11 @@ def test_resnet18_has_the_stem_of_its_settings() -> None:
         (
             {"kind": "custom", "factory": "user_models:linear", "options": {"out": 32}},
             FLAT,
-            "the encoder of hospital gives 32 numbers a row, the recipe's model.embedding_size is 6; ",
+            "the encoder of hospital gives 32 numbers a row, but the recipe's model.embedding_size is 6; ",
         ),
         ({"kind": "custom", "factory": "user_models:flat"}, FLAT, r"gives a tensor of shape \[60\] for two rows"),
-        ({"kind": "custom", "factory": "user_models:pair"}, FLAT, "gives tuple where a float32 tensor is needed"),
-        ({"kind": "custom", "factory": "user_models:double"}, FLAT, "gives torch.float64 where a float32"),
+        ({"kind": "custom", "factory": "user_models:pair"}, FLAT, "gives tuple, but a float32 tensor is needed"),
+        ({"kind": "custom", "factory": "user_models:double"}, FLAT, "gives torch.float64, but a float32"),
         (
             {"kind": "custom", "factory": "user_models:linear", "options": {"wide": 9}},
             FLAT,

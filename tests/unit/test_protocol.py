@@ -242,7 +242,16 @@ def test_a_frame_that_other_code_wrote_is_read_alike(frame: bytes, data: bytes) 
 
 @pytest.mark.parametrize(
     "frame",
-    [b"\x32", b"\x32\x03ab", b"\x32\x80", b"\x20", b"\x12\x05a", b"\x32\x02abc", b"\x1a\x01", b"\x32\xff\xff\xff\xff\x0f"],
+    [
+        b"\x32",
+        b"\x32\x03ab",
+        b"\x32\x80",
+        b"\x20",
+        b"\x12\x05a",
+        b"\x32\x02abc",
+        b"\x1a\x01",
+        b"\x32\xff\xff\xff\xff\x0f",
+    ],
 )
 def test_a_frame_that_ends_too_soon_is_malformed(frame: bytes) -> None:
     with pytest.raises(PeerError, match="north sent bytes that are not a frame") as caught:

@@ -54,7 +54,7 @@ def total(links: Iterable[LinkBytes]) -> ByteCount:
 
 
 def seconds(forecast: Forecast, network: Network, phase: PhaseForecast) -> float:
-    """How long a phase's exchanges take."""
+    """Returns how long a phase's exchanges take."""
     count = total(link for link in forecast.links if link.phase == phase.name)
     return network.seconds(phase.round_trips, count.message_bytes)
 
@@ -171,7 +171,7 @@ def _by_phase(forecast: Forecast, network: Network) -> Table:
 
 
 def rate(bits: float) -> str:
-    """``100 Mbit/s``."""
+    """Formats ``100 Mbit/s``."""
     for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
         if bits >= factor:
             return f"{bits / factor:.4g} {unit}"
@@ -179,7 +179,7 @@ def rate(bits: float) -> str:
 
 
 def duration(time_s: float) -> str:
-    """``0.35 s``, ``42 s``, ``12 min``, ``3.5 h``."""
+    """Formats ``0.35 s``, ``42 s``, ``12 min``, ``3.5 h``."""
     if time_s < 100:
         return f"{time_s:.2g} s" if time_s < 10 else f"{time_s:.0f} s"
     return f"{time_s / 60:.0f} min" if time_s < 6000 else f"{time_s / 3600:.1f} h"

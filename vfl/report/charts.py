@@ -135,7 +135,7 @@ def _short(metric: str) -> str:
 
 
 def _final(summary: Summary) -> str:
-    """``test accuracy 0.975, AUC 0.999 · 600 steps in 3.9 s``."""
+    """Words ``test accuracy 0.975, AUC 0.999 · 600 steps in 3.9 s``."""
     split = next((name for name in ("test", "validation", "train") if name in summary.metrics), None)
     named = summary.metrics[split] if split is not None else {}
     values = ", ".join(f"{_short(name)} {named[name]:.4g}" for name in (*_SHOWN, "loss") if name in named)

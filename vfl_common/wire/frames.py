@@ -9,7 +9,7 @@ but ``data``, the field that it writes last; it would copy the data two times mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -73,7 +73,9 @@ def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Si
     payload = spec.payload_bytes
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
-    messages = (_envelope(step, spec, index, count) + len(_data_prefix(each)) + each for index, each in enumerate(chunks))
+    messages = (
+        _envelope(step, spec, index, count) + len(_data_prefix(each)) + each for index, each in enumerate(chunks)
+    )
     return Sizes(payload, sum(messages), count)
 
 
@@ -224,9 +226,7 @@ class Assembly:
         PeerError: the announcement is malformed, or is not what ``expect`` says. No memory has been taken then.
     """
 
-    def __init__(
-        self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None
-    ) -> None:
+    def __init__(self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None) -> None:
         header = first.envelope.header
         self.step = step_of(first.envelope)
         self._party = party

@@ -1,4 +1,4 @@
-"""A party's own rows: read from where they lie, checked, and turned into encoder inputs and targets."""
+"""Reads a party's own rows, checks them, and turns them into encoder inputs and targets."""
 
 from vfl_party.data.labels import Labels
 from vfl_party.data.load import load_table

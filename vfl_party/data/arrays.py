@@ -1,4 +1,4 @@
-"""NPZ files: named arrays without pickled objects."""
+"""Reads NPZ files: named arrays without pickled objects."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vfl_party.data.columns import Rows, choose_features, id_texts, label_values
 
 
 def read_npz(settings: DataSettings, with_label: bool) -> Rows:
-    """Arrays of an NPZ file: ``data.columns`` names the feature arrays, and need not where there is one only.
+    """Reads arrays of an NPZ file. ``data.columns`` names the feature arrays, unless there is only one.
 
-    Arrays of one or two dimensions are columns, called after the array: ``x``, or ``x.0``, ``x.1``, …; one of three
+    Arrays of one or two dimensions are columns, named after the array: ``x``, or ``x.0``, ``x.1``, …; an array of three
     or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises InputError.
     """
     source = settings.source
@@ -45,17 +45,19 @@ def read_npz(settings: DataSettings, with_label: bool) -> Rows:
 
 
 def row_ids(n: int) -> list[str]:
-    """Row numbers from 0 as ids, with zeros in front, so that their order is the rows'."""
+    """Returns row numbers from 0 as ids, with leading zeros, so that they sort in the rows' order."""
     width = len(str(max(n - 1, 0)))
     return [f"{row:0{width}d}" for row in range(n)]
 
 
 def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -> pa.Table:
-    """Arrays of one or two dimensions as columns, cut to the party's view. Raises InputError."""
+    """Returns arrays of one or two dimensions as columns, cut to the party's view. Raises InputError."""
     columns: dict[str, Any] = {}
     for name, array in arrays.items():
         if array.ndim > 2:
-            raise checks.unusable(settings.source, f"array {name!r} is images and cannot be joined with other arrays")
+            raise checks.unusable(
+                settings.source, f"array {name!r} holds images and cannot be joined with other arrays"
+            )
         parts = {name: array} if array.ndim == 1 else {f"{name}.{j}": array[:, j] for j in range(array.shape[1])}
         columns |= {key: _chunk(part) for key, part in parts.items()}
     chosen = choose_features(list(columns), settings.model_copy(update={"columns": None, "drop": ()}))
@@ -65,30 +67,28 @@ def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -
 def channels_first(
     source: str, images: npt.NDArray[Any], shape: tuple[int, int, int] | None = None
 ) -> npt.NDArray[Any]:
-    """[N, H, W], [N, H, W, C] or [N, C, H, W] as the last; ``shape`` (C, H, W) decides where both could be meant.
+    """Brings [N, H, W] or [N, H, W, C] to [N, C, H, W]; if both orders are possible, ``shape`` (C, H, W) decides.
 
-    Raises InputError where the channels cannot be told from the sides.
+    Raises InputError if the channels cannot be distinguished from the sides.
     """
     if images.dtype.kind not in "biuf":
         raise checks.unusable(source, f"its images hold {images.dtype}; pixels are numbers")
     if images.ndim == 3:
         return images[:, None]
     if images.ndim != 4:
-        raise checks.unusable(source, f"its images have {images.ndim} dimensions; [N, H, W] or [N, H, W, C] is meant")
+        raise checks.unusable(source, f"its images have {images.ndim} dimensions; give [N, H, W] or [N, H, W, C]")
     last = images.transpose(0, 3, 1, 2)
     fits_first, fits_last = images.shape[1] in (1, 3, 4), last.shape[1] in (1, 3, 4)
     if shape is not None and shape in (images.shape[1:], last.shape[1:]):
         fits_first, fits_last = images.shape[1:] == shape, images.shape[1:] != shape
     if fits_first == fits_last:
         found = " x ".join(map(str, images.shape[1:]))
-        raise checks.unusable(
-            source, f"images of {found} do not tell their channels; set data.image_shape to [C, H, W]"
-        )
+        raise checks.unusable(source, f"images of {found} have ambiguous channels; set data.image_shape to [C, H, W]")
     return images if fits_first else last
 
 
 def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that the settings name: features, id, label."""
+    """Loads the arrays that the settings name: features, id, label."""
     source = settings.source
     try:
         with Path(source).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -128,10 +128,10 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
 
 def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biufUS" or array.ndim == 0:
-        raise checks.unusable(source, f"array {name!r} holds {array.dtype}; numbers or text are meant, one entry a row")
+        raise checks.unusable(source, f"array {name!r} holds {array.dtype}; give numbers or text, one entry a row")
     return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 
 
 def _chunk(array_N: npt.NDArray[Any]) -> pa.ChunkedArray:
-    """An array as an Arrow column; booleans of an array are numbers, 0 and 1."""
+    """Returns an array as an Arrow column; booleans become the numbers 0 and 1."""
     return pa.chunked_array([pa.array(array_N.astype(np.uint8) if array_N.dtype.kind == "b" else array_N)])

@@ -1,4 +1,4 @@
-"""What can be wrong with a party's rows, in sentences that hold neither ids nor values.
+"""Checks a party's rows; the sentences about mistakes hold neither ids nor values.
 
 Rows are counted from 1 in the order of the source, so that a person finds them there.
 """
@@ -17,17 +17,17 @@ from vfl_common.errors import Code, InputError
 
 
 def unreadable(source: str, what: str) -> InputError:
-    """The error for a file that is missing or is not what its name says."""
+    """Returns the error for a file that is missing or is not what its name says."""
     return InputError(Code.FILE_INVALID, f"{source}: {what}")
 
 
 def unusable(source: str, what: str) -> InputError:
-    """The error for a file that can be read and whose content cannot be used."""
+    """Returns the error for a file that can be read but has unusable content."""
     return InputError(Code.DATA_INVALID, f"{source}: {what}")
 
 
 def require_names(source: str, key: str, wanted: Sequence[str], names: Sequence[str], *, noun: str = "column") -> None:
-    """Raises InputError where a name that ``data.<key>`` asks for is not among ``names``; it tells the nearest ones."""
+    """Raises InputError, with the nearest names, if a name in ``data.<key>`` is not among ``names``."""
     for name in wanted:
         if name not in names:
             hint = f"the nearest: {nearest(name, names)}" if names else f"it has no {noun}s"
@@ -35,20 +35,20 @@ def require_names(source: str, key: str, wanted: Sequence[str], names: Sequence[
 
 
 def refuse_column_settings(source: str, settings: DataSettings, keys: Sequence[str]) -> None:
-    """Raises InputError where settings that speak of columns are given for a source of images."""
+    """Raises InputError if settings about columns are given for a source of images."""
     for key in keys:
         if getattr(settings, key):
             raise unusable(source, f"holds images and no feature columns; remove data.{key}")
 
 
 def require_rows(source: str, n: int) -> None:
-    """Raises InputError where a source has no rows."""
+    """Raises InputError if a source has no rows."""
     if n == 0:
         raise unusable(source, "has no rows; give a file with at least one")
 
 
 def require_unique(source: str, ids: Sequence[str]) -> None:
-    """Raises InputError where an id occurs twice: how many rows, and the numbers of the first two."""
+    """Raises InputError if an id occurs twice; it gives the count of such rows and the first two row numbers."""
     repeated = len(ids) - len(set(ids))
     if repeated == 0:
         return
@@ -61,7 +61,7 @@ def require_unique(source: str, ids: Sequence[str]) -> None:
 
 
 def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], advice: str) -> None:
-    """Raises InputError where a mask of missing cells is not all false; ``what`` names the column."""
+    """Raises InputError if any cell is missing by the mask; ``what`` names the column."""
     count = int(missing_N.sum())
     if count:
         cells = "1 missing value" if count == 1 else f"{count} missing values"
@@ -69,7 +69,7 @@ def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], ad
 
 
 def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str]) -> None:
-    """Raises InputError where a column is infinite somewhere, or beyond the range of float32. NaN passes: missing."""
+    """Raises InputError if a value is infinite or beyond the range of float32. NaN passes: it means missing."""
     infinite_NF = np.isinf(values_NF)
     if infinite_NF.any():
         column = int(infinite_NF.any(axis=0).argmax())
@@ -81,18 +81,18 @@ def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str
 
 
 def require_complete(source: str, values_NF: npt.NDArray[np.float32], names: Sequence[str]) -> None:
-    """Raises InputError where numeric columns miss values, for ``missing = "error"``."""
+    """Raises InputError if numeric columns miss values, for ``missing = "error"``."""
     missing_NF = np.isnan(values_NF)
     if missing_NF.any():
         incomplete = np.flatnonzero(missing_NF.any(axis=0))
         column = int(incomplete[0])
-        others = f" (and so have {len(incomplete) - 1} more columns)" if len(incomplete) > 1 else ""
+        others = f" (so have {len(incomplete) - 1} more columns)" if len(incomplete) > 1 else ""
         advice = 'fill them, drop the column, or set data.missing to "mean", "median" or "zero"'
         require_present(source, f"column {names[column]!r}{others}", missing_NF[:, column], advice)
 
 
 def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], missing: str) -> None:
-    """Raises InputError where pixels are infinite, or NaN under ``missing = "error"``."""
+    """Raises InputError if pixels are infinite, or NaN under ``missing = "error"``."""
     sick = np.isinf(images_NCHW) if missing != "error" else ~np.isfinite(images_NCHW)
     sick_N = sick.reshape(len(sick), -1).any(axis=1)
     if sick_N.any():
@@ -104,17 +104,17 @@ def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], miss
 
 
 def no_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
-    """Where cells of text are None: missing."""
+    """Returns a mask of the text cells that are None (missing)."""
     missing: npt.NDArray[np.bool_] = np.equal(values, np.array(None, object))
     return missing
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Those of ``names`` that ``name`` may have meant, or else the first ones, for a sentence."""
+    """Lists the entries of ``names`` that are nearest to ``name``, or else the first ones, for a sentence."""
     return listed(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Names for a sentence, at most ``most`` of them."""
+    """Lists names for a sentence, at most ``most`` of them."""
     shown = ", ".join(repr(name) for name in names[:most])
     return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown

@@ -1,8 +1,8 @@
-"""Columns of CSV and Parquet files: what is id, label, number and category.
+"""Reads CSV and Parquet files and sorts their columns into id, label, numbers and categories.
 
-CSV cells are read as text, so that the id '007' stays '007'; a column is one of numbers where all of its cells are,
-whatever the first thousand rows hold. In a column of numbers an empty cell, NA, N/A, NaN, null and None are missing; in
-a column of text only an empty cell is.
+CSV cells are read as text, so that the id '007' stays '007'. A column is numeric if all of its cells are numbers, not
+only the first thousand. In a numeric column an empty cell, NA, N/A, NaN, null and None are missing; in a column of text
+only an empty cell is.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MISSING_NUMBER = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "null", "N
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What a reader found, in the order of the source, with ``limit`` applied.
+    """A reader's result, in the order of the source, with ``limit`` applied.
 
     labels: [N] float64 or text (object), or None. features: an Arrow table of the party's columns, or pixels: [N, C,
-    H, W], or [N, F] where ``image_shape`` says how to arrange them.
+    H, W], or [N, F] if ``image_shape`` says how to arrange them.
     """
 
     ids: Sequence[str]
@@ -43,7 +43,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Feature columns by type: float32 numbers, NaN where missing, and [N, K] text, None where missing."""
+    """Feature columns by type: float32 numbers, NaN if missing, and [N, K] text, None if missing."""
 
     numeric_NF: npt.NDArray[np.float32]  # noqa: N815 - the shape is part of the name
     numeric_names: tuple[str, ...]
@@ -52,7 +52,7 @@ class Columns:
 
 
 def read_csv(settings: DataSettings, with_label: bool) -> Rows:
-    """A ``.csv`` or ``.csv.gz`` file with a header line, in UTF-8, separated by commas. Raises InputError."""
+    """Reads a ``.csv`` or ``.csv.gz`` file: a header line, UTF-8, separated by commas. Raises InputError."""
     source = settings.source
     names = csv_header(source)
     chosen = choose(names, settings, with_label)
@@ -67,7 +67,7 @@ def read_csv(settings: DataSettings, with_label: bool) -> Rows:
 
 
 def read_parquet(settings: DataSettings, with_label: bool) -> Rows:
-    """A Parquet file; columns have the types that it declares. Raises InputError."""
+    """Reads a Parquet file; columns have the types that it declares. Raises InputError."""
     source = settings.source
     try:
         with parquet.ParquetFile(source) as file:
@@ -96,14 +96,14 @@ class Chosen:
         return [self.id, *([self.label] if self.label else []), *self.features]
 
     def rows(self, source: str, arrow: pa.Table) -> Rows:
-        """``Rows`` from a table that has these columns. Raises InputError for ids and labels that cannot be used."""
+        """Makes ``Rows`` of a table with these columns. Raises InputError for unusable ids or labels."""
         checks.require_rows(source, arrow.num_rows)
         labels = label_values(source, self.label, arrow[self.label]) if self.label else None
         return Rows(id_texts(source, self.id, arrow[self.id]), labels, arrow.select(list(self.features)))
 
 
 def choose(names: list[str], settings: DataSettings, with_label: bool) -> Chosen:
-    """Id, label and the party's feature columns, in the order of ``data.columns`` or of the file. Raises InputError."""
+    """Chooses id, label and feature columns, in the order of ``data.columns`` or of the file. Raises InputError."""
     source = settings.source
     if settings.id is None:
         raise checks.unusable(source, f"needs data.id, the name of its id column, one of {checks.listed(names)}")
@@ -122,7 +122,7 @@ def choose(names: list[str], settings: DataSettings, with_label: bool) -> Chosen
 def choose_features(
     names: Sequence[str], settings: DataSettings, *, leave_out: tuple[str | None, ...] = ()
 ) -> tuple[str, ...]:
-    """The party's feature columns: listed ones or all, without ``leave_out`` and ``drop``, cut to its view."""
+    """Chooses the party's feature columns: listed ones or all, without ``leave_out`` and ``drop``, cut to its view."""
     source = settings.source
     for key in ("columns", "drop", "numeric", "categorical"):
         checks.require_names(source, key, getattr(settings, key) or (), names)
@@ -139,7 +139,7 @@ def choose_features(
 
 
 def csv_header(source: str) -> list[str]:
-    """The column names of a CSV file. Raises InputError."""
+    """Reads the column names of a CSV file. Raises InputError."""
     try:
         with io.TextIOWrapper(_open(source), encoding="utf-8-sig", newline="") as file:
             return next(csv.reader(file))
@@ -150,7 +150,7 @@ def csv_header(source: str) -> list[str]:
 
 
 def csv_text(source: str, names: list[str], wanted: list[str]) -> pa.Table:
-    """The wanted columns of a CSV file as text. Raises InputError; for too few or many cells it names the row."""
+    """Reads the wanted columns of a CSV file as text. Raises InputError; for too few or many cells it names the row."""
     ragged: list[Any] = []
 
     def note(row: Any) -> str:
@@ -168,7 +168,7 @@ def csv_text(source: str, names: list[str], wanted: list[str]) -> pa.Table:
     except (pa.ArrowException, OSError):
         if ragged:
             row = ragged[0]
-            what = f"row {row.number - 1} has {row.actual_columns} cells where the header has {row.expected_columns}"
+            what = f"row {row.number - 1} has {row.actual_columns} cells, but the header has {row.expected_columns}"
             raise checks.unreadable(source, f"{what}; correct it") from None
         raise _not_csv(source) from None
 
@@ -186,7 +186,7 @@ def _not_csv(source: str) -> Exception:
 
 
 def parse_numbers(text: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Text as float64, null where a value is missing; None where some cell is no number."""
+    """Parses text as float64, null if a value is missing; returns None if some cell is no number."""
     trimmed = pc.utf8_trim_whitespace(text)
     missing = pc.is_in(trimmed, value_set=pa.array(_MISSING_NUMBER, trimmed.type))
     try:
@@ -196,7 +196,7 @@ def parse_numbers(text: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def _first_text_row(text: pa.ChunkedArray) -> int:
-    """The row, from 1, of the first cell that is no number, found by halving."""
+    """Returns the row, from 1, of the first cell that is no number, found by bisection."""
     low, high = 0, len(text)
     while high - low > 1:
         middle = (low + high) // 2
@@ -205,9 +205,9 @@ def _first_text_row(text: pa.ChunkedArray) -> int:
 
 
 def split_columns(arrow: pa.Table, settings: DataSettings) -> Columns:
-    """Columns by type: as ``numeric`` and ``categorical`` say, else numbers are numeric, text and booleans categories.
+    """Sorts columns by ``numeric`` and ``categorical``; else numbers are numeric, text and booleans categories.
 
-    Raises InputError where a column is neither, or where a column that must be numeric holds text.
+    Raises InputError if a column is neither, or if a column that must be numeric holds text.
     """
     source = settings.source
     numbers: dict[str, npt.NDArray[np.float64]] = {}
@@ -226,7 +226,7 @@ def split_columns(arrow: pa.Table, settings: DataSettings) -> Columns:
             what = f"column {name!r} holds {column.type}, which is neither number nor text"
             raise checks.unusable(source, f"{what}; list it in data.categorical or data.drop")
     numeric_FN = np.empty((len(numbers), arrow.num_rows), np.float32)
-    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite and is refused as such
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused as such
         for row_N, values_N in zip(numeric_FN, numbers.values(), strict=True):
             row_N[:] = values_N
     categorical_NK = np.empty((arrow.num_rows, len(texts)), object)
@@ -236,7 +236,7 @@ def split_columns(arrow: pa.Table, settings: DataSettings) -> Columns:
 
 
 def id_texts(source: str, name: str, column: pa.ChunkedArray) -> list[str]:
-    """Ids as text, whole numbers in decimal digits. Raises InputError for other types and for missing ids."""
+    """Returns ids as text, whole numbers in decimal digits. Raises InputError for other types and missing ids."""
     column = _plain(column)
     if not (pa.types.is_integer(column.type) or (_is_text(column.type) and not pa.types.is_boolean(column.type))):
         raise checks.unusable(source, f"id column {name!r} holds {column.type}; ids are text or whole numbers")
@@ -248,7 +248,7 @@ def id_texts(source: str, name: str, column: pa.ChunkedArray) -> list[str]:
 
 
 def label_values(source: str, name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Labels as float64 numbers or text. Raises InputError for other types, missing and infinite ones."""
+    """Returns labels as float64 numbers or text. Raises InputError for other types, missing and infinite ones."""
     column = _plain(column)
     values: npt.NDArray[Any]
     if _is_number(column.type):
@@ -265,7 +265,7 @@ def label_values(source: str, name: str, column: pa.ChunkedArray) -> npt.NDArray
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A dictionary-encoded column as the values that it stands for; others as they are."""
+    """Decodes a dictionary-encoded column into its values; returns others unchanged."""
     return pc.cast(column, column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
@@ -282,7 +282,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _float_values(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    """[N] float64, NaN where null."""
+    """Returns [N] float64, NaN for null."""
     values: npt.NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy()
     return values
 
@@ -308,7 +308,7 @@ def _demanded_texts(source: str, name: str, column: pa.ChunkedArray) -> npt.NDAr
 
 
 def _category_texts(column: pa.ChunkedArray) -> npt.NDArray[np.object_]:
-    """[N] text, None where null or empty; whole floats lose their '.0', so that 1 is one category in all files."""
+    """Returns [N] text, None if null or empty; whole floats lose their '.0', so that 1 is one category in all files."""
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
         with contextlib.suppress(pa.ArrowInvalid):

@@ -1,4 +1,4 @@
-"""Folders of images with an index file."""
+"""Reads folders of images with an index file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vfl_party.data import checks
 from vfl_party.data.columns import Rows, csv_header, csv_text, id_texts, label_values, parse_numbers
 
 INDEX, FILE = "index.csv", "file"
-_CHANNELS = {"1": "L", "L": "L", "LA": "L", "I;16": "I;16"}  # the mode that others are read in: RGB
+_CHANNELS = {"1": "L", "L": "L", "LA": "L", "I;16": "I;16"}  # all other modes are read as RGB
 
 
 def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
-    """Images that ``index.csv`` lists in its column ``file``, with an id (default: the file's name) and a label.
+    """Reads the images in the column ``file`` of ``index.csv``, with an id (default: the file's name) and a label.
 
     All have one size, and the channels of the first: 1 for grey, else 3. Raises InputError with the index's row.
     """
@@ -47,7 +47,7 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
 
 
 def to_unit(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Pixels as float32; bytes from 0..255 to 0..1, 16-bit ones from 0..65535; others as they are."""
+    """Returns pixels as float32; scales bytes (0..255) and 16-bit values (0..65535) to 0..1, not others."""
     scaled = pixels.astype(np.float32, order="C")
     if pixels.dtype in (np.uint8, np.uint16):
         scaled /= np.float32(np.iinfo(pixels.dtype).max)
@@ -55,20 +55,20 @@ def to_unit(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _read_all(folder: Path, index: str, files: list[str]) -> npt.NDArray[Any]:
-    """[N, C, H, W] uint8 or uint16."""
+    """Reads all images as [N, C, H, W], uint8 or uint16."""
     first = _read_one(folder / files[0], index, 1, None)
     images = np.empty((len(files), *first.shape), first.dtype)
     for row, file in enumerate(files, 1):
         image = _read_one(folder / file, index, row, first)
         if image.shape != first.shape:
-            sizes = f"{image.shape[1]} x {image.shape[0]}, the first one {first.shape[1]} x {first.shape[0]}"
+            sizes = f"{image.shape[1]} x {image.shape[0]}, the first has {first.shape[1]} x {first.shape[0]}"
             raise checks.unusable(index, f"the image in row {row} has {sizes} pixels; bring all to one size")
         images[row - 1] = image
     return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
 
 
 def _read_one(path: Path, index: str, row: int, like: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
-    """[H, W] or [H, W, 3], in the channels of ``like`` where it is given."""
+    """Reads an image as [H, W] or [H, W, 3], with the channels of ``like`` if given."""
     try:
         with Image.open(path) as image:
             mode = _CHANNELS.get(image.mode, "RGB")

@@ -1,4 +1,4 @@
-"""From labels as found to training targets, and back."""
+"""Converts labels to training targets and back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vfl_party.data import checks
 
 @dataclass(frozen=True)
 class Labels:
-    """How labels become targets.
+    """The conversion of labels to targets.
 
-    kind: that of the task; classes: a classification's labels, sorted (numbers as numbers, text by code points), the
-    place of a class being its code; mean, std: of a regression's training labels, or, scaled by ``minmax``, the least
-    of them and the distance to the greatest: targets are (label - mean) / std.
+    kind: the task's kind. classes: a classification's labels, sorted (numbers as numbers, text by code points); a
+    class's position is its code. mean, std: of a regression's training labels or, with ``minmax``, the least of them
+    and the distance to the greatest; targets are (label - mean) / std.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Labels:
     ) -> Labels:
         """Learns the classes from all labels, or a regression's scale from the training rows.
 
-        raw: [N] numbers or text; ``source`` is named in errors. Raises InputError where they do not fit the task.
+        raw: [N] numbers or text; errors name ``source``. Raises InputError if the labels do not fit the task.
         """
         if raw is None:
             raise checks.unusable(source, "has no labels; the active party's data needs data.label")
@@ -62,15 +62,15 @@ class Labels:
             return cls(task.kind, source, mean=float(mean), std=float(std))
         classes = tuple(_plain(value) for value in np.unique(raw).tolist())
         if task.kind == "binary" and len(classes) != 2:
-            raise checks.unusable(source, f"its label has {len(classes)} different values where a binary task has two")
+            raise checks.unusable(source, f"its label has {len(classes)} different values, but a binary task has two")
         if task.classes is not None and len(classes) > task.classes:
-            what = f"its label has {len(classes)} different values where the recipe's task has {task.classes} classes"
+            what = f"its label has {len(classes)} different values, but the recipe's task has {task.classes} classes"
             raise checks.unusable(source, f"{what}; correct the column or the recipe")
         return cls(task.kind, source, classes)
 
     def encode(self, raw: npt.NDArray[Any]) -> torch.Tensor:
-        """Targets of labels as found: binary float32 [N, 1] of 0 and 1; multiclass int64 [N]; regression float32
-        [N, 1], scaled. Raises InputError for a label that was not there in ``fit``.
+        """Returns the targets of labels: binary float32 [N, 1] of 0 and 1; multiclass int64 [N]; regression float32
+        [N, 1], scaled. Raises InputError for a label that ``fit`` did not see.
         """
         if self.kind == "regression":
             scaled_N = (_numbers(raw, self.source) - self.mean) / self.std
@@ -85,7 +85,7 @@ class Labels:
         return codes_N.to(torch.float32)[:, None] if self.kind == "binary" else codes_N
 
     def decode(self, codes: torch.Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Labels as found, [N], of codes [N] or [N, 1]; for a regression, of scaled predictions."""
+        """Returns the labels, [N], of codes [N] or [N, 1]; for a regression, of scaled predictions."""
         flat = torch.as_tensor(codes).detach().cpu().reshape(-1)
         if self.kind == "regression":
             unscaled: npt.NDArray[Any] = self.unscale(flat.double()).numpy()
@@ -95,11 +95,11 @@ class Labels:
         return np.take(names, flat.long().numpy())
 
     def unscale(self, scaled: torch.Tensor) -> torch.Tensor:
-        """A regression's predictions in the label's own unit; of the same shape."""
+        """Returns a regression's predictions in the label's own unit; same shape."""
         return scaled * self.std + self.mean
 
     def state(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Returns the whole object, for JSON."""
         return {
             "kind": self.kind,
             "source": self.source,
@@ -110,20 +110,20 @@ class Labels:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Labels:
-        """The inverse of ``state``."""
+        """Restores the object from ``state``."""
         return cls(**{**state, "classes": tuple(state["classes"])})
 
 
 def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:
     if raw.dtype.kind not in "biuf":
         raise checks.unusable(
-            source, "its labels are text where a regression needs numbers; correct data.label or the task"
+            source, "its labels are text, but a regression needs numbers; correct data.label or the task"
         )
     return raw.astype(np.float64)
 
 
 def _plain(value: Any) -> str | int | float:
-    """A class by its plainest name: 1.0 is 1."""
+    """Returns a class by its plainest name: 1.0 is 1."""
     if isinstance(value, bool | float) and float(value).is_integer():
         return int(value)
     return value  # type: ignore[no-any-return]

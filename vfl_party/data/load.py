@@ -1,4 +1,4 @@
-"""From settings to a table: read, checked in the order of the source, cut to the party's view, sorted by id."""
+"""Reads a table by its settings: checks rows in the order of the source, cuts to the party's view, sorts by id."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vfl_party.data.views import column_run, cut_images
 def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     """Reads a party's rows: its columns or images, in canonical order.
 
-    ``with_label``: read the label too (the active party); without it the label column is left out of the features
-    all the same. Raises InputError, with the column and the row, where the source or its content cannot be used.
+    ``with_label``: read the label too (the active party). The label column is never a feature, even without it. Raises
+    InputError, with the column and the row, if the source or its content cannot be used.
     """
     source = settings.source
     rows = _read(settings, with_label)
@@ -36,7 +36,7 @@ def load_table(settings: DataSettings, *, with_label: bool) -> Table:
         table = _from_images(rows, settings)
     if not with_label and table.numeric_NF is None and table.categorical is None and table.images_NCHW is None:
         raise checks.unusable(source, "has no feature columns beside the id; check data.columns, data.drop, data.label")
-    order = sorted(range(len(rows.ids)), key=rows.ids.__getitem__)  # by code points, which is the order of UTF-8 bytes
+    order = sorted(range(len(rows.ids)), key=rows.ids.__getitem__)  # by code points: the order of UTF-8 bytes
     return table if order == list(range(len(order))) else table.select(np.array(order))
 
 
@@ -60,7 +60,7 @@ def _read(settings: DataSettings, with_label: bool) -> Rows:
     if name.endswith(".npz"):
         return read_npz(settings, with_label)
     kinds = ".csv, .csv.gz, .parquet, .npz, a folder of images, sklearn:NAME or torchvision:NAME"
-    raise checks.unreadable(source, f"is of no known kind; data.source is one of {kinds}")
+    raise checks.unreadable(source, f"has no known kind; give data.source as one of {kinds}")
 
 
 def _from_columns(rows: Rows, settings: DataSettings) -> Table:
@@ -87,7 +87,7 @@ def _from_columns(rows: Rows, settings: DataSettings) -> Table:
 
 
 def _from_images(rows: Rows, settings: DataSettings) -> Table:
-    """Images by quarters or halves stay images; a run of their pixels is columns unless ``image_shape`` is given."""
+    """Makes a table of images. Quarters and halves stay images; runs of pixels are columns without ``image_shape``."""
     source, view = settings.source, settings.view
     pixels: npt.NDArray[Any] = rows.features
     table = Table(source, tuple(rows.ids), labels=rows.labels)

@@ -1,4 +1,4 @@
-"""Data sets by name: scikit-learn's bundled ones, torchvision's."""
+"""Reads data sets by name: scikit-learn's bundled ones, torchvision's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGET = "target"
 
 
 def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
-    """One of scikit-learn's bundled sets; ``digits`` is images of 1 x 8 x 8, from 0 to 1. Raises InputError."""
+    """Reads one of scikit-learn's bundled sets; ``digits`` is images of 1 x 8 x 8, from 0 to 1. Raises InputError."""
     name = settings.source.removeprefix("sklearn:")
     if name not in SKLEARN:
         raise checks.unusable(settings.source, f"is not a bundled set of scikit-learn; known: {', '.join(SKLEARN)}")
@@ -39,9 +39,9 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
 
 
 def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
-    """An image classification set of torchvision, its training and test images one after the other.
+    """Reads an image classification set of torchvision: its training images, then its test images.
 
-    Raises InputError where the set is not known, or its files are neither there nor to be downloaded.
+    Raises InputError if the set is not known, or if its files are missing and may not be downloaded.
     """
     source = settings.source
     _check_roles(settings)
@@ -58,12 +58,12 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
 
 def _check_roles(settings: DataSettings) -> None:
     if settings.id is not None:
-        raise checks.unusable(settings.source, "has no id column, the row's number is its id; remove data.id")
+        raise checks.unusable(settings.source, "has no id column: the row's number is its id; remove data.id")
     checks.require_names(settings.source, "label", [settings.label] if settings.label else [], [TARGET])
 
 
 def _open_torchvision(settings: DataSettings) -> list[Any]:
-    """The set's training and test part."""
+    """Opens the set's training and test part."""
     source, name = settings.source, settings.source.removeprefix("torchvision:")
     from torchvision import datasets
 
@@ -78,7 +78,7 @@ def _open_torchvision(settings: DataSettings) -> list[Any]:
     choices = [{"train": True}, {"train": False}] if "train" in parameters else [{"split": "train"}, {"split": "test"}]
     try:
         return [kind(settings.download_dir, download=settings.download, **choice) for choice in choices]
-    except Exception:  # noqa: BLE001 - every set has errors of its own for files that are missing, cut or unreachable
+    except Exception:  # noqa: BLE001 - every set raises other errors for files that are missing, cut or unreachable
         if settings.download:
             what = "could not be downloaded or read; check the network and data.download_dir"
         else:

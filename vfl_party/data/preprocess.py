@@ -1,4 +1,4 @@
-"""From a table to encoder inputs, with statistics and vocabularies of the training rows only."""
+"""Turns a table into encoder inputs, with statistics and vocabularies of the training rows only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vfl_party.tensors import index_on
 
 # Codes: a category not seen in training; no category; one that augmentation hides; the first category.
 UNKNOWN, MISSING, HIDDEN, RESERVED = 0, 1, 2, 3
-MOST_ONE_HOT = 4096  # columns; beyond, one-hot is a mistake more often than a wish
+MOST_ONE_HOT = 4096  # columns; more are probably a mistake
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -44,13 +44,13 @@ class Features:
         return InputSpec(tuple(self.x.shape[1:]), self.cardinalities)
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
-        """The encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` where there are any."""
+        """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there are any."""
         index = index_on(torch.as_tensor(rows), self.x.device)
         x_B = self.x.index_select(0, index)
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
 
     def followed_by(self, other: Features) -> Features:
-        """These rows, then the other's, which were prepared alike."""
+        """Returns these rows, then the rows of ``other``, which must be prepared alike."""
         categories = None
         if self.categories is not None and other.categories is not None:
             categories = torch.cat([self.categories, other.categories])
@@ -63,9 +63,9 @@ class Features:
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """What was learnt from the training rows; ``x = (value - shift) / scale``, column by column or channel by channel.
+    """Statistics of the training rows; ``x = (value - shift) / scale``, column by column or channel by channel.
 
-    ``fill``: what a missing number (pixel) becomes, [F] or [C * H * W]; None where nothing may be missing.
+    ``fill``: the replacement of a missing number (pixel), [F] or [C * H * W]; None if nothing may be missing.
     """
 
     numeric_names: tuple[str, ...]
@@ -84,9 +84,10 @@ class Preprocessor:
     ) -> Preprocessor:
         """Learns from ``train_rows`` (positions in the table).
 
-        ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for each category
-        (none for "unknown": zeros); otherwise codes for a tabular encoder. ``flatten``: images become rows of pixels.
-        Raises InputError where there is nothing to learn from.
+        ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for each category;
+        "unknown" is all zeros. Otherwise they become codes for a tabular encoder. ``flatten``: images become rows of
+        pixels.
+        Raises InputError if there is nothing to learn from.
         """
         if len(train_rows) == 0:
             raise checks.unusable(table.source, "no training rows are left; give more rows or smaller other splits")
@@ -104,7 +105,7 @@ class Preprocessor:
             seen = set(table.categorical[train_rows, k].tolist()) - {None}
             vocabularies.append(tuple(sorted(seen)))
             if one_hot and sum(map(len, vocabularies)) > MOST_ONE_HOT:
-                what = f"column {name!r} has {len(seen)} categories, too many to make columns of"
+                what = f"column {name!r} has {len(seen)} categories, too many to become columns"
                 raise checks.unusable(table.source, f'{what}; drop it, or use an encoder of kind "tabular"')
         return cls(
             numeric_names=table.numeric_names,
@@ -119,9 +120,9 @@ class Preprocessor:
         )
 
     def transform(self, table: Table) -> Features:
-        """Encoder inputs of all rows of a table, this one or another with the same columns or image shape.
+        """Returns encoder inputs of all rows of a table with the same columns or image shape as in training.
 
-        Columns that were not there in training are left out. Raises InputError where one is missing.
+        Columns that training did not have are left out. Raises InputError if one is missing.
         """
         table = self._aligned(table)
         values = _values(table)
@@ -142,20 +143,20 @@ class Preprocessor:
         return Features(torch.from_numpy(x), torch.from_numpy(codes_NK), cardinalities)
 
     def state(self) -> dict[str, Any]:
-        """All that ``transform`` needs, for JSON."""
+        """Returns all that ``transform`` needs, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Preprocessor:
-        """The inverse of ``state``, before or after a trip through JSON."""
+        """Restores the object from ``state``, which may have passed through JSON."""
         return cls(**{key: _tuples(value) for key, value in state.items()})
 
     def _aligned(self, table: Table) -> Table:
-        """The table with the columns of training, in their order."""
+        """Returns the table with the columns of training, in their order."""
         shape = None if table.images_NCHW is None else table.images_NCHW.shape[1:]
         if shape != self.image_shape:
             found, wanted = (" x ".join(map(str, s)) if s else "none" for s in (shape, self.image_shape))
-            raise checks.unusable(table.source, f"has images of {found} where training had {wanted}; give such images")
+            raise checks.unusable(table.source, f"has images of {found}, but training had {wanted}; give such images")
         for kind, ours, theirs, others in (
             ("numbers", self.numeric_names, table.numeric_names, table.categorical_names),
             ("categories", self.categorical_names, table.categorical_names, table.numeric_names),
@@ -163,9 +164,9 @@ class Preprocessor:
             for name in sorted(set(ours) - set(theirs)):
                 if name in others:
                     key = "numeric" if kind == "numbers" else "categorical"
-                    what = f"column {name!r} held {kind} in training and does not here"
+                    what = f"column {name!r} held {kind} in training but does not now"
                     raise checks.unusable(table.source, f"{what}; correct it, or list it in data.{key}")
-                raise checks.unusable(table.source, f"has no column {name!r}, which training had; add it")
+                raise checks.unusable(table.source, f"has no column {name!r}, but training had it; add it")
         return Table(
             table.source,
             table.ids,
@@ -201,12 +202,12 @@ def _values(table: Table) -> Floats | None:
 
 
 def _parts(n: int, size: int = 4096) -> Iterator[slice]:
-    """Slices of ``range(n)``: float64 copies of a few thousand rows at a time, not of all images at once."""
+    """Yields slices of ``range(n)``, so that float64 copies are of a few thousand rows, not of all images at once."""
     return (slice(start, start + size) for start in range(0, n, size))
 
 
 def _fill_values(train_NF: Floats, policy: str) -> Doubles:
-    """[F]: mean or median of what is there, zero where nothing is."""
+    """Returns [F]: mean or median of the present values, zero if there are none."""
     fill_F = np.zeros(train_NF.shape[1])
     present = ~np.isnan(train_NF).all(axis=0)
     if policy == "mean":
@@ -221,12 +222,12 @@ def _filled(table: Table, values: Floats, fill: Doubles | None) -> Floats:
     if not missing.any():
         return values
     if fill is None:
-        raise checks.unusable(table.source, "has missing values where training had none; fill them or set data.missing")
+        raise checks.unusable(table.source, "has missing values, but training had none; fill them or set data.missing")
     return np.where(missing, fill.astype(np.float32).reshape(values.shape[1:]), values)
 
 
 def _scaling(values: Floats, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
-    """Shift and scale by column or channel. What is constant in training is shifted only; pixels in 0..1 stay there."""
+    """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax`` keeps pixels in 0..1."""
     axes = tuple(axis for axis in range(values.ndim) if axis != 1)
     parts = [values[rows[part]] for part in _parts(len(rows))]
     low = np.min([part.min(axis=axes) for part in parts], axis=0).astype(np.float64)
@@ -248,7 +249,7 @@ def _scaling(values: Floats, rows: Codes, policy: str) -> tuple[Doubles, Doubles
 
 
 def _codes(column_N: npt.NDArray[np.object_], words: tuple[str, ...]) -> Codes:
-    """[N] codes: ``UNKNOWN``, ``MISSING``, or ``RESERVED`` plus the place in the vocabulary."""
+    """Returns [N] codes: ``UNKNOWN``, ``MISSING``, or ``RESERVED`` plus the position in the vocabulary."""
     column = pa.array(column_N, pa.string())
     found = pc.fill_null(pc.index_in(column, value_set=pa.array(words, pa.string())), UNKNOWN - RESERVED)
     codes_N: Codes = found.to_numpy(zero_copy_only=False).astype(np.int64) + RESERVED

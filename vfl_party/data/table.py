@@ -17,9 +17,9 @@ MOST_CLASSES_SHOWN = 20
 class Table:
     """Rows in canonical order: sorted by the UTF-8 bytes of their ids; all arrays in that order.
 
-    numeric_NF: NaN where a value is missing; categorical: [N, K] text, None where missing; images_NCHW: pixels, 0 to 1
-    where the source holds bytes; labels: [N] float64 numbers or text (dtype object), None where none were read. A
-    table has columns or images or, for an active party without features, neither.
+    numeric_NF: NaN if a value is missing; categorical: [N, K] text, None if missing; images_NCHW: pixels, 0 to 1 if
+    the source holds bytes; labels: [N] float64 numbers or text (dtype object), None if none were read. A table has
+    columns or images; for an active party without features it has neither.
     """
 
     source: str
@@ -35,7 +35,7 @@ class Table:
         return len(self.ids)
 
     def select(self, rows: npt.NDArray[np.int64]) -> Table:
-        """The rows at the given positions, in the given order: the aligned ones, say."""
+        """Returns the rows at the given positions, in the given order."""
 
         def pick(values: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
             return None if values is None else values[rows]
@@ -51,9 +51,9 @@ class Table:
 
 
 def describe(table: Table) -> list[str]:
-    """Lines for a person who checks a data set: counts and names of columns, labels with their counts.
+    """Returns lines for a person who checks a data set: counts and names of columns, labels with their counts.
 
-    They hold no id and no value of a feature.
+    They hold no id and no feature value.
     """
     lines = [f"rows: {len(table)}"]
     if table.images_NCHW is not None:

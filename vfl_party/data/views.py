@@ -1,4 +1,4 @@
-"""Which part of a whole data set's features a party holds: runs of columns, quarters or halves of images."""
+"""Cuts a whole data set's features to a party's part: runs of columns, quarters or halves of images."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vfl_party.data.checks import unusable
 
 
 def _run(n: int, part: int, parts: int) -> slice:
-    """The ``part``-th of ``parts`` contiguous runs of ``range(n)``, as equal as can be, the longer ones first."""
+    """Returns the ``part``-th of ``parts`` contiguous runs of ``range(n)``, nearly equal, the longer ones first."""
     size, longer = divmod(n, parts)
     start = part * size + min(part, longer)
     return slice(start, start + size + (part < longer))
 
 
 def column_run(source: str, n: int, view: ViewSettings | None) -> slice:
-    """The party's columns of ``n``; all of them unless the view's scheme is ``columns``. Raises InputError if none."""
+    """Returns the party's part of ``n`` columns; all unless the scheme is ``columns``. Raises InputError if none."""
     if view is None or view.scheme != "columns":
         return slice(0, n)
     if n < view.parts:
@@ -28,9 +28,9 @@ def column_run(source: str, n: int, view: ViewSettings | None) -> slice:
 
 
 def cut_images(source: str, images_NCHW: npt.NDArray[Any], view: ViewSettings | None) -> npt.NDArray[Any]:
-    """The party's quarter or half of each image; of an odd side, the first half is the longer one.
+    """Cuts the party's quarter or half of each image; if a side is odd, its first half is longer.
 
-    Raises InputError where a side is a single pixel and cannot be divided.
+    Raises InputError if a side is a single pixel and cannot be divided.
     """
     if view is None or view.scheme == "columns":
         return images_NCHW

@@ -1,6 +1,6 @@
-"""Encoders, top models and the rule that combines embeddings; one file a kind of encoder.
+"""Encoders, top models and the rule that combines embeddings; one file for each kind of encoder.
 
-Modules are built on the CPU inside ``seeded(...)``, so that their weights are the same on every device, and moved then.
+Modules are built on the CPU inside ``seeded(...)``, so that their weights are equal on every device, and moved later.
 """
 
 from vfl_party.models.combine import combine, combined_size

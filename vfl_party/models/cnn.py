@@ -10,10 +10,10 @@ from vfl_party.models.spec import InputSpec
 
 
 def build_cnn(settings: CnnSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Blocks of convolution 3x3, batch norm, ReLU, pooling 2x2; then linear.
+    """Builds blocks of convolution 3x3, batch norm, ReLU, pooling 2x2; then a linear layer.
 
     A block does not pool an image that is less than two pixels high or wide. x: [B, C, H, W]; returns
-    [B, embedding_size]. Its top is all above the first block, or the blocks there without the linear layer.
+    [B, embedding_size]. The top is all above the first block, or only the blocks there.
     """
     channels, height, width = spec.shape
     modules: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""How the active party makes one input of the parties' embeddings."""
+"""Combines the parties' embeddings into the top model's input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rule = Literal["concat", "sum", "mean", "max"]
 
 
 def combine(rule: Rule, embeddings: Sequence[Tensor]) -> Tensor:
-    """The combination of n embeddings [B, D], the active party's own first, then in the recipe's order.
+    """Combines n embeddings [B, D]: the active party's own first, then in the recipe's order.
 
     ``concat`` gives [B, n*D], the others [B, D], element by element. ``max`` sends the whole gradient of an element to
     the first party that holds its maximum (``amax`` would split it evenly among ties).
@@ -27,5 +27,5 @@ def combine(rule: Rule, embeddings: Sequence[Tensor]) -> Tensor:
 
 
 def combined_size(rule: Rule, n: int, embedding_size: int) -> int:
-    """Width of the combination of n embeddings."""
+    """Returns the width of the combination of n embeddings."""
     return n * embedding_size if rule == "concat" else embedding_size

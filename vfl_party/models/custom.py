@@ -12,9 +12,9 @@ from vfl_party.models.spec import InputSpec
 
 
 def build_custom(settings: CustomSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """What ``factory(spec, embedding_size, **options)`` returns.
+    """Builds the encoder by ``factory(spec, embedding_size, **options)``.
 
-    Raises InputError (MODEL_INVALID) where the factory cannot be imported, fails, or gives no ``torch.nn.Module``.
+    Raises InputError (MODEL_INVALID) if the factory cannot be imported, fails, or gives no ``torch.nn.Module``.
     """
     where = f"model.encoder.factory = {settings.factory!r}"
     module_name, _, name = settings.factory.partition(":")
@@ -27,7 +27,7 @@ def build_custom(settings: CustomSettings, spec: InputSpec, embedding_size: int)
         raise _invalid(f"{where}: {module_name} has no function or class {name!r}")
     try:
         model = factory(spec, embedding_size, **settings.options)
-    except Exception as error:  # so may the factory
+    except Exception as error:  # the factory, too, may raise anything
         raise _invalid(f"{where}: the factory failed with {_first_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise _invalid(f"{where}: the factory gives a {type(model).__name__}, not a torch.nn.Module")

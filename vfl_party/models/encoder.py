@@ -1,4 +1,4 @@
-"""From the recipe's settings to an encoder that is known to give the recipe's embedding."""
+"""Builds an encoder from the recipe's settings and checks that it gives the recipe's embedding."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from vfl_party.models.tabular import build_tabular
 
 
 def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """An encoder on the CPU, called ``encoder(x)`` or, where the spec has cardinalities, ``encoder(x, categories)``.
+    """Builds an encoder on the CPU: ``encoder(x)`` or, if the spec has cardinalities, ``encoder(x, categories)``.
 
     x: float32 [B, *spec.shape]; categories: int64 [B, K]; it returns float32 [B, embedding_size]. Weights come from
-    torch's CPU generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) where this kind of encoder
+    torch's CPU generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if this kind of encoder
     cannot take rows of this spec.
     """
     if not isinstance(settings, CustomSettings):
@@ -45,10 +45,10 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
 
 
 def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int, *, party: str) -> nn.Module:
-    """``build_encoder``, then two rows of zeros through it in evaluation mode.
+    """Builds an encoder and passes two rows of zeros through it in evaluation mode.
 
-    That forward leaves torch's generator and the statistics of batch norm as they were. Raises InputError
-    (MODEL_INVALID) where the encoder fails or does not give float32 [2, embedding_size].
+    That pass changes neither torch's generator nor the statistics of batch norm. Raises InputError
+    (MODEL_INVALID) if the encoder fails or does not give float32 [2, embedding_size].
     """
     encoder = build_encoder(settings, spec, embedding_size)
     inputs = [torch.zeros(2, *spec.shape)]
@@ -66,15 +66,15 @@ def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: 
     encoder.train(mode)
     if not isinstance(out, Tensor) or out.dtype != torch.float32:
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
-        raise _invalid(f"the encoder of {party} gives {got} where a float32 tensor is needed")
+        raise _invalid(f"the encoder of {party} gives {got}, but a float32 tensor is needed")
     if out.dim() == 2 and len(out) == 2 and out.shape[1] != embedding_size:
         raise _invalid(
-            f"the encoder of {party} gives {out.shape[1]} numbers a row, the recipe's model.embedding_size is "
-            f"{embedding_size}; make both the same"
+            f"the encoder of {party} gives {out.shape[1]} numbers a row, but the recipe's model.embedding_size is "
+            f"{embedding_size}; make them equal"
         )
     if out.shape != (2, embedding_size):
         raise _invalid(
-            f"the encoder of {party} gives a tensor of shape {list(out.shape)} for two rows, the recipe's "
+            f"the encoder of {party} gives a tensor of shape {list(out.shape)} for two rows, but the recipe's "
             f"model.embedding_size asks for [2, {embedding_size}]"
         )
     return encoder

@@ -10,9 +10,9 @@ import torch
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, torch's CPU generator starts from ``seed`` (63 bits); afterwards it is as it was. CUDA's are untouched.
+    """Starts torch's CPU generator from ``seed`` (63 bits) inside the block and restores it afterwards, not CUDA's.
 
-    Build modules inside and move them to a device afterwards.
+    Build modules inside the block and move them to a device afterwards.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the CUDA generators too

@@ -23,7 +23,7 @@ def layers(
     batch_norm: bool = False,
     dropout: float = 0.0,
 ) -> list[nn.Module]:
-    """For each hidden width: linear, batch norm, activation, dropout; then one linear layer without activation."""
+    """Builds linear, batch norm, activation and dropout for each hidden width; then one linear layer."""
     modules: list[nn.Module] = []
     for width in hidden:
         modules.append(nn.Linear(in_features, width, bias=not batch_norm))  # the norm has a bias of its own
@@ -37,7 +37,7 @@ def layers(
 
 
 def build_mlp(settings: MlpSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """x: [B, *spec.shape], flattened (images too); returns [B, embedding_size]. Its top is the last layer."""
+    """Builds the encoder; its top is the last layer. x: [B, *spec.shape], flattened -> [B, embedding_size]."""
     encoder = nn.Sequential(
         nn.Flatten(),
         *layers(

@@ -10,15 +10,15 @@ _ATTRIBUTE = "top_layers"
 
 
 def mark_top(encoder: nn.Module, *layers: str) -> nn.Module:
-    """Notes which submodules, by their names, are the top. An encoder of the user's own sets ``top_layers`` itself."""
-    encoder.__dict__[_ATTRIBUTE] = layers  # not a tensor: past nn.Module's own bookkeeping
+    """Notes the names of the submodules that are the top. A user's own encoder sets ``top_layers`` itself."""
+    encoder.__dict__[_ATTRIBUTE] = layers  # not a tensor, so nn.Module's bookkeeping is bypassed
     return encoder
 
 
 def top_state(encoder: nn.Module) -> dict[str, Tensor]:
-    """{name in the encoder: parameter or floating-point buffer} of its top: the tensors themselves, not copies.
+    """Returns {name in the encoder: parameter or floating-point buffer} of its top: the tensors, not copies.
 
-    Counters (BatchNorm's ``num_batches_tracked``) are left out. Raises InputError (MODEL_INVALID) where the encoder
+    Counters (BatchNorm's ``num_batches_tracked``) are left out. Raises InputError (MODEL_INVALID) if the encoder
     names no top.
     """
     layers = getattr(encoder, _ATTRIBUTE, ())
@@ -26,7 +26,7 @@ def top_state(encoder: nn.Module) -> dict[str, Tensor]:
     known = {name for name, _ in encoder.named_modules()}
     for layer in layers:
         if layer not in known:
-            text = f"the encoder's top_layers names {layer!r}, and it has no submodule of that name"
+            text = f"the encoder's top_layers names {layer!r}, but the encoder has no such submodule"
             raise InputError(Code.MODEL_INVALID, f"{text}; correct it")
     found = {
         name: tensor
@@ -34,6 +34,6 @@ def top_state(encoder: nn.Module) -> dict[str, Tensor]:
         if name.startswith(tuple(f"{layer}." for layer in layers)) and tensor.is_floating_point()
     }
     if not found:
-        text = "the encoder names no top layers to aggregate: give it an attribute top_layers, names of its submodules"
+        text = "the encoder names no top layers to aggregate: give it an attribute top_layers with names of submodules"
         raise InputError(Code.MODEL_INVALID, f"{text}, or set aggregate = false")
     return found

@@ -1,4 +1,4 @@
-"""The ``resnet18`` encoder: torchvision's, imported only when it is asked for (170 MB a process)."""
+"""The ``resnet18`` encoder: torchvision's, imported only on use (170 MB a process)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from vfl_party.models.spec import InputSpec
 
 
 def build_resnet18(settings: ResNet18Settings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """ResNet-18 (He et al. 2016) with random weights.
+    """Builds ResNet-18 (He et al. 2016) with random weights.
 
     For small images the stem is a 3x3 convolution of stride 1, without pooling, as is usual on CIFAR.
-    x: [B, C, H, W]; returns [B, embedding_size]. Its top is all above the first
-    stage of blocks.
+    x: [B, C, H, W]; returns [B, embedding_size]. Its top is all above the first stage of blocks.
     """
     from torchvision.models import resnet18
 

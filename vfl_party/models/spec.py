@@ -1,4 +1,4 @@
-"""What an encoder is told about the rows that it will see."""
+"""Describes the rows that an encoder will see."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class InputSpec:
     """One row, without the batch dimension.
 
-    ``shape``: ``(F,)`` for numeric features, ``(C, H, W)`` for images. ``cardinalities``: how many values each
-    categorical column takes; not empty when the encoder is called as ``encoder(x, categories_BK)``.
+    ``shape``: ``(F,)`` for numeric features, ``(C, H, W)`` for images. ``cardinalities``: the number of values of each
+    categorical column; if not empty, the encoder is called as ``encoder(x, categories_BK)``.
     """
 
     shape: tuple[int, ...]

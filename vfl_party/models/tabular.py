@@ -1,4 +1,4 @@
-"""The ``tabular`` encoder: an embedding a category, beside the numeric columns, into an MLP."""
+"""The ``tabular`` encoder: an MLP over each category's embedding and the numeric columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vfl_party.models.spec import InputSpec
 
 
 class TabularEncoder(nn.Module):
-    """The embedding tables of all columns lie one after the other in one table: one lookup instead of K."""
+    """Holds the embedding tables of all columns in one table: one lookup instead of K."""
 
     offsets: Tensor  # [K], the first row of each column in the table
 
@@ -35,7 +35,7 @@ class TabularEncoder(nn.Module):
         )
 
     def forward(self, x_BF: Tensor, categories_BK: Tensor | None = None) -> Tensor:
-        """x_BF: [B, F], F may be 0; categories_BK: int64, column k within [0, cardinalities[k])."""
+        """Embeds a batch. x_BF: [B, F], F may be 0; categories_BK: int64, column k within [0, cardinalities[k])."""
         if self.table is not None and categories_BK is not None:
             x_BF = torch.cat([x_BF, self.table(categories_BK + self.offsets).flatten(1)], dim=1)
         out: Tensor = self.mlp(x_BF)
@@ -43,9 +43,9 @@ class TabularEncoder(nn.Module):
 
 
 def build_tabular(settings: TabularSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """x: [B, F]; categories: int64 [B, K] where the spec has K cardinalities; returns [B, embedding_size].
+    """Builds the encoder; its top is the last layer.
 
-    Its top is the last layer.
+    x: [B, F]; categories: int64 [B, K] if the spec has K cardinalities; returns [B, embedding_size].
     """
     encoder = TabularEncoder(settings, spec, embedding_size)
     return mark_top(encoder, f"mlp.{len(encoder.mlp) - 1}")

@@ -9,5 +9,5 @@ from vfl_party.models.mlp import layers
 
 
 def build_top(settings: TopSettings, in_features: int, outputs: int) -> nn.Sequential:
-    """Linear, or an MLP with ReLU where ``hidden`` is not empty. z: [B, in_features]; returns [B, outputs], logits."""
+    """Builds a linear layer or, if ``hidden`` is set, an MLP with ReLU. z: [B, in_features] -> logits [B, outputs]."""
     return nn.Sequential(*layers(in_features, settings.hidden, outputs, dropout=settings.dropout))

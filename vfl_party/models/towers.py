@@ -20,7 +20,7 @@ class TwoTowers(nn.Module):
         self.cross, self.local, self.rule = cross, local, rule
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """inputs: as an encoder's; returns [B, D]."""
+        """Embeds an encoder's ``inputs`` as [B, D]."""
         cross_BD, local_BD = self.cross(*inputs), self.local(*inputs)
         if self.rule == "concat":
             return torch.cat([cross_BD, local_BD], dim=1)

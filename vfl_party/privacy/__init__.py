@@ -1,1 +1,1 @@
-"""Training with differential privacy: what it costs, and the steps that keep it."""
+"""Trains with differential privacy: what it costs, and the steps that keep to it."""

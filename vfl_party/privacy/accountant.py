@@ -1,10 +1,10 @@
-"""What the parties' training costs in privacy, together: moments division (FedOnce, Theorem 4).
+"""Computes the joint privacy cost of the parties' training: moments division (FedOnce, Theorem 4).
 
 Every party runs the sampled Gaussian mechanism on its own model. Its Rényi divergences (RDP) add up over its steps and,
 because one record is spread over all parties, over the parties too (FedOnce, Lemma 4). The sum is converted to (ε, δ)
-once. RDP of one step: Mironov et al. 2019; conversion: Balle et al. 2020, Theorem 21; both as opacus has them.
+once. RDP of one step: Mironov et al. 2019; conversion: Balle et al. 2020, Theorem 21; both as implemented in opacus.
 
-The sum is right where every party draws its batches and its noise by itself and keeps both to itself, and where the
+The sum is right only if every party draws its batches and noise independently and keeps both secret, and if the
 gradient of a record depends on no other record.
 """
 
@@ -21,19 +21,19 @@ import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
 
-# opacus's orders; what is added where the best one is the first or the last. Binomials overflow above 1024.
+# opacus's orders, and orders to add if the best one is the first or the last. Binomials overflow above 1024.
 ORDERS = (*(1 + tenths / 10 for tenths in range(1, 100)), *range(12, 64))
 MORE_ORDERS = (
     *(1 + hundredths / 100 for hundredths in range(1, 10)), *ORDERS, *range(64, 128, 8), *range(128, 512, 32), 512, 1024
 )  # fmt: skip
-MOST_NOISE, LEAST_NOISE = 2.0**13, 2.0**-6  # between which a noise multiplier is looked for
+MOST_NOISE, LEAST_NOISE = 2.0**13, 2.0**-6  # the range in which a noise multiplier is searched
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What one party reports: ``steps`` of noise ``noise_multiplier * max_grad_norm``, each on a Poisson sample.
+    """One party's report: ``steps`` with noise ``noise_multiplier * max_grad_norm``, each on a Poisson sample.
 
-    ``sampling_rate``: the probability with which a record is in a batch.
+    ``sampling_rate``: the probability that a record is in a batch.
     """
 
     noise_multiplier: float
@@ -42,17 +42,17 @@ class Spending:
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise InputError(Code.CONFIG_INVALID, f"a noise multiplier is 0 or more, not {self.noise_multiplier}")
+            raise InputError(Code.CONFIG_INVALID, f"a noise multiplier is at least 0, not {self.noise_multiplier}")
         if not 0 <= self.sampling_rate <= 1:
             raise InputError(Code.CONFIG_INVALID, f"a sampling rate is between 0 and 1, not {self.sampling_rate}")
         if self.steps < 0:
-            raise InputError(Code.CONFIG_INVALID, f"a number of steps is 0 or more, not {self.steps}")
+            raise InputError(Code.CONFIG_INVALID, f"a number of steps is at least 0, not {self.steps}")
 
 
 def epsilon(spendings: Sequence[Spending], delta: float) -> float:
-    """The joint ε of all parties by moments division; infinite where one of them adds no noise.
+    """Returns the joint ε of all parties by moments division; infinite if one of them adds no noise.
 
-    Raises InputError where δ is not between 0 and 1.
+    Raises InputError if δ is not between 0 and 1.
     """
     _check(delta)
     taken = [spending for spending in spendings if spending.steps and spending.sampling_rate]
@@ -67,15 +67,15 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
 
 def simple_epsilon(spendings: Sequence[Spending], delta: float) -> float:
-    """The joint ε by simple division (FedOnce's Priv-Baseline, Theorem 2): each party's own at δ/k, added."""
+    """Returns the joint ε by simple division (FedOnce's Priv-Baseline, Theorem 2): the sum of each party's ε at δ/k."""
     _check(delta)
     return sum(epsilon([spending], delta / len(spendings)) for spending in spendings)
 
 
 def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]]) -> float:
-    """The noise multiplier that all parties share so that their joint ε is at most ``target``, and within 1 % of it.
+    """Finds the common noise multiplier with a joint ε of at most ``target``, and within 1 % of it.
 
-    parties: (sampling rate, steps) of each. Raises InputError where there is none.
+    parties: (sampling rate, steps) of each. Raises InputError if no multiplier gives that ε.
     """
     if not (target > 0 and math.isfinite(target)):
         raise InputError(Code.CONFIG_INVALID, f"epsilon is a number greater than 0, not {target}")
@@ -94,7 +94,7 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
     while low == high or spent(low) <= target:
         low, high = low / 2, low
         if low < LEAST_NOISE:
-            raise InputError(Code.CONFIG_INVALID, f"{what}: it is too large, give noise_multiplier instead")
+            raise InputError(Code.CONFIG_INVALID, f"{what}: epsilon is too large; give noise_multiplier instead")
     while spent(high) < 0.99 * target:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if spent(middle) > target else (low, middle)
@@ -103,9 +103,9 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
 
 @dataclass(frozen=True)
 class Budget:
-    """How far one party may train so that the joint ε stays at most ``target``.
+    """Limits one party's training so that the joint ε stays at most ``target``.
 
-    own: of this party; its number of steps does not count here. others: what the other parties plan to spend.
+    own: this party's spending; its number of steps is ignored. others: the planned spendings of the other parties.
     """
 
     target: float
@@ -114,16 +114,16 @@ class Budget:
     others: tuple[Spending, ...] = ()
 
     def spent(self, steps_done: int) -> float:
-        """The joint ε once this party has done so many steps and the others all that they plan."""
+        """Returns the joint ε after ``steps_done`` steps of this party and all planned steps of the others."""
         return epsilon([*self.others, replace(self.own, steps=steps_done)], self.delta)
 
     def may_step(self, steps_done: int) -> bool:
-        """Whether one step more leaves the joint ε within the target."""
+        """Returns whether the joint ε stays within the target after one more step."""
         return self.spent(steps_done + 1) <= self.target
 
     def note(self, steps_done: int) -> str:
-        """Why training stopped, for the report."""
-        text = f"training stopped after {steps_done} steps: the next would make epsilon larger than {self.target:g}"
+        """Says why training stopped, for the report."""
+        text = f"training stopped after {steps_done} steps: the next step would exceed epsilon = {self.target:g}"
         return f"{text} (delta = {self.delta:g})"
 
 
@@ -133,19 +133,19 @@ def _check(delta: float) -> None:
 
 
 def _convert(spendings: Iterable[Spending], orders: tuple[float, ...], delta: float) -> tuple[float, float]:
-    """(ε, its order) of the summed RDP."""
+    """Converts the summed RDP to (ε, its order)."""
     from opacus.accountants.analysis.rdp import get_privacy_spent  # late: opacus costs 1.6 s and 110 MB
 
     rdp = np.sum([s.steps * _one_step(s.sampling_rate, s.noise_multiplier, orders) for s in spendings], axis=0)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Optimal order is the")  # at any order the bound holds; epsilon() widens
+        warnings.filterwarnings("ignore", "Optimal order is the")  # the bound holds at any order; epsilon() adds orders
         value, order = get_privacy_spent(orders=orders, rdp=rdp, delta=delta)
     return float(value), float(order)
 
 
 @lru_cache(maxsize=256)
 def _one_step(sampling_rate: float, noise_multiplier: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
-    """RDP of one step at each order; rounding below zero is cut off."""
+    """Returns the RDP of one step at each order; values rounded below zero become zero."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     rdp = compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=orders)

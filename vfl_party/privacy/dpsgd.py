@@ -1,4 +1,4 @@
-"""DP-SGD of one party's own models (Abadi et al. 2016; FedOnce, Algorithm 1, lines 11 to 13 and 26 to 28).
+"""Trains one party's own models by DP-SGD (Abadi et al. 2016; FedOnce, Algorithm 1, lines 11 to 13 and 26 to 28).
 
 dp = DpTraining(module, optimizer, rows, batch_size, noise_multiplier=1.1, max_grad_norm=1.0)
 for batch in dp.batches(epoch):
@@ -25,10 +25,10 @@ from vfl_party.privacy.poisson import Rows
 
 
 def check_model(module: nn.Module) -> None:
-    """Raises InputError (MODEL_INVALID) where rows affect each other, or a row's own gradient cannot be computed."""
+    """Raises InputError (MODEL_INVALID) if rows affect each other, or a row's own gradient cannot be computed."""
     if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
         text = "differential privacy needs models without BatchNorm, which makes a row's output depend on other rows"
-        hint = "set batch_norm = false, or use GroupNorm in an encoder of your own"
+        hint = "set batch_norm = false, or use GroupNorm in your own encoder"
         raise InputError(Code.MODEL_INVALID, f"{text}; {hint}")
     from vfl_party.privacy.private_optimizer import GradSampleHooks, ModuleValidator
 
@@ -39,18 +39,18 @@ def check_model(module: nn.Module) -> None:
 
 
 class DpTraining:
-    """Poisson batches, and steps on them whose influence of one row is bounded and covered by noise.
+    """Draws Poisson batches and takes steps on them: each row's influence is bounded and covered by noise.
 
     Args:
-        module: may hold several models, as an ``nn.ModuleDict`` does; stays what it is, names of its state included.
+        module: may hold several models, as an ``nn.ModuleDict`` does; the names of its state do not change.
         optimizer: over all of the module's trainable parameters.
         rows: row numbers to sample from.
         batch_size: the mean size of a batch; gradients are divided by it, whatever a batch's size.
         noise_multiplier: σ; the noise's standard deviation is σ * max_grad_norm.
         max_grad_norm: the largest L2 norm of one row's gradient, over all parameters.
 
-    Samples and noise come from private generators (see ``poisson``, ``generator``): two runs of one recipe differ.
-    Importing opacus, on first use, takes about 1.6 s of CPU time and 110 MB.
+    Samples and noise come from private generators (see ``poisson``, ``generator``), so two runs of one recipe differ.
+    The first use imports opacus: about 1.6 s of CPU time and 110 MB.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class DpTraining:
 
     @property
     def spending(self) -> Spending:
-        """What this party has spent so far."""
+        """The spending of this party so far."""
         return Spending(self._optimizer.noise_multiplier, self._rate, self._steps)
 
     def batches(self, epoch: int) -> list[Rows]:
-        """The row numbers of each step of an epoch; a batch may be empty."""
+        """Returns the row numbers of each step of an epoch; a batch may be empty."""
         return poisson.batches(self._key, epoch, self._rows, self._batch_size)
 
     def step(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor | None:
-        """One update of the module, in training mode. An empty batch is a step too, of noise alone.
+        """Updates the module once, in training mode. An empty batch is a step too: noise only.
 
-        loss: of these rows, the mean of what each contributes by itself, through the module. Not called for no rows.
-        Returns that mean, None for no rows: it is a value of the training rows, without noise.
+        loss: returns the mean over these rows of each row's own loss, through the module; not called without rows.
+        Returns that mean, None without rows. It has no noise, so it reveals something of the training rows.
         """
         value = None
         if len(rows):
@@ -124,7 +124,7 @@ class DpTraining:
         return value.detach()
 
     def close(self) -> None:
-        """Removes all that opacus put on the module, which then trains as any other."""
+        """Removes opacus's hooks from the module, which then trains normally."""
         self._hooks.cleanup()
         for layer in self._module.modules():
             layer.__dict__.pop("activations", None)
@@ -133,7 +133,7 @@ class DpTraining:
             p.__dict__.pop("summed_grad", None)
 
     def state(self) -> dict[str, Any]:
-        """All that later steps depend on, beyond the module; private, as the generators are."""
+        """Returns the state, beyond the module, on which later steps depend; as secret as the generators."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "noise": self._noise.state(),

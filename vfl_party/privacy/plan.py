@@ -1,7 +1,7 @@
-"""What the private phases of a recipe are to cost: every party computes it for all of them, before the first step.
+"""Plans the privacy cost of a recipe's private phases: every party computes it for all, before the first step.
 
-Sampling rate and number of steps of each party and phase follow from the recipe and the number of training rows, which
-is the same at all parties. So nobody has to be told what the others spend, and one noise multiplier fits all.
+Each party's sampling rate and number of steps in a phase follow from the recipe and the number of training rows, which
+is equal at all parties. So no party needs the others' spending, and one noise multiplier fits all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIKE = ("epsilon", "noise_multiplier", "delta", "division")  # one budget for 
 
 @dataclass(frozen=True)
 class PrivatePhase:
-    """A phase that trains with differential privacy: who trains in it, and for how long."""
+    """A phase that trains with differential privacy: the parties that train in it, and for how long."""
 
     name: str
     dp: DpSettings
@@ -34,7 +34,7 @@ class PrivatePhase:
 
 @dataclass(frozen=True)
 class Share:
-    """What one party is to spend in one phase."""
+    """The planned spending of one party in one phase."""
 
     phase: str
     party: str
@@ -43,16 +43,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """All shares of a run. ``dp``: what is alike in all private phases; ``outside``: what trains without privacy."""
+    """All shares of a run. ``dp``: the common settings of all private phases; ``outside``: phases without privacy."""
 
     dp: DpSettings
-    mode: Mode  # matched where one phase is
+    mode: Mode  # matched if any phase is matched
     shares: tuple[Share, ...]
     outside: tuple[str, ...] = ()
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """Those that train with privacy: the k of simple division."""
+        """The parties that train with privacy: the k of simple division."""
         return tuple(dict.fromkeys(share.party for share in self.shares))
 
     def share(self, phase: str, party: str) -> Share:
@@ -63,13 +63,13 @@ class Plan:
 
     @property
     def epsilon(self) -> float:
-        """The joint ε of all parties once all have done what they plan; none does more."""
+        """The joint ε of all parties after all planned steps; no party does more."""
         if self.dp.division == "moments":
             return epsilon(_spendings(self.shares), self.dp.delta)
         return sum(self._simple(party) for party in self.parties)
 
     def budget(self, phase: str, party: str) -> Budget:
-        """How far a party may train in a phase: of the run's ε, or by simple division of its own part of it."""
+        """Returns a party's budget in a phase: within the run's ε or, by simple division, within its own part."""
         own = self.share(phase, party)
         if self.dp.division == "moments":
             parts, others = 1, [share for share in self.shares if share != own]
@@ -82,14 +82,14 @@ class Plan:
         return Budget(planned, delta, own.spending, rest)
 
     def spent(self, phase: str, party: str, steps_done: int) -> float:
-        """The joint ε once this party has done so many steps of the phase, and all else is as planned."""
+        """Returns the joint ε after ``steps_done`` steps of this party in the phase, with all else as planned."""
         own = self.budget(phase, party).spent(steps_done)
         if self.dp.division == "moments":
             return own
         return own + sum(self._simple(other) for other in self.parties if other != party)
 
     def report(self) -> Privacy:
-        """What the summary of the run says."""
+        """Returns the entry for the run's summary."""
         return Privacy(
             epsilon=self.epsilon,
             delta=self.dp.delta,
@@ -105,10 +105,10 @@ class Plan:
 
 
 def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] = ()) -> Plan | None:
-    """The plan of a recipe's private phases over so many training rows; None where there are none.
+    """Plans a recipe's private phases over ``rows`` training rows; returns None if there are no such phases or rows.
 
-    outside: names of what trains without privacy. Raises InputError where two phases do not share one budget, where
-    delta is too large for so many rows, or where no noise gives epsilon.
+    outside: names of phases that train without privacy. Raises InputError if two phases do not share one budget, if
+    delta is too large for ``rows``, or if no noise gives epsilon.
     """
     if not phases or not rows:
         return None
@@ -116,15 +116,13 @@ def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] 
     if dp.delta * rows >= 1.0:
         text = f"recipe: phases: dp.delta = {dp.delta:g} of {phases[0].name} is not below 1 / {rows} training rows"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}: giving away one whole row would be within it; take {0.1 / rows:.0e} or less"
+            Code.CONFIG_INVALID, f"{text}: it would allow revealing one whole row; take {0.1 / rows:.0e} or less"
         )
     for phase in phases[1:]:
         for key in _ALIKE:
             if getattr(phase.dp, key) != getattr(dp, key):
                 text = f"recipe: phases: dp.{key} of {phases[0].name} and of {phase.name} differ"
-                raise InputError(
-                    Code.CONFIG_INVALID, f"{text}; one budget covers all phases that have dp: give both the same"
-                )
+                raise InputError(Code.CONFIG_INVALID, f"{text}; one budget covers all phases with dp: make them equal")
     shares = [
         Share(phase.name, party, Spending(dp.noise_multiplier or 0.0, rate, steps))
         for phase in phases
@@ -133,7 +131,7 @@ def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] 
         for party in phase.parties
     ]
     if not shares:
-        return None  # the phases are those of passive parties, and there are none
+        return None  # only passive parties train in these phases, and there are none
     mode: Mode = "matched" if any(phase.dp.mode == "matched" for phase in phases) else "fixed"
     if dp.epsilon is not None:
         shares = _with_noise(dp.epsilon, dp, shares)
@@ -141,7 +139,7 @@ def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] 
 
 
 def _with_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[Share]:
-    """Moments division: the noise multiplier that all share. Simple division: each party's own, by its own part."""
+    """Sets the noise multipliers: by moments division one for all; by simple division one for each party's part."""
     names = list(dict.fromkeys(share.party for share in shares))
     groups = [names] if dp.division == "moments" else [[name] for name in names]
     found = {}
@@ -159,4 +157,4 @@ def _spendings(shares: Iterable[Share]) -> list[Spending]:
     return [share.spending for share in shares]
 
 
-_noise = lru_cache(maxsize=64)(noise_for)  # each phase of a party asks again
+_noise = lru_cache(maxsize=64)(noise_for)  # each phase of a party asks for the same values

@@ -1,8 +1,8 @@
-"""Poisson sampling: every row is in a batch with the same probability, whatever other rows are (Abadi et al. 2016).
+"""Poisson sampling: every row is in a batch with the same probability, independently of others (Abadi et al. 2016).
 
-The accountant's ε counts on it that nobody else knows who was in a batch. Therefore the key comes from the operating
-system and stays with its party; a seed of the recipe's would be known to all. A party's key is its own for a second
-reason: the RDP of two parties adds up only where they sample independently.
+The accountant's ε assumes that nobody else knows which rows were in a batch. Therefore the key comes from the operating
+system and stays with its party; the recipe's seed is known to all. Each party has its own key for a second reason: the
+RDP of two parties adds up only if they sample independently.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Rows = npt.NDArray[np.int64]
 
 
 def sampling_rate(rows: int, batch_size: int) -> float:
-    """The probability q with which a row is in a batch of ``batch_size`` on average."""
+    """Returns the probability q that a row is in a batch, so that batches have ``batch_size`` rows on average."""
     return min(1.0, batch_size / rows)
 
 
 def steps_an_epoch(rows: int, batch_size: int) -> int:
-    """As many as there are batches without sampling; a row is then in about one of them."""
+    """Returns the number of batches without sampling, so that a row is in about one batch of an epoch."""
     return -(-rows // batch_size)
 
 
 def batches(key: int, epoch: int, rows: Rows, batch_size: int) -> list[Rows]:
-    """The batches of one epoch, some of them possibly empty: a function of all arguments, on every machine alike."""
+    """Returns the batches of one epoch, possibly empty ones: determined by the arguments, alike on every machine."""
     n = len(rows)
     bits = np.random.Philox(key=derive_seed(key, "poisson", epoch))
     if batch_size >= n:

@@ -1,4 +1,4 @@
-"""How a party's own training is made differentially private (FedOnce-L1)."""
+"""Settings of differentially private training of a party's own models (FedOnce-L1)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Division = Literal["moments", "simple"]
 
 
 class DpSettings(Section):
-    """Either ``epsilon``, of all parties together, or the ``noise_multiplier`` that all of them use.
+    """Either the joint ``epsilon`` of all parties, or the ``noise_multiplier`` that all of them use.
 
-    ``mode``: ``fixed`` leaves every row its target; ``matched`` assigns targets over a batch, as FedOnce does, and then
-    no guarantee is established, because a row's gradient depends on the other rows. ``division`` of the budget among
-    the parties: ``moments`` adds up their Rényi divergences; ``simple`` gives each of k parties epsilon / k at
-    delta / k (FedOnce's Priv-Baseline), and so more noise.
+    ``mode``: ``fixed`` leaves every row its target. ``matched`` assigns targets over a batch, as FedOnce does; then no
+    guarantee is established, because a row's gradient depends on the other rows. ``division`` of the budget among the
+    parties: ``moments`` adds up their Rényi divergences; ``simple`` gives each of k parties epsilon / k at delta / k
+    (FedOnce's Priv-Baseline), which needs more noise.
     """
 
     epsilon: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
     noise_multiplier: Annotated[float, Field(ge=0.0, le=1e4)] | None = None  # 0: gradients are clipped, no noise
-    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5  # less than 1 / rows, or losing one whole row is allowed
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5  # below 1 / rows, or it allows revealing one row
     max_grad_norm: Norm = 1.0  # L2, of one row's gradient over all of a party's parameters
     mode: Mode = "fixed"
     division: Division = "moments"

@@ -1,4 +1,4 @@
-"""What a report says about differential privacy."""
+"""Words a report's statement on differential privacy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from vfl_party.privacy.settings import Mode
 
 
 def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] = ()) -> str:
-    """One sentence on what is covered and what is not. ε is rounded up.
+    """Returns one sentence on what is covered and what is not. ε is rounded up.
 
-    FedOnce-L1 protects the trained models, those of all parties together, and what is computed with them (section 4.1).
-    Section 4.2: the representations go to an active party that is trusted. ``matched``: the Hungarian match couples
-    records, so that clipping a record's gradient does not bound its influence. ``without``: what of the run trains
-    without privacy that is counted here; its results carry records into what is trained with them.
+    FedOnce-L1 protects the trained models of all parties together, and all results computed with them (section 4.1).
+    The representations go to an active party that is trusted (section 4.2). ``matched``: the Hungarian match couples
+    records, so clipping a record's gradient does not bound its influence. ``without``: phases that train without
+    accounted privacy; models trained from their results are not covered.
     """
     outside = "the uploaded representations, the columns' means and scales and the reported training loss"
     trusted = f"{outside} are not covered: the active party is trusted with them"

@@ -1,4 +1,4 @@
-"""The private steps of one phase at one party: DP-SGD that stops where the run's budget ends."""
+"""Takes the private steps of one phase at one party: DP-SGD that stops when the run's budget is spent."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from vfl_party.privacy.poisson import Rows
 
 
 class PrivateSteps:
-    """Made with its phase, so that a model that cannot be trained so is refused early; ``begin`` comes later.
+    """The steps; made with their phase, so that an unsuitable model is refused early. ``begin`` comes later.
 
-    Between ``begin`` (or ``load_state``) and ``close`` the module is opacus's too, one phase at a time. ``note``: why
-    training stopped, empty while it goes on.
+    Between ``begin`` (or ``load_state``) and ``close`` the module has opacus's hooks, for one phase at a time.
+    ``note``: why training stopped; empty before that.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class PrivateSteps:
         self.note = ""
 
     def begin(self) -> DpTraining:
-        """Draws the keys of samples and noise, where that is not done: from here on they are part of ``state``."""
+        """Draws the keys of samples and noise, unless that is done. From now on they are part of ``state``."""
         if self._training is None:
             self._training = self._make()
         return self._training
 
     @property
     def epsilon(self) -> float:
-        """The joint ε of all parties, of which this one has done what it has, and the others all that they plan."""
+        """The joint ε of all parties: this party's steps so far, and all planned steps of the others."""
         return self._spent(self.begin().spending.steps)
 
     def batches(self, epoch: int) -> Iterator[Rows]:
-        """The batches of an epoch, each to be a step; none once the next step would pass the budget."""
+        """Yields the batches of an epoch, one for each step, until the next step would exceed the budget."""
         training = self.begin()
         for batch in training.batches(epoch):
             done = training.spending.steps
@@ -67,19 +67,19 @@ class PrivateSteps:
             yield batch
 
     def step(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor | None:
-        """See ``DpTraining.step``."""
+        """Takes a step: see ``DpTraining.step``."""
         if self._training is None:
             raise InternalError("a private step outside of its phase")
         return self._training.step(rows, loss)
 
     def close(self) -> None:
-        """The module trains as any other again."""
+        """Ends the private training: the module trains normally again."""
         if self._training is not None:
             self._training.close()
             self._training = None
 
     def state(self) -> dict[str, Any]:
-        """The party's secrets among it: see ``DpTraining.state``."""
+        """Returns the state, with the party's secrets: see ``DpTraining.state``."""
         return self.begin().state()
 
     def load_state(self, tree: dict[str, Any]) -> None:

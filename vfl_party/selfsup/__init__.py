@@ -1,1 +1,1 @@
-"""What the self-supervised methods share at a party: settings filled in, views, towers, the local step, the report."""
+"""The common parts of self-supervised methods at a party: settings, views, towers, the local step, the report."""

@@ -1,4 +1,4 @@
-"""Local self-supervision, guided by a cross-party encoder or not: FedHSSL, Alg. 1, lines 16 to 27, and SS-VFL."""
+"""Trains by local self-supervision, with or without a guiding encoder: FedHSSL, Alg. 1, lines 16 to 27, and SS-VFL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vfl_party.selfsup.tower import Tower, Trained, follow, loss_against, make_q
 
 @dataclass(frozen=True)
 class Epochs:
-    """What some epochs came to: steps, mean loss, and the share of the projections' variance that was kept."""
+    """The result of some epochs: steps, mean loss, and the share of the projections' variance that was kept."""
 
     steps: int
     loss: float
@@ -30,14 +30,14 @@ class Epochs:
 
 
 class LocalSelfSup:
-    """One party's local tower and all that its training needs.
+    """One party's local tower and the objects that its training needs.
 
     Args:
-        tower: what is trained.
+        tower: the tower to train.
         guide: the cross-party tower, frozen here; ``gamma``: the weight of its two terms (Eq. 6).
-        epochs: of the whole phase, for the schedule.
-        guide_drifts: BatchNorm of the guide takes statistics here too, as FedHSSL's released code lets it.
-        split: which rows; the default is all of the party's training rows.
+        epochs: the epochs of the whole phase, for the schedule.
+        guide_drifts: the guide's BatchNorm updates its statistics here too, as in FedHSSL's released code.
+        split: the rows to train on; default: all of the party's training rows.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class LocalSelfSup:
         self._augment = make_augment(plan.augment, party.need_features(), self._rows)
 
     def _batches(self, epoch: int) -> list[Rows]:
-        """The batches of an epoch, numbered through the phase, in an order of this party's own."""
+        """Returns the batches of an epoch (numbered through the phase), in an order of this party only."""
         seed = derive_seed(self._party.recipe.seed, self._party.name)
         return full_batches(seed, self._phase, epoch, self._rows, self._plan.batch_size)
 
     def steps(self, epochs: int) -> int:
-        """How many steps so many epochs have."""
+        """Returns the number of steps of ``epochs`` epochs."""
         return epochs * (len(self._rows) // self._plan.batch_size)
 
     def run(self, round_: int, epochs: int, tick: Callable[[], None]) -> Epochs:
-        """The local epochs of one round; ``tick`` is called after each step. Raises InputError where they diverge."""
-        if round_ == 0 and self._target is not None:  # what the phases before this one have made of the encoder
+        """Trains the local epochs of a round; calls ``tick`` after each step. Raises InputError if they diverge."""
+        if round_ == 0 and self._target is not None:  # start from the encoder as earlier phases have trained it
             self._target.load_state_dict(target_of(self.tower).state_dict())
         done = [self._epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
         steps = sum(each.steps for each in done)
@@ -85,7 +85,7 @@ class LocalSelfSup:
         return finite(Epochs(steps, loss, kept), self._party, self._phase, "local")
 
     def _epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
-        """One pass over the rows; ``epoch`` is numbered through the phase."""
+        """Trains one pass over the rows; ``epoch`` is numbered through the phase."""
         party = self._party
         features = party.need_features()
         random = torch.Generator().manual_seed(
@@ -102,7 +102,7 @@ class LocalSelfSup:
             self._trained.step(loss)  # line 25
             if self._target is not None:
                 follow(self._target, self.tower, self._plan.momentum)
-            for queue, keys_BP in fresh:  # not earlier: the gradient needs the keys as they were
+            for queue, keys_BP in fresh:  # after the step: the gradient needs the old keys
                 queue.push(keys_BP)
             total += loss.detach()
             kept += variance_kept(z_BP)
@@ -113,7 +113,7 @@ class LocalSelfSup:
     def _loss(
         self, v1: tuple[Tensor, ...], v2: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, list[tuple[KeyQueue, Tensor]]]:
-        """Eq. 6, the projections of the first view without gradient, and the keys that are new to each queue."""
+        """Computes Eq. 6, the first view's projections without gradient, and each queue's new keys."""
         fresh: list[tuple[KeyQueue, Tensor]] = []
         plan, tower = self._plan, self.tower
         z1_BP, z2_BP = tower.project(v1), tower.project(v2)
@@ -156,7 +156,7 @@ class LocalSelfSup:
 
 
 def finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
-    """The same. Raises InputError where the loss is not a number any more: nobody else may see that."""
+    """Returns ``epochs`` unchanged. Raises InputError if its loss is NaN or infinite: no other party could notice."""
     if not math.isfinite(epochs.loss):
         text = f"phase {phase}: the {step} loss of {party.name} is {epochs.loss}: its training diverged"
         raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
@@ -164,7 +164,7 @@ def finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
 
 
 def require_rows(party: Party, phase: str, split: str, batch_size: int) -> Rows:
-    """The rows of a split. Raises InputError where there are none, or too few for one batch."""
+    """Returns the rows of a split. Raises InputError if there are none, or too few for one batch."""
     rows = party.rows(split)
     what = {"local": "training", "aligned": "aligned training", "train": "labelled training"}[split]
     if len(rows) == 0:

@@ -1,4 +1,4 @@
-"""A self-supervised phase's settings with every default filled in."""
+"""Fills in the defaults of a self-supervised phase's settings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MOMENTUM = {"byol": 0.995, "moco": 0.99}
 
 @dataclass(frozen=True)
 class Plan:
-    """``negatives``: where the contrastive losses between a party's own and received (or guiding) projections take
-    their negatives from; MoCo's own local loss always has its queue."""
+    """The settings. ``negatives``: the source of negatives in losses between a party's own and received (or guiding)
+    projections; MoCo's own local loss always uses its queue."""
 
     ssl: Ssl
     batch_size: int
@@ -32,20 +32,19 @@ class Plan:
 
     @property
     def predicts(self) -> bool:
-        """Whether there is a predictor; MoCo's and SimCLR's is the identity (FedHSSL, Table II)."""
+        """Whether there is a predictor; for MoCo and SimCLR it is the identity (FedHSSL, Table II)."""
         return self.ssl in ("simsiam", "byol")
 
     @property
     def has_target(self) -> bool:
-        """Whether the target encoder is an average of its own; SimSiam's and SimCLR's is the online encoder."""
+        """Whether the target encoder is a moving average; for SimSiam and SimCLR it is the online encoder."""
         return self.ssl in ("byol", "moco")
 
 
 def make_plan(settings: SelfSupSettings, preset: Literal["paper", "released"], gamma: float = 0.0) -> Plan:
     """Fills in the defaults of the method and the preset.
 
-    The learning rate is 0.05 · B / 256, and 0.5 / (0.5 + gamma) of that where the local loss has the two guidance terms
-    beside its own.
+    The learning rate is 0.05 · B / 256, times 0.5 / (0.5 + gamma) if the local loss has the two guidance terms too.
     """
     released = preset == "released"
     momentum = settings.momentum

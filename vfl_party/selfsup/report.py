@@ -1,4 +1,4 @@
-"""What people are told of a round of self-supervision."""
+"""Reports a round of self-supervision to people."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ COLLAPSED = 0.02  # share of the variance of the projections' directions; traine
 
 
 def report(party: str, done: Mapping[str, Epochs], warned: set[str] | None = None) -> RoundReport:
-    """The round of one party: loss and ``variance_kept`` of each step, and a warning where it collapses.
+    """Reports one party's round: loss and ``variance_kept`` of each step, and a warning if projections collapse.
 
-    ``warned``: the steps that were warned of, so that it is told once; changed here.
+    ``warned``: the steps with an earlier warning, so that each is warned of once; changed here.
     """
     warned = set() if warned is None else warned
     notes = [

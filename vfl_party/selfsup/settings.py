@@ -1,4 +1,4 @@
-"""What self-supervised phases have in common. Defaults: FedHSSL, appendix B."""
+"""The common settings of self-supervised phases. Defaults: FedHSSL, appendix B."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ssl = Literal["simsiam", "byol", "moco", "simclr"]
 
 
 class SelfSupSettings(Section):
-    """``None`` stands for the value of the recipe's preset, or of the method: see ``vfl_party.selfsup.plan``."""
+    """The settings; ``None`` stands for the default of the preset or method: see ``vfl_party.selfsup.plan``."""
 
     ssl: Ssl
     rounds: PositiveInt = 40
@@ -23,7 +23,7 @@ class SelfSupSettings(Section):
     projector: tuple[Width, ...] | None = Field(default=None, min_length=1)  # widths of its layers
     predictor: Width = 128  # width of its hidden layer; SimSiam and BYOL have one
     temperature: Temperature = 0.5  # MoCo, SimCLR
-    queue: PositiveInt = 4096  # MoCo: keys; fewer than the rows, or a row's own keys turn up as negatives
+    queue: PositiveInt = 4096  # MoCo: keys; fewer than the rows, or a row's own keys become negatives
     momentum: Probability | None = None  # of the target encoder: BYOL, MoCo
-    optimizer: OptimizerSettings | None = None  # SGD by the batch size, with a cosine schedule
+    optimizer: OptimizerSettings | None = None  # default: SGD, its rate by the batch size, with a cosine schedule
     augment: AugmentSettings = AugmentSettings()

@@ -1,4 +1,4 @@
-"""An encoder with the heads that pretraining puts on it, its optimizer, and the loss against another's projections."""
+"""An encoder with its pretraining heads, its optimizer, and the loss against another tower's projections."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from vfl_party.selfsup.plan import Plan
 
 
 class Tower(nn.Module):
-    """encoder -> projector (z) -> predictor (p), the predictor being the identity where the plan has none."""
+    """encoder -> projector (z) -> predictor (p); without a predictor in the plan, p = z."""
 
     def __init__(self, encoder: nn.Module, projector: nn.Module, predictor: nn.Module) -> None:
         super().__init__()
         self.encoder, self.projector, self.predictor = encoder, projector, predictor
 
     def project(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """z [B, P] of an encoder's inputs."""
+        """Returns z [B, P] of an encoder's inputs."""
         z_BP: Tensor = self.projector(self.encoder(*inputs))
         return z_BP
 
     def predict(self, z_BP: Tensor) -> Tensor:
-        """p [B, P]."""
+        """Returns p [B, P]."""
         p_BP: Tensor = self.predictor(z_BP)
         return p_BP
 
 
 def build_tower(party: Party, phase: str, label: str, encoder: nn.Module, plan: Plan, *, shared: bool) -> Tower:
-    """Heads on ``encoder`` (of width E), drawn from the recipe's seed; ``shared``: alike at every party."""
+    """Puts heads on ``encoder`` (of width E), drawn from the recipe's seed; ``shared``: equal at every party."""
     width = encoder_width(encoder, party)
     names = (phase, label) if shared else (phase, party.name, label)
     with seeded(derive_seed(party.recipe.seed, "init", *names)):
@@ -46,7 +46,7 @@ def build_tower(party: Party, phase: str, label: str, encoder: nn.Module, plan: 
 
 
 def encoder_width(encoder: nn.Module, party: Party) -> int:
-    """Width of the encoder's output: one row of zeros tells."""
+    """Returns the width of the encoder's output, found with one row of zeros."""
     features, mode = party.need_features(), encoder.training
     encoder.eval()
     with torch.no_grad():
@@ -57,7 +57,7 @@ def encoder_width(encoder: nn.Module, party: Party) -> int:
 
 
 class Trained:
-    """A tower with its optimizer, to be checkpointed whole; the encoder's weights are the job's."""
+    """A tower with its optimizer, checkpointed together; the job keeps the encoder's weights."""
 
     def __init__(self, tower: Tower, plan: Plan, epochs: int) -> None:
         self.tower, self._plan = tower, plan
@@ -66,7 +66,7 @@ class Trained:
         self._schedule = build_schedule(plan.optimizer, self._optimizer, epochs)
 
     def step(self, loss: Tensor) -> None:
-        """One update by the gradient of ``loss``."""
+        """Updates the tower by the gradient of ``loss``."""
         for parameter in self._params:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
@@ -90,22 +90,22 @@ class Trained:
 
 
 def target_of(tower: Tower) -> Tower:
-    """The target encoder at the beginning: a copy of encoder and projector, without gradient."""
+    """Makes the initial target encoder: a copy of encoder and projector, without gradient."""
     target = deepcopy(tower)
     target.predictor = nn.Identity()
     return target.requires_grad_(False)
 
 
 def follow(target: Tower, online: Tower, momentum: float) -> None:
-    """The target encoder's step: the moving average of the online encoder's parameters (FedHSSL, Table II)."""
+    """Moves the target encoder: the moving average of the online encoder's parameters (FedHSSL, Table II)."""
     ema_update(target.encoder, online.encoder, momentum)
     ema_update(target.projector, online.projector, momentum)
 
 
 def make_queue(party: Party, phase: str, label: str, plan: Plan, rows: int) -> KeyQueue:
-    """A queue of MoCo's keys of so many rows, at first random directions.
+    """Makes a queue of ``plan.queue`` MoCo keys, at first random directions.
 
-    Raises InputError where it is not smaller: it would hold every row's own key, as a negative.
+    Raises InputError unless it is smaller than ``rows``: otherwise it would hold every row's own key, as a negative.
     """
     if plan.queue >= rows:
         text = (
@@ -117,7 +117,7 @@ def make_queue(party: Party, phase: str, label: str, plan: Plan, rows: int) -> K
 
 
 def loss_against(plan: Plan, p_BP: Tensor, z_BP: Tensor, queue: KeyQueue | None) -> Tensor:
-    """L_SSL(p, z) of FedHSSL's Eqs. 2 to 4; no gradient goes into z."""
+    """Computes L_SSL(p, z) of FedHSSL's Eqs. 2 to 4; no gradient flows into z."""
     match plan.ssl:
         case "simsiam":
             return simsiam(p_BP, z_BP)

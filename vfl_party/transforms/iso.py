@@ -1,4 +1,4 @@
-"""Isotropic Gaussian noise on what a party sends, so that labels are harder to read from it."""
+"""Adds isotropic Gaussian noise to the tensors that a party sends, so that they reveal less about labels."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class IsoNoise(Filter):
         self._random = PrivateGaussian()
 
     def noise(self, d_BM: Tensor) -> Tensor:
-        """d with noise, of its shape, dtype and device, without graph; d itself where the amplifier is 0.
+        """Returns d with noise: same shape, dtype and device, no graph; d itself if the amplifier is 0.
 
-        d may have more dimensions, [B, …], with m elements a row, or one, which is then one row.
+        d may have more dimensions, [B, …], with m elements a row. A d of one dimension is one row.
         """
         if self._amplifier == 0:
             return d_BM
@@ -45,11 +45,11 @@ class IsoNoise(Filter):
         return {name: self.noise(x) for name, x in tensors.items()}
 
     def state(self) -> dict[str, Any]:
-        """All that later noise depends on, for this party's own checkpoints."""
+        """Returns the generator's state, for this party's own checkpoints."""
         return self._random.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on with the noise of the one that gave ``state``."""
+        """Continues the noise of the one that returned ``state``."""
         self._random.load_state(state)
 
 

@@ -1,7 +1,7 @@
-"""Two random views of a batch, for self-supervision: crops and colours of images, corrupted features of tables.
+"""Makes two random views of a batch, for self-supervision: crops and colours of images, corrupted features of tables.
 
-All random numbers come from a CPU generator and are moved, so that views are the same on every device, and a fresh
-generator of the same seed makes the same views. Every row has random numbers of its own (docs/decisions/0007).
+All random numbers come from a CPU generator and are moved, so that views are equal on every device, and a new generator
+with the same seed makes the same views. Every row has its own random numbers (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Augment(Protocol):
     """Makes views of one party's rows."""
 
     def two_views(self, inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Inputs]:
-        """Two views of ``Features.inputs(rows)``, shaped like it; ``generator`` is one of the CPU."""
+        """Returns two views of ``Features.inputs(rows)``, of the same shape; ``generator`` is on the CPU."""
 
 
 def make_augment(settings: AugmentSettings, features: Features, pool_rows: Tensor | npt.NDArray[np.int64]) -> Augment:
-    """Crops and colours where x is [N, C, H, W], corruption where it is [N, F] (flattened images too).
+    """Chooses crops and colours if x is [N, C, H, W], corruption if it is [N, F] (flattened images too).
 
-    ``pool_rows``: the party's own training rows, from which corruption takes the values that it puts in.
+    ``pool_rows``: the party's own training rows, from which corruption takes its replacement values.
     """
     if features.x.dim() == 4:
         return ImageAugment(settings)

@@ -1,4 +1,4 @@
-"""Gaussian blur, each image by its own width."""
+"""Gaussian blur with a separate width for each image."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SIGMA = (0.1, 2.0)  # pixels; SimCLR, appendix A
 
 
 def draw_blurs(n: int, settings: AugmentSettings, generator: torch.Generator) -> Tensor:
-    """[n]: sigma in pixels, 0 where the image is left as it is."""
+    """Draws sigma in pixels, [n]; 0 leaves an image as it is."""
     sigma_B = between(*SIGMA, n, generator=generator)
     return sigma_B * happens(settings.blur, n, generator=generator)
 
 
 def blur(images_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
-    """Each image blurred along both axes; the kernel is a tenth of the image (SimCLR), at least 3 pixels.
+    """Blurs each image along both axes; the kernel is a tenth of the image (SimCLR), at least 3 pixels.
 
     Beyond its edges the image is mirrored, as in torchvision's ``gaussian_blur``.
     """
@@ -27,12 +27,12 @@ def blur(images_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
 
 
 def radius(size: int) -> int:
-    """Pixels of the kernel on either side of its middle."""
+    """Returns the kernel's pixels on either side of its middle."""
     return min(max(1, round(size / 20)), size - 1)
 
 
 def _smear(size: int, sigma_B: Tensor) -> Tensor:
-    """[B, size, size]: row i weighs the pixels that make pixel i."""
+    """Returns [B, size, size]: row i holds the weights of the pixels that make pixel i."""
     reach = radius(size)
     offsets_K = torch.arange(-reach, reach + 1, device=sigma_B.device)
     weights_BK = torch.softmax(-0.5 * (offsets_K / sigma_B.clamp(min=1e-3)[:, None]) ** 2, dim=1)  # at 1e-3: no blur

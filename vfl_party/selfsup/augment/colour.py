@@ -1,7 +1,7 @@
-"""Colour jitter and grayscale, each image by its own factors.
+"""Colour jitter and grayscale with separate factors for each image.
 
-Each step maps a pixel's channels x to A x + b, where only the offset of contrast depends on the image, by its mean. A
-whole jitter is therefore one matrix and one offset an image. Images may be standardised: nothing is clamped to 0..1.
+Each step maps a pixel's channels x to A x + b; only the offset of contrast depends on the image, by its mean. A whole
+jitter is therefore one matrix and one offset an image. Images may be standardised: nothing is clamped to 0..1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.31
 
 
 def _hue_terms() -> tuple[Tensor, Tensor]:
-    """[3, 3] each, C and S: a turn of the colour plane by an angle a is I + (cos a - 1) C + sin a S."""
+    """Returns C and S, [3, 3] each: a turn of the colour plane by an angle a is I + (cos a - 1) C + sin a S."""
     yiq = torch.tensor(YIQ, dtype=torch.float64)
     plane = torch.diag(torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
     quarter = torch.tensor([[0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)  # red towards yellow, as in HSV
@@ -31,9 +31,9 @@ HUE_COS, HUE_SIN = _hue_terms()
 
 
 def draw_colours(n: int, settings: AugmentSettings, generator: torch.Generator) -> Tensor:
-    """[n, 5]: brightness, contrast and saturation factors, hue in turns, and 1 where the image loses its colours.
+    """Draws [n, 5]: brightness, contrast and saturation factors, hue in turns, and 1 if the image loses its colours.
 
-    1, 1, 1, 0 where an image is not jittered.
+    An image without jitter gets 1, 1, 1, 0.
     """
     spread = torch.tensor([settings.brightness, settings.contrast, settings.saturation, settings.hue])
     change_B4 = between(-1, 1, n, 4, generator=generator) * spread
@@ -43,11 +43,11 @@ def draw_colours(n: int, settings: AugmentSettings, generator: torch.Generator) 
 
 
 def recolour(images_BCHW: Tensor, colour_B5: Tensor) -> Tensor:
-    """Brightness, contrast, saturation, hue, grayscale, in this order; the first two alone unless C = 3.
+    """Applies brightness, contrast, saturation, hue, grayscale, in this order; only the first two unless C = 3.
 
-    Brightness multiplies; contrast blends with the image's mean (of its luma where C = 3), saturation with the pixel's
-    luma, as torchvision does where it need not clamp. Hue turns the colour plane of YIQ: a linear map, where
-    torchvision goes by HSV, which is not defined for standardised values.
+    Brightness multiplies. Contrast blends with the image's mean (of its luma if C = 3), saturation with the pixel's
+    luma, like torchvision without clamping. Hue turns the colour plane of YIQ, a linear map; torchvision uses HSV,
+    which is undefined for standardised values.
     """
     brightness_B, contrast_B, saturation_B, hue_B, gray_B = colour_B5.unbind(dim=1)
     factor_B, base_B = brightness_B * contrast_B, brightness_B * (1 - contrast_B)
@@ -63,13 +63,13 @@ def recolour(images_BCHW: Tensor, colour_B5: Tensor) -> Tensor:
 
 
 def _desaturate(share_B: Tensor, luma: Tensor) -> Tensor:
-    """[B, 3, 3]: ``share`` of the way from a colour to its gray."""
+    """Returns [B, 3, 3]: moves a colour by ``share`` towards its gray."""
     eye = torch.eye(3, device=luma.device)
     return eye + share_B[:, None, None] * (luma.expand(3, 3) - eye)
 
 
 def _turn(hue_B: Tensor) -> Tensor:
-    """[B, 3, 3]: the hue moved on by a share of the circle."""
+    """Returns [B, 3, 3]: turns the hue by a share of the circle."""
     angle_B11 = (2 * math.pi * hue_B)[:, None, None]
     cos, sin = HUE_COS.to(hue_B.device), HUE_SIN.to(hue_B.device)
     return torch.eye(3, device=hue_B.device) + (angle_B11.cos() - 1) * cos + angle_B11.sin() * sin

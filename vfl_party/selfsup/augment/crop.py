@@ -1,4 +1,4 @@
-"""Random resized crop and horizontal flip, each image by its own box."""
+"""Random resized crop and horizontal flip with a separate box for each image."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ATTEMPTS = 10  # boxes tried before the fallback, as in torchvision's RandomResi
 
 
 def draw_crops(n: int, height: int, width: int, settings: AugmentSettings, generator: torch.Generator) -> Tensor:
-    """[n, 5]: top, left, height and width of a box in whole pixels, and 1 where it is mirrored, else 0.
+    """Draws [n, 5]: top, left, height and width of a box in whole pixels, and 1 if it is mirrored, else 0.
 
-    Boxes are distributed as torchvision's ``RandomResizedCrop`` draws them: of the first of ten pairs of area and
-    ratio that fits into the image, or else the middle of the image.
+    Boxes are distributed as those of torchvision's ``RandomResizedCrop``: the first of ten pairs of area and ratio that
+    fits into the image, or else the middle of the image.
     """
     area = between(*settings.crop_scale, n, ATTEMPTS, generator=generator).mul_(height * width)
     low, high = map(math.log, settings.crop_ratio)
     ratio = between(low, high, n, ATTEMPTS, generator=generator).exp_()
     boxes = torch.stack([area / ratio, area * ratio], dim=2).sqrt_().round_()  # [n, attempts, (height, width)]
     fits = ((boxes >= 1) & (boxes <= torch.tensor([height, width]))).all(dim=2)
-    first = fits.int().argmax(dim=1)  # of equal ones the first
+    first = fits.int().argmax(dim=1)  # the first that fits
     box_B2 = boxes[torch.arange(n), first]
     box_B2 = torch.where(fits.any(dim=1, keepdim=True), box_B2, torch.tensor(_middle(height, width, settings)))
     room_B2 = torch.tensor([height, width]) - box_B2
@@ -35,9 +35,9 @@ def draw_crops(n: int, height: int, width: int, settings: AugmentSettings, gener
 
 
 def crop(images_BCHW: Tensor, crop_B5: Tensor) -> Tensor:
-    """Each image's box, stretched to the size of the image (bilinear, no anti-aliasing), mirrored where asked.
+    """Stretches each image's box to the size of the image (bilinear, no anti-aliasing); mirrors it if its flag is 1.
 
-    Equal to torchvision's ``resized_crop(..., antialias=False)``: beyond the box's outermost pixels nothing is read.
+    Equal to torchvision's ``resized_crop(..., antialias=False)``: no pixel outside the box is read.
     """
     _, _, H, W = images_BCHW.shape
     top_B, left_B, height_B, width_B, flip_B = crop_B5.unbind(dim=1)
@@ -48,7 +48,7 @@ def crop(images_BCHW: Tensor, crop_B5: Tensor) -> Tensor:
 
 
 def _grid(start_B: Tensor, length_B: Tensor, size: int) -> Tensor:
-    """[B, size]: where along one axis to read, as grid_sample wants it, -1 and 1 being the outer edges of the image."""
+    """Returns [B, size]: the positions to read along an axis, for grid_sample: -1 and 1 are the image's outer edges."""
     centres = torch.arange(size, device=start_B.device) + 0.5
     inside = (centres * (length_B / size)[:, None] - 0.5).clamp_(min=0)  # in pixels of the box
     inside = torch.minimum(inside, (length_B - 1)[:, None])
@@ -56,7 +56,7 @@ def _grid(start_B: Tensor, length_B: Tensor, size: int) -> Tensor:
 
 
 def _middle(height: int, width: int, settings: AugmentSettings) -> tuple[float, float]:
-    """Height and width of the largest box of an allowed ratio."""
+    """Returns height and width of the largest box of an allowed ratio."""
     low, high = settings.crop_ratio
     ratio = min(max(width / height, low), high)
     return float(max(1, min(height, round(width / ratio)))), float(max(1, min(width, round(height * ratio))))

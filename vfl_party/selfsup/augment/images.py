@@ -12,7 +12,7 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 
 class ImageAugment:
-    """x: float [B, C, H, W], standardised or not; each image of each view has random numbers of its own."""
+    """Views of x: float [B, C, H, W], standardised or not; each image of each view has its own random numbers."""
 
     def __init__(self, settings: AugmentSettings) -> None:
         self._settings = settings

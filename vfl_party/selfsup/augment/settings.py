@@ -1,4 +1,4 @@
-"""How a party makes two views of its rows for self-supervision."""
+"""Settings of the two views that self-supervision makes of a party's rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class AugmentSettings(Section):
     """Views of images and of tables; the defaults for images are SimSiam's for small ones (without blur).
 
     ``crop_scale``: the crop's share of the image's area, drawn evenly; ``crop_ratio``: its width / height, drawn
-    evenly on a log scale. ``flip``, ``jitter``, ``grayscale``, ``blur``: how often each happens. Under a jitter,
-    factors of ``brightness``, ``contrast`` and ``saturation`` are drawn from 1 ± the value, and the hue turns by at
-    most ``hue`` of a full circle; saturation, hue and grayscale are for images of three channels.
+    evenly on a log scale. ``flip``, ``jitter``, ``grayscale``, ``blur``: the probability of each. A jitter draws
+    factors of ``brightness``, ``contrast`` and ``saturation`` from 1 ± the value, and turns the hue by at most ``hue``
+    of a full circle. Saturation, hue and grayscale need images of three channels.
 
-    ``corruption``: how often each of a table's features is replaced; ``corrupt``: in both views (the papers), or in
+    ``corruption``: the probability that a table's feature is replaced; ``corrupt``: in both views (the papers), or in
     one of them (FedHSSL's released code).
     """
 

@@ -11,13 +11,13 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 
 class TableAugment:
-    """Each number is replaced, with probability ``corruption``, by that column's value in a random row of the pool.
+    """Replaces each number, with probability ``corruption``, by that column's value in a random row of the pool.
 
-    So a column keeps its distribution and loses its ties to the others (SCARF, algorithm 1, which replaces the same
-    number of features in every row; FedHSSL, section VI). Columns of one-hot categories count as numbers. A category
-    is replaced, as often, by the code of a hidden one.
+    A column keeps its distribution but loses its relation to the others (FedHSSL, section VI; SCARF, algorithm 1, which
+    replaces the same number of features in every row). Columns of one-hot categories count as numbers. A category is
+    replaced, with the same probability, by the code of a hidden one.
 
-    x_NF: the party's rows; pool_P: which of them values are taken from, int64.
+    x_NF: the party's rows; pool_P: the row numbers of the pool, int64.
     """
 
     def __init__(self, settings: AugmentSettings, x_NF: Tensor, pool_P: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Self-supervision on embeddings: one loss a file, and what methods with a momentum encoder keep between steps."""
+"""Losses of self-supervision on embeddings, one a file; the moving average and the queue of momentum encoders."""
 
 from vfl_party.selfsup.losses.byol import byol
 from vfl_party.selfsup.losses.ema import ema_update

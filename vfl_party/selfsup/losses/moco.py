@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def moco(q_BD: Tensor, k_BD: Tensor, queue_QD: Tensor, temperature: float) -> Tensor:
-    """InfoNCE with a queue of negatives, the mean over rows, a scalar (FedHSSL, Eq. 2; MoCo, Eq. 1).
+    """Computes InfoNCE with a queue of negatives, the mean over rows, a scalar (FedHSSL, Eq. 2; MoCo, Eq. 1).
 
     q_BD: queries; k_BD: their positive keys, into which no gradient flows; both are normalised here. queue_QD: the
     negatives, unit rows without gradient (``KeyQueue.keys``).

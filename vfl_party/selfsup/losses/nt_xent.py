@@ -8,11 +8,11 @@ from torch.nn import functional
 
 
 def nt_xent(p_BD: Tensor, z_BD: Tensor, temperature: float) -> Tensor:
-    """The symmetric, normalised, temperature-scaled cross-entropy, a scalar (SimCLR, Eq. 1; SS-VFL, Eq. 2).
+    """Computes the symmetric, normalised, temperature-scaled cross-entropy, a scalar (SimCLR, Eq. 1; SS-VFL, Eq. 2).
 
     Row i of p_BD and row i of z_BD are a pair. Each of the 2B rows has to find its partner among the 2B - 1 others by
-    cosine / ``temperature``; the mean is over all 2B. Gradient flows into both arguments: detach what another party
-    sent. With B = 1 there are no negatives and the loss is zero.
+    cosine / ``temperature``; the mean is over all 2B. Gradient flows into both arguments: detach another party's
+    tensor. With B = 1 there are no negatives and the loss is zero.
     """
     rows_ND = functional.normalize(torch.cat([p_BD, z_BD]), dim=1)  # N = 2B
     logits_NN = (rows_ND / temperature) @ rows_ND.T

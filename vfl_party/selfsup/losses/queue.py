@@ -10,9 +10,9 @@ from torch.nn import functional
 
 
 class KeyQueue:
-    """A ring of the last ``size`` keys, unit rows of ``width``; random ones at first, as in MoCo's own code.
+    """A ring of the last ``size`` keys, unit rows of ``width``; random at first, as in MoCo's own code.
 
-    The first rows are drawn on the CPU from ``seed``, so that they are the same on every device.
+    The first rows are drawn on the CPU from ``seed``, so that they are equal on every device.
     """
 
     def __init__(self, size: int, width: int, seed: int, device: torch.device | str = "cpu") -> None:
@@ -22,12 +22,12 @@ class KeyQueue:
 
     @property
     def keys(self) -> Tensor:
-        """[Q, D] without gradient, never changed in place: a loss may still have its backward pass ahead at a push."""
+        """The keys, [Q, D], without gradient; never changed in place: a backward pass may still follow a push."""
         return self._keys_QD
 
     @torch.no_grad()
     def push(self, k_BD: Tensor) -> None:
-        """Overwrites the B oldest keys with the rows of k_BD, normalised; of more than Q rows the last Q stay."""
+        """Overwrites the B oldest keys with the normalised rows of k_BD; if B > Q, only the last Q rows stay."""
         size = len(self._keys_QD)
         places_B = torch.arange(self._next, self._next + len(k_BD), device=self._keys_QD.device) % size
         rows_BD = functional.normalize(k_BD[-size:], dim=1).to(self._keys_QD)
@@ -35,10 +35,10 @@ class KeyQueue:
         self._next = (self._next + len(k_BD)) % size
 
     def state(self) -> dict[str, Any]:
-        """All that later losses depend on; later pushes leave it as it is."""
+        """Returns the state on which later losses depend; later pushes do not change it."""
         return {"keys": self._keys_QD, "next": self._next}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes what ``state`` of a queue of the same size gave, on whatever device."""
+        """Loads the ``state`` of a queue of the same size, from any device."""
         self._keys_QD = state["keys"].to(self._keys_QD)
         self._next = state["next"]
