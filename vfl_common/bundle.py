@@ -141,4 +141,4 @@ def _words(spec: TensorSpec | None) -> str:
 
 def _mismatch(code: Code, message: str, party: str) -> PeerError:
     # Both sides agreed on shapes and names, so the peer may read them.
-    return PeerError(code, message, public=message, party=party)
+    return PeerError(code, message, party=party)

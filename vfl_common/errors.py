@@ -2,22 +2,24 @@
 
     VflError
     ├── InputError      the input given here cannot be used: file, recipe, certificate, address      exit 2
+    │   └── UnwritableError  a file cannot be written
     ├── PeerError       a peer sent what the recipe does not allow, or refused us                    exit 2
     ├── LostError       a party stayed away past the deadline                                        exit 3
     ├── AbortedError    another party stopped the run                                                exit 4
     ├── InterruptedRun  this generation of the run ended; rejoin and resume (never reaches a person)
     └── InternalError   a defect of ours                                                             exit 1
 
-A person sees ``str(error)``: what happened, where, and what to do. A peer sees only ``error.public``, because an
-exception's text can hold paths, column names or values. ``public`` is the catalogue's sentence for the code unless the
-raiser gives another one. ``CATALOGUE`` has an entry for every code (tested), and ``failure.proto`` has the same names
-(tested).
+A person sees ``str(error)``: what happened, where, and what to do. A peer sees only ``error.public``, which follows
+from the type: an exception's text can hold paths, column names or values, so it is the catalogue's sentence for the
+code, except for types whose texts say only what both sides know. ``CATALOGUE`` has an entry for every code (tested),
+and ``failure.proto`` has the same names (tested).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import ClassVar, Self
 
 
 class Code(IntEnum):
@@ -97,18 +99,32 @@ CATALOGUE: dict[Code, Entry] = {
 class VflError(Exception):
     """Base of all errors above.
 
+    What a peer may read is a property of the type. The text of most types can hold paths, column names or values, so a
+    peer reads the catalogue's sentence for the code. A type with ``shared`` says only what both sides know (names in
+    the recipe, steps, shapes), so a peer reads its text.
+
     Args:
         code: the entry of the catalogue.
-        message: for the person at this machine; one sentence: what happened, where, what to do.
-        public: for the peer; default: the catalogue's sentence. Never ids, values or paths.
+        message: one sentence: what happened, where, what to do.
         party: the party that the error is about, if any.
     """
 
-    def __init__(self, code: Code, message: str, *, public: str | None = None, party: str = "") -> None:
+    shared: ClassVar[bool] = False
+
+    def __init__(self, code: Code, message: str, *, party: str = "") -> None:
         super().__init__(message)
-        self.code = code
-        self.public = public or CATALOGUE[code].public
-        self.party = party
+        self.code, self.party = code, party
+        self._message = message
+
+    @property
+    def public(self) -> str:
+        """The text for a peer."""
+        return self._message if self.shared else CATALOGUE[self.code].public
+
+    def privately(self, text: str) -> Self:
+        """Returns the error with another text for the person at this machine; a peer's text stays as it is."""
+        self.args = (text,)
+        return self
 
     @property
     def exit_code(self) -> int:
@@ -123,12 +139,22 @@ class InputError(VflError):
     """The input given to this process cannot be used."""
 
 
+class UnwritableError(InputError):
+    """A file of this process cannot be written. Peers learn the system's reason, and no path."""
+
+    shared = True
+
+
 class PeerError(VflError):
-    """A peer sent what the recipe does not allow, or refused this process."""
+    """A peer sent what the recipe does not allow, or refused this process. Its text must hold nothing private."""
+
+    shared = True
 
 
 class LostError(VflError):
-    """A party stayed away, or stayed silent, past a stated deadline."""
+    """A party stayed away, or stayed silent, past a stated deadline. Its text must hold nothing private."""
+
+    shared = True
 
 
 class AbortedError(VflError):

@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, UnwritableError
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # a run's or checkpoint's name: no path
 
@@ -26,7 +26,7 @@ def unwritable(
     if error.errno not in _FULL:
         return InputError(code, f"{path}: {what} ({error.strerror})")
     text = f"{path}: {what} ({error.strerror}); free some disk space, then restart the processes that stopped"
-    return InputError(code, text, public=f"the party cannot write its files ({error.strerror})")
+    return UnwritableError(code, f"the party cannot write its files ({error.strerror})").privately(text)
 
 
 def write_atomic(path: Path, text: str) -> None:

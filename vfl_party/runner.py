@@ -171,7 +171,7 @@ class Runner:
             label = self._own(folder, start.checkpoint)
             if start.left and not alone_after(start.checkpoint, self.plan):
                 text = f"the server starts without {', '.join(start.left)}, who are needed from {start.checkpoint!r} on"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=self.session.server)
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
             job.open()
             said = job.statement
             self.plan = said.plan

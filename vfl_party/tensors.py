@@ -96,7 +96,7 @@ def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) ->
     for name, tensor in tensors.items():
         if nonfinite(tensor):
             message = f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity"
-            raise PeerError(Code.NON_FINITE, message, public=message, party=party)
+            raise PeerError(Code.NON_FINITE, message, party=party)
 
 
 def _buffer(tensor: Tensor) -> Buffer:

@@ -264,7 +264,7 @@ def test_a_server_that_stops_tells_those_who_wait(run: Run) -> None:
     run.aggregator.begin(1, "", [SECOND])
     waiting = run.swap("north", SECOND, 0)
     assert_is_waiting(run, "north")
-    run.aggregator.end(LostError(Code.PARTY_LOST, "the server was stopped", public="the server was stopped"))
+    run.aggregator.end(LostError(Code.PARTY_LOST, "the server was stopped"))
     with pytest.raises(LostError, match="the server was stopped"):
         waiting.result(WAIT_S)
     wait_until(lambda: run.threads() == [])

@@ -50,7 +50,7 @@ class MemoryHub(Hub):
                 return {party: got[party] for party in self.roster if party in got}
             if isinstance(decision, GiveUp):
                 text = f"{', '.join(decision.late)} took longer than {self._timeout_s:g} s for {step}"
-                raise LostError(Code.STEP_TIMEOUT, text, public=text, party=decision.late[0])
+                raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
             with self.changed:
                 left_s = None if math.isinf(decision.for_s) else decision.for_s
                 self.changed.wait_for(lambda: self.ended or self._new(got), timeout=left_s)
@@ -60,7 +60,7 @@ class MemoryHub(Hub):
             for party, (asked, bundle) in new.items():
                 if asked != step:
                     text = f"{party} sent {asked} while {step} is under way"
-                    raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=party)
+                    raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
                 check(expect, bundle, party, step)
                 got[party] = bundle
                 if arrived is not None:
@@ -116,7 +116,7 @@ class MemoryLink(Link):
             timeout_s = self._timeout_s if self._hurried else None
             if not hub.changed.wait_for(lambda: self._ended or hub.ended or self._answered(step), timeout_s):
                 text = f"{hub.name} took longer than {self._timeout_s:g} s for {step}"
-                self._ended = LostError(Code.STEP_TIMEOUT, text, public=text, party=hub.name)
+                self._ended = LostError(Code.STEP_TIMEOUT, text, party=hub.name)
             if self._ended is not None:
                 raise self._ended
             if hub.ended is not None:

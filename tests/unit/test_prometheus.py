@@ -226,7 +226,9 @@ def joined(recipe: Recipe, name: str) -> control_pb2.PartyMessage:
 
 def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
     recipe = Recipe.model_validate(cases.recipe(3))
-    coordinator = Coordinator(recipe, "train", "run", 0, on_start=lambda *_: None, emit=lambda *_, **__: None)
+    coordinator = Coordinator(
+        recipe, "train", "run", 0, on_start=lambda *_: None, on_plan=lambda *_: None, emit=lambda *_, **__: None
+    )
     server = ServerMetrics(coordinator, Ledger(), TcpMeter(), list)
 
     def places() -> dict[str, float]:

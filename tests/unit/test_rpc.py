@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -22,6 +24,7 @@ from vfl_common.errors import (
     PeerError,
     VflError,
 )
+from vfl_common.files import unwritable
 from vfl_common.ledger import TcpCount
 from vfl_common.pb.vfl.v1 import failure_pb2
 from vfl_common.rpc import tcp
@@ -71,7 +74,23 @@ def test_a_peer_reads_the_public_text_alone(code: Code) -> None:
     failure = to_failure(VflError(code, SECRET, party="north"))
     assert (failure.code, failure.message, failure.party) == (code, CATALOGUE[code].public, "north")
     assert b"hospital" not in failure.SerializeToString()
-    assert to_failure(VflError(code, SECRET, public="shapes differ")).message == "shapes differ"
+
+
+@pytest.mark.parametrize("error", [PeerError, LostError])
+def test_a_type_that_is_shared_shows_its_text_and_not_what_is_added_privately(error: type[VflError]) -> None:
+    told = error(Code.TENSOR_MISMATCH, "shapes differ", party="north").privately(SECRET)
+    assert str(told) == SECRET
+    failure = to_failure(told)
+    assert failure.message == "shapes differ"
+    assert b"hospital" not in failure.SerializeToString()
+
+
+def test_a_full_disk_is_told_without_its_path() -> None:
+    told = unwritable(Path("/home/hospital/runs"), OSError(errno.ENOSPC, "No space left on device"))
+    assert "/home/hospital/runs" in str(told)
+    assert to_failure(told).message == "the party cannot write its files (No space left on device)"
+    told = unwritable(Path("/home/hospital/runs"), OSError(errno.EACCES, "Permission denied"))
+    assert to_failure(told).message == CATALOGUE[told.code].public
 
 
 @pytest.mark.parametrize(

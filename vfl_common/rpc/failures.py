@@ -31,9 +31,9 @@ def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflEr
     if code is Code.INTERRUPTED:
         return InterruptedRun(text)
     if code in (Code.PARTY_LOST, Code.STEP_TIMEOUT):
-        return LostError(code, f"{sender} stopped the run: {text}", public=text, party=failure.party)
+        return LostError(code, text, party=failure.party).privately(f"{sender} stopped the run: {text}")
     if failure.party and failure.party != me:
         return AbortedError(
             f"{sender} stopped the run because of {clean(failure.party, 64)}: {text}", party=failure.party
         )
-    return PeerError(code, f"{sender} refused: {text}", public=text, party=failure.party)
+    return PeerError(code, text, party=failure.party).privately(f"{sender} refused: {text}")

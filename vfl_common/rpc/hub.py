@@ -257,7 +257,7 @@ class ExchangeHub:
             if isinstance(decision, GiveUp):
                 late = ", ".join(decision.late)
                 text = f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
-                raise LostError(Code.STEP_TIMEOUT, text, public=text, party=decision.late[0])
+                raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
             try:
                 event = self._events.get(timeout=min(decision.for_s, _LONGEST_WAIT_S))
             except queue.Empty:
@@ -315,7 +315,7 @@ class ExchangeHub:
         """The first frame of a bundle."""
         if incoming.step != self._step or self._expect is None:
             text = f"{party} sent {incoming.step} while {self._step} is under way"
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=party)
+            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
         incoming.assembly = Assembly(frame, self._expect, party=party, allocate=self._allocate)
 
 
@@ -378,7 +378,7 @@ class ExchangeService:
         party = caller(context)
         if party not in self._roster:
             text = f"{party} has no part in this exchange"
-            raise PeerError(Code.ROLE_MISMATCH, text, public=text, party=party)
+            raise PeerError(Code.ROLE_MISMATCH, text, party=party)
         with self._changed:
             if self._held[party] >= MAX_STREAMS:
                 raise PeerError(Code.NAME_TAKEN, f"{party} holds {MAX_STREAMS} streams already", party=party)
@@ -415,7 +415,7 @@ class ExchangeService:
         self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
         if attach.protocol != PROTOCOL:
             text = f"{party} speaks protocol {attach.protocol}, this party {PROTOCOL}; install the same version"
-            raise PeerError(Code.PROTOCOL_DIFFERS, text, public=text, party=party)
+            raise PeerError(Code.PROTOCOL_DIFFERS, text, party=party)
 
         def settled() -> bool:
             return self._closed or (self._hub is not None and self._hub.generation >= attach.generation)

@@ -143,7 +143,7 @@ class ExchangeLink:
             text = f"{self._peer} could not be reached for {self._reconnect_s:g} s at {step}"
             why = (_unreachable(error) and self._explain()) or f"({_reason(error)})"
             public = f"{self._me} could not reach {self._peer} for {self._reconnect_s:g} s"
-            raise LostError(Code.PARTY_LOST, f"{text}: {why}", public=public, party=self._peer) from None
+            raise LostError(Code.PARTY_LOST, public, party=self._peer).privately(f"{text}: {why}") from None
         left_s = self._give_up_s - now_s
         if not self._told and left_s <= self._reconnect_s - _SILENT_S and _unreachable(error):
             self._told = True
@@ -208,7 +208,7 @@ class ExchangeLink:
                 kind = label(frame.envelope)
                 if step_of(frame.envelope) != step:
                     text = f"{self._peer} answered {step_of(frame.envelope)} where {step} was asked"
-                    raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=self._peer)
+                    raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self._peer)
                 assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
             self._ledger.add(self._peer, step.phase, kind, "received", frame.data.nbytes, len(data))
             if assembly is None:
@@ -234,7 +234,7 @@ class ExchangeLink:
             asked = self._asked
             if self._hurried and asked is not None and time.monotonic() - asked[0] > self._timeout_s:
                 text = f"{self._peer} took longer than {self._timeout_s:g} s for {asked[1]} (run.step_timeout_s)"
-                self.end(LostError(Code.STEP_TIMEOUT, text, public=text, party=self._peer))
+                self.end(LostError(Code.STEP_TIMEOUT, text, party=self._peer))
                 return
 
     def _drop(self) -> None:

@@ -152,7 +152,7 @@ class Session:
         """The server is not trusted with our file names: a run id becomes a folder's name here."""
         if not all(PLAIN_NAME.fullmatch(name) for name in (start.run_id, start.checkpoint or "none")):
             text = f"{self.server} named a run or a checkpoint with characters that names may not have"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=self.server)
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
         if start.exchange_address:
             split_address(start.exchange_address)
         return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address, tuple(start.left))

@@ -210,7 +210,7 @@ def label(frame: exchange_pb2.Frame) -> str:
 
 
 def malformed(message: str, party: str) -> PeerError:
-    return PeerError(Code.MALFORMED_MESSAGE, message, public=message, party=party)
+    return PeerError(Code.MALFORMED_MESSAGE, message, party=party)
 
 
 class Assembly:
@@ -251,7 +251,6 @@ class Assembly:
                 raise PeerError(
                     Code.TENSOR_TOO_LARGE,
                     f"{self._party} at {self.step}: more bytes than announced",
-                    public="more bytes than announced",
                     party=self._party,
                 )
             room = self._free[0]

@@ -53,7 +53,7 @@ class DigestAlignment:
                 what = f"{count} and {len(ids)} rows" if count != len(ids) else f"{count} rows each, with other ids"
                 text = f"different row sets: {party} and {name} hold {what}; every party needs the same ids"
                 public = f"different row sets: {party} and {name} do not hold the same ids"
-                raise PeerError(Code.ROWS_DIFFER, text, public=public, party=party)
+                raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
         answering.acknowledge(step, received)
         return Aligned(ids)
 

@@ -43,4 +43,4 @@ def _mean(name: str, shape: tuple[int, ...], bundles: Mapping[str, Bundle], step
 
 
 def _not_finite(message: str, party: str) -> PeerError:
-    return PeerError(Code.NON_FINITE, message, public=message, party=party)
+    return PeerError(Code.NON_FINITE, message, party=party)

@@ -46,7 +46,7 @@ def admit(name: str, join: control_pb2.Join, recipe: Recipe, job: str, runs: Col
 
 
 def _refused(code: Code, name: str, text: str) -> PeerError:
-    return PeerError(code, text, public=text, party=name)
+    return PeerError(code, text, party=name)
 
 
 def _difference(ours: str, theirs: str) -> str:

@@ -141,7 +141,7 @@ class Coordinator:
         """
         if name not in self._roster:
             text = f"{name} is not a party of recipe {self.recipe.name} (parties: {', '.join(self._roster)})"
-            raise PeerError(Code.NOT_IN_RECIPE, text, public=text, party=name)
+            raise PeerError(Code.NOT_IN_RECIPE, text, party=name)
         with self._lock:
             older = self._members.get(name)
             if older is not None:
@@ -153,7 +153,7 @@ class Coordinator:
                 if self._members.get(name) is older:
                     if older.heard_s > opened_s:
                         text = f"a party named {name} has already joined and is alive"
-                        raise PeerError(Code.NAME_TAKEN, text, public=text, party=name)
+                        raise PeerError(Code.NAME_TAKEN, text, party=name)
                     self._lose(older, "fell silent and was restarted")
             member = Member(name, queue.SimpleQueue(), time.monotonic())
             self._members[name] = member
@@ -267,7 +267,7 @@ class Coordinator:
             text = (
                 f"{member.name} has finished its part of run {self.run_id}, which continues without it; nothing to do"
             )
-            raise PeerError(Code.NAME_TAKEN, text, public=text, party=member.name)
+            raise PeerError(Code.NAME_TAKEN, text, party=member.name)
         if self.state is RunState.RUNNING:  # the party left the generation before we noticed
             self._interrupt(f"{member.name} joins again", lost=[])
         member.join, member.joined, member.report = join, True, None
@@ -331,7 +331,7 @@ class Coordinator:
         if isinstance(decision, membership.Begin):
             self._begin(decision)
         elif isinstance(decision, membership.GiveUp):
-            self._fail(LostError(Code.PARTY_LOST, decision.reason, public=decision.reason, party=decision.missing[0]))
+            self._fail(LostError(Code.PARTY_LOST, decision.reason, party=decision.missing[0]))
         elif announce:
             waiting = control_pb2.Waiting(missing=decision.missing, deadline_s=decision.left_s)
             for member in self._members.values():
@@ -401,7 +401,7 @@ class Coordinator:
             return  # the party does not know yet that its generation has ended
         if not is_sound(report):
             text = f"{member.name} sent a report that cannot be read"
-            self._fail(PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=member.name))
+            self._fail(PeerError(Code.MALFORMED_MESSAGE, text, party=member.name))
             return
         member.report = report
         self._let_go()
@@ -446,7 +446,7 @@ class Coordinator:
         # The active party sees the others' data and may blame them; a passive party speaks only for itself.
         may_blame = member.name == self.recipe.active.name and failure.party in self._roster
         culprit, text = failure.party if may_blame else member.name, clean(failure.message)
-        self._fail(PeerError(code, f"{member.name} stopped the run: {text}", public=text, party=culprit))
+        self._fail(PeerError(code, text, party=culprit).privately(f"{member.name} stopped the run: {text}"))
 
     def _fail(self, error: VflError) -> None:
         if self.state in (RunState.COMPLETED, RunState.FAILED):

@@ -56,7 +56,7 @@ def agreed(declarations: Mapping[str, Sequence[AggregationPlan]], phases: Sequen
             difference = _difference(first, ours.get(phase), party, theirs.get(phase))
             if difference:
                 # The error names no party, so that all get the same text.
-                raise PeerError(Code.MODELS_DIFFER, difference, public=difference)
+                raise PeerError(Code.MODELS_DIFFER, difference)
     return tuple(ours[phase] for phase in phases if phase in ours)
 
 
@@ -88,4 +88,4 @@ def _words(spec: TensorSpec | None) -> str:
 
 
 def _refused(code: Code, party: str, what: str) -> PeerError:
-    return PeerError(code, f"{party} {what}", public=f"{party} {what}", party=party)
+    return PeerError(code, f"{party} {what}", party=party)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 
-from vfl_common.errors import CATALOGUE, Code, PeerError
+from vfl_common.errors import Code, InternalError, PeerError, VflError
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
@@ -52,22 +52,21 @@ class ControlService:
             for data in requests:
                 self._ledger.add(member.name, CONTROL, CONTROL, "received", 0, len(data))
                 self._handle(member, _parse(data, member.name))
-        except PeerError as error:  # refuses this party only; the others keep waiting
+        except VflError as error:  # refuses this party only; the others keep waiting
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)
         except Exception:  # noqa: BLE001 - gRPC raises a bare Exception if the stream breaks; `closed` handles it
             return
 
     def _handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
-        """Passes a message on. Raises PeerError, also for a defect of ours, which is logged."""
+        """Passes a message on. Raises PeerError, or InternalError for a defect of ours, which is logged."""
         try:
             self._coordinator.handle(member, message)
-        except PeerError:
+        except VflError:
             raise
         except Exception as error:
             log.exception("internal error", extra={"event": "failed"})
-            public = CATALOGUE[Code.INTERNAL].public
-            raise PeerError(Code.INTERNAL, f"{type(error).__name__}: {error}", public=public) from None
+            raise InternalError(f"{type(error).__name__}: {error}") from None
 
 
 def _parse(data: bytes, party: str) -> control_pb2.PartyMessage:
@@ -75,4 +74,4 @@ def _parse(data: bytes, party: str) -> control_pb2.PartyMessage:
         return control_pb2.PartyMessage.FromString(data)
     except DecodeError:
         text = f"{party} sent bytes that are not a control message"
-        raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=party) from None
+        raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
