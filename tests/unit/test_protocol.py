@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
@@ -126,7 +126,7 @@ def test_frames_are_what_the_generated_code_writes(step: StepKey, bundle: Bundle
 @pytest.mark.parametrize("tensors", [1, 3])
 def test_frames_of_any_length_are_what_the_generated_code_writes(nbytes: int, tensors: int) -> None:
     """At the bounds of a frame, and where the length of its data takes one byte more."""
-    data = memoryview(random.Random(nbytes).randbytes(nbytes))
+    data = memoryview(np.random.default_rng(nbytes).bytes(nbytes))
     cuts = [nbytes * part // tensors for part in range(tensors + 1)]
     pieces = [data[begin:end] for begin, end in itertools.pairwise(cuts)]
     bundle = Bundle(
@@ -242,7 +242,16 @@ def test_a_frame_that_other_code_wrote_is_read_alike(frame: bytes, data: bytes) 
 
 @pytest.mark.parametrize(
     "frame",
-    [b"\x32", b"\x32\x03ab", b"\x32\x80", b"\x20", b"\x12\x05a", b"\x32\x02abc", b"\x1a\x01", b"\x32\xff\xff\xff\xff\x0f"],
+    [
+        b"\x32",
+        b"\x32\x03ab",
+        b"\x32\x80",
+        b"\x20",
+        b"\x12\x05a",
+        b"\x32\x02abc",
+        b"\x1a\x01",
+        b"\x32\xff\xff\xff\xff\x0f",
+    ],
 )
 def test_a_frame_that_ends_too_soon_is_malformed(frame: bytes) -> None:
     with pytest.raises(PeerError, match="north sent bytes that are not a frame") as caught:

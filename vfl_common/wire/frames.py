@@ -9,7 +9,7 @@ but ``data``, the field that it writes last; it would copy the data two times mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -73,8 +73,8 @@ def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Si
     payload = spec.payload_bytes
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
-    messages = (_envelope(step, spec, index, count) + len(_data_prefix(each)) + each for index, each in enumerate(chunks))
-    return Sizes(payload, sum(messages), count)
+    around = (_envelope(step, spec, index, count) + len(_data_prefix(each)) for index, each in enumerate(chunks))
+    return Sizes(payload, payload + sum(around), count)
 
 
 def _envelope(step: StepKey, spec: BundleSpec, index: int, count: int) -> int:
@@ -224,9 +224,7 @@ class Assembly:
         PeerError: the announcement is malformed, or is not what ``expect`` says. No memory has been taken then.
     """
 
-    def __init__(
-        self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None
-    ) -> None:
+    def __init__(self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None) -> None:
         header = first.envelope.header
         self.step = step_of(first.envelope)
         self._party = party
@@ -289,8 +287,8 @@ def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[s
 
 
 def _allocate(nbytes: int) -> memoryview:
-    """Memory as it is: a bytearray would be filled with zeros first, which costs half as much as the copy itself.
+    """Takes memory as it is: a bytearray would be filled with zeros first, which costs a third of the copy itself.
 
-    Nobody sees what was there before, because a bundle is handed on only when every byte of it has come.
+    Nobody sees what was there before, because a bundle is handed on only when all of its bytes have come.
     """
-    return memoryview(np.empty(nbytes, dtype=np.uint8))
+    return np.empty(nbytes, dtype=np.uint8).data
