@@ -1,7 +1,7 @@
-"""What encoding and decoding an embedding cost beside a plain copy of it: ``python -m benchmarks.wire``.
+"""Measure encoding and decoding an embedding beside a plain copy of it: ``python -m benchmarks.wire``.
 
-The three take turns in one process, a few thousand times, in processor time of the thread that does them. The lower
-quartile counts, because what else the machine does can only add to it.
+The three take turns in one process, in processor time of the thread that does them. The lower quartile counts, because
+what else the machine does can only add to it.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def test_a_party_that_breaks_the_protocol_ends_the_run(case: str, found: GrpcExc
 
 @pytest.mark.parametrize("order", ["data first", "repeated", "unknown fields"])
 def test_frames_that_other_code_wrote_are_taken(order: str, found: GrpcExchange) -> None:
-    """A protobuf message may be written in any order; of a field that comes twice, the last one counts."""
+    """Writes the fields in another order, twice, and with one that is not known: all are valid protobuf."""
     stream = Stream(found, "north")
     for data in frames(FIRST, big(7)):
         frame = exchange_pb2.Frame.FromString(data)
