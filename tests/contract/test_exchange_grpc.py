@@ -293,6 +293,8 @@ def _header(**tensor: Any) -> bytes:
     return frame.SerializeToString()
 
 
+_HEADER_BYTES = _header()  # without data
+
 LIES = {
     "no protobuf": ([b"\xff\xff\xff"], Code.MALFORMED_MESSAGE),
     "a name that is not UTF-8": ([b"\x1a\x06\x12\x04\x0a\x02\xff\xfe"], Code.MALFORMED_MESSAGE),
@@ -303,6 +305,10 @@ LIES = {
         [_frame(), *[exchange_pb2.Frame(data=bytes(1 << 20)).SerializeToString()] * 3],
         Code.TENSOR_TOO_LARGE,
     ),
+    "data that ends before its length": ([_HEADER_BYTES + b"\x32\x7fabc"], Code.MALFORMED_MESSAGE),
+    "a length that never ends": ([_HEADER_BYTES + b"\x32" + b"\xff" * 12], Code.MALFORMED_MESSAGE),
+    "a header that ends after the message": ([b"\x1a\x7f\x08\x03\x32\x01a"], Code.MALFORMED_MESSAGE),
+    "data and nothing around it": ([b"\x32\x03abc"], Code.MALFORMED_MESSAGE),
     "an unknown kind": ([_header(kind=99)], Code.MALFORMED_MESSAGE),
     "an unknown dtype": ([_header(dtype=99)], Code.MALFORMED_MESSAGE),
     "no dtype": ([_header(dtype=0)], Code.MALFORMED_MESSAGE),
@@ -329,6 +335,29 @@ def test_a_party_that_breaks_the_protocol_ends_the_run(case: str, found: GrpcExc
     assert (failure.code, failure.party) == (code, "north")
     assert len(failure.message) < 500
     assert isinstance(found.hub._ended, PeerError)
+
+
+@pytest.mark.parametrize("order", ["data first", "repeated", "unknown fields"])
+def test_frames_that_other_code_wrote_are_taken(order: str, found: GrpcExchange) -> None:
+    """Writes the fields in another order, twice, and with one that is not known: all are valid protobuf."""
+    stream = Stream(found, "north")
+    for data in frames(FIRST, big(7)):
+        frame = exchange_pb2.Frame.FromString(data)
+        content = exchange_pb2.Frame(data=frame.data).SerializeToString()
+        frame.ClearField("data")
+        around = frame.SerializeToString()
+        written = {
+            "data first": content + around,
+            "repeated": b"\x32\x03abc" + around + content,
+            "unknown fields": b"\x7a\x03abc" + around + content,
+        }
+        stream.say(written[order])
+    got = soon(lambda: found.hub.collect(FIRST, BIG)).result(WAIT_S)
+    assert got["north"].tensors["w"].data == bytes([7]) * SIZE
+    found.hub.reply(FIRST, {"north": ACK})
+    assert stream.hear().last
+    (entry,) = [each for each in found.ledger.entries() if (each.kind, each.direction) == ("weights", "received")]
+    assert (entry.payload_bytes, entry.messages) == (SIZE, 3)
 
 
 def test_a_message_beyond_the_limit_is_refused_by_grpc(found: GrpcExchange) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
@@ -99,7 +99,7 @@ def test_what_is_encoded_is_assembled(step: StepKey, bundle: Bundle, frame_bytes
 
 
 def generated(step: StepKey, bundle: Bundle, frame_bytes: int) -> list[bytes]:
-    """The bundle's frames as the generated code alone writes them."""
+    """Writes the bundle's frames with the generated code alone."""
     payload = b"".join(bytes(buffer.data) for buffer in bundle.tensors.values())
     starts = range(0, len(payload), frame_bytes) or range(1)
     found = []
@@ -125,8 +125,8 @@ def test_frames_are_what_the_generated_code_writes(step: StepKey, bundle: Bundle
 )
 @pytest.mark.parametrize("tensors", [1, 3])
 def test_frames_of_any_length_are_what_the_generated_code_writes(nbytes: int, tensors: int) -> None:
-    """At the bounds of a frame, and where the length of its data takes one byte more."""
-    data = memoryview(random.Random(nbytes).randbytes(nbytes))
+    """Tries the bounds of a frame, and the lengths whose varint takes one byte more."""
+    data = memoryview(np.random.default_rng(nbytes).bytes(nbytes))
     cuts = [nbytes * part // tensors for part in range(tensors + 1)]
     pieces = [data[begin:end] for begin, end in itertools.pairwise(cuts)]
     bundle = Bundle(
@@ -159,7 +159,7 @@ def test_the_data_of_our_own_frames_is_not_copied(step: StepKey, bundle: Bundle,
 
 
 def varint(value: int, padding: int = 0) -> bytes:
-    """``value``, in ``padding`` bytes more than it takes."""
+    """Writes ``value`` in ``padding`` bytes more than it takes."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -170,7 +170,7 @@ def varint(value: int, padding: int = 0) -> bytes:
 
 
 def delimited(number: int) -> st.SearchStrategy[bytes]:
-    """A field with a length, which may be wrong, and content that may be no message."""
+    """Draws a field with a length, which may be wrong, and content that may be no message."""
     tag = varint(number << 3 | 2)
     content = st.one_of(st.binary(max_size=140), st.just(b""), st.just(b"\x0a\x01a\x10\x05"))
     wrong = st.sampled_from([0, 0, 0, 0, 0, 1, -1, 1 << 20, 1 << 28, 1 << 31, 1 << 35])
@@ -201,7 +201,7 @@ fields = st.one_of(
 @settings(max_examples=1000)
 @given(st.lists(fields, max_size=7).map(b"".join), st.integers(0, 8))
 def test_any_bytes_are_the_frame_that_the_generated_code_reads(data: bytes, cut: int) -> None:
-    """Fields out of order, repeated, unknown, of wrong lengths, truncated: the same frame, or none."""
+    """Mixes fields out of order, repeated, unknown, of wrong lengths and truncated."""
     data = data[: len(data) - cut] if cut < 8 else data
     try:
         want = exchange_pb2.Frame.FromString(data)

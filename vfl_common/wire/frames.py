@@ -4,7 +4,7 @@ A bundle is encoded before a stream is touched: an exception inside gRPC's reque
 UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it takes memory for the bytes.
 
 Tensor data is copied once in each direction. The generated code writes and reads a frame's envelope, which is all of it
-but ``data``, the field that it writes last; it would copy the data two times more.
+but ``data``, the field that it writes last. Given the data too, it would copy it two or three times more.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Encoded(NamedTuple):
 
 
 class Received(NamedTuple):
-    """One frame that has come; ``data`` is a view of the bytes that gRPC gave."""
+    """Holds one frame that has come; ``data`` is a view of the bytes that gRPC gave."""
 
-    envelope: exchange_pb2.Frame  # its own ``data`` may be missing
+    envelope: exchange_pb2.Frame  # ``data`` is missing in it if the frame is laid out as ``encode`` does it
     data: memoryview
 
 
@@ -73,10 +73,8 @@ def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Si
     payload = spec.payload_bytes
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
-    messages = (
-        _envelope(step, spec, index, count) + len(_data_prefix(each)) + each for index, each in enumerate(chunks)
-    )
-    return Sizes(payload, sum(messages), count)
+    around = (_envelope(step, spec, index, count) + len(_data_prefix(each)) for index, each in enumerate(chunks))
+    return Sizes(payload, payload + sum(around), count)
 
 
 def _envelope(step: StepKey, spec: BundleSpec, index: int, count: int) -> int:
@@ -86,7 +84,7 @@ def _envelope(step: StepKey, spec: BundleSpec, index: int, count: int) -> int:
 
 @lru_cache(maxsize=256)  # a phase has few sizes
 def _data_prefix(nbytes: int) -> bytes:
-    """Tag and length of ``Frame.data``; nothing if it is empty, as the generated code writes it."""
+    """Writes the tag and the length of ``Frame.data`` as the generated code does: nothing if it is empty."""
     if not nbytes:
         return b""
     length = bytearray()
@@ -98,7 +96,7 @@ def _data_prefix(nbytes: int) -> bytes:
 
 
 def _frame(step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: int) -> exchange_pb2.Frame:
-    """Frame ``index`` of the ``count`` of a bundle, without its data."""
+    """Makes frame ``index`` of the ``count`` of a bundle, without its data."""
     frame = exchange_pb2.Frame(last=index == count - 1)
     if index == 0:
         frame.step.phase, frame.step.round, frame.step.batch = step
@@ -128,7 +126,7 @@ def _expected_header(spec: BundleSpec) -> bytes:
 
 
 def _chunks(bundle: Bundle, size: int) -> list[list[memoryview]]:
-    """The concatenation of all buffers, cut into chunks of ``size`` bytes; each chunk as views of the buffers."""
+    """Cuts the concatenation of all buffers into chunks of ``size`` bytes; each chunk is a list of views of them."""
     chunks: list[list[memoryview]] = []
     room = 0
     for buffer in bundle.tensors.values():
@@ -145,7 +143,7 @@ def _chunks(bundle: Bundle, size: int) -> list[list[memoryview]]:
 
 
 def parse_frame(data: bytes, *, party: str) -> Received:
-    """Raises PeerError (MALFORMED_MESSAGE) if ``data`` is not a Frame."""
+    """Reads one message of a stream. Raises PeerError (MALFORMED_MESSAGE) if ``data`` is not a Frame."""
     at = _data_at(data)
     try:
         if at is None:
@@ -162,11 +160,11 @@ def parse_frame(data: bytes, *, party: str) -> Received:
 
 
 def _data_at(frame: bytes) -> tuple[int, int] | None:
-    """Where the envelope of ``frame`` ends and where its data begins, if the frame is laid out as ``encode`` does it.
+    """Finds where the envelope of ``frame`` ends and where its data begins, if it is laid out as ``encode`` does it.
 
-    That is: at most three of the fields ``step``, ``header`` and ``last``, then ``data`` to the end. The generated code
-    judges what these fields hold. None means that it has to read the whole frame, because there is no data, or because
-    other code wrote the frame: that costs copies and gives the same message.
+    ``encode`` writes at most three of the fields ``step``, ``header`` and ``last``, then ``data`` to the end. The
+    generated code judges what these fields hold. None means that it has to read the whole frame, because there is no
+    data, or because other code wrote the frame: that costs copies and gives the same message.
     """
     at, size = 0, len(frame)
     try:
@@ -288,8 +286,8 @@ def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[s
 
 
 def _allocate(nbytes: int) -> memoryview:
-    """Memory as it is: a bytearray would be filled with zeros first, which costs half as much as the copy itself.
+    """Takes memory as it is: a bytearray would be filled with zeros first, which costs a third of the copy itself.
 
-    Nobody sees what was there before, because a bundle is handed on only when every byte of it has come.
+    Nobody sees what was there before, because a bundle is handed on only when all of its bytes have come.
     """
-    return memoryview(np.empty(nbytes, dtype=np.uint8))
+    return np.empty(nbytes, dtype=np.uint8).data
