@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ class HostilePassive:
         )
         self.link: ExchangeLink | None = None
 
-    def __enter__(self) -> HostilePassive:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -52,7 +52,7 @@ def test_split_training_and_evaluation_are_counted() -> None:
     found = of({"kind": "splitnn", "epochs": 3, "batch_size": 64}, {"kind": "evaluate"})
     assert found.rows == 1000
     up, down = 3 * (700 + 100) * 8 * 4, 3 * 700 * 8 * 4
-    want = {}
+    want: dict[tuple[str, str, str], int] = {}
     for name in ("p1", "p2"):
         want |= {(name, "p0", "embedding"): up, ("p0", name, "gradient"): down, ("p0", name, "ack"): 0}
     assert payloads(found, "splitnn") == want

@@ -185,7 +185,9 @@ def test_charts_are_drawn_for_every_task_and_federation(tmp_path: Path, parties:
 
 def test_the_losses_of_passive_parties_are_drawn_where_their_folders_are(tmp_path: Path) -> None:
     """As FedOnce leaves them: the active party is idle while the others learn, and has one round after it."""
-    idle = [{"generation": 1, "phase": "train", "round": number, "metrics": {}} for number in (1, 2, 3)]
+    idle: list[dict[str, Any]] = [
+        {"generation": 1, "phase": "train", "round": number, "metrics": {}} for number in (1, 2, 3)
+    ]
     folder = record(tmp_path / "run", summary_of(4), idle)
     run = find(folder)
     assert own_curves(run) == {}
