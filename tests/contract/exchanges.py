@@ -30,13 +30,13 @@ ACTIVE, PASSIVES = "active", ("north", "south")
 WAIT_S = 20.0  # bound of every wait; nothing should come near it
 
 
-def soon(call: Callable[[], T]) -> Future[T]:
-    """``call`` in a thread of its own; ask ``.result(WAIT_S)``."""
+def soon(call: Callable[..., T], *args: object) -> Future[T]:
+    """``call`` with these arguments in a thread of its own; ask ``.result(WAIT_S)``."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
-            future.set_result(call())
+            future.set_result(call(*args))
         except BaseException as error:  # noqa: BLE001 - whoever asks gets it
             future.set_exception(error)
 

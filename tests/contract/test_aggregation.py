@@ -17,7 +17,7 @@ from tests.harness.hostile import aggregation
 from tests.harness.proxy import Proxy
 from vfl_common.bundle import Bundle, Kind, StepKey
 from vfl_common.errors import AbortedError, Code, InputError, InterruptedRun, LostError, PeerError, VflError
-from vfl_common.ledger import CONTROL
+from vfl_common.ledger import CONTROL, Direction
 from vfl_common.link import Link
 from vfl_common.stages import AggregationPlan
 from vfl_party.tensors import to_bundle, to_tensors
@@ -101,12 +101,13 @@ def test_every_party_gets_the_mean_of_every_round_and_phase(run: Run) -> None:
     run.aggregator.begin(1, "", [FIRST, SECOND])
     go_through(run, ALL)
     for party in PASSIVES:
-        run.exchange.link(party).close()  # type: ignore[attr-defined]
+        run.exchange.link(party).close()
     payload = sum(4 * 300_002 for _ in range(3))
     for party in PASSIVES:
         ours = {(e.phase, e.kind, e.direction): e for e in run.exchange.ledgers[party].entries()}
         theirs = {(e.phase, e.kind, e.direction): e for e in run.exchange.ledger.entries() if e.peer == party}
-        for direction, other in (("sent", "received"), ("received", "sent")):
+        turned: list[tuple[Direction, Direction]] = [("sent", "received"), ("received", "sent")]
+        for direction, other in turned:
             mine, yours = ours["first", "weights", direction], theirs["first", "weights", other]
             assert mine.payload_bytes == yours.payload_bytes == payload
             assert (mine.message_bytes, mine.messages) == (yours.message_bytes, yours.messages)

@@ -97,7 +97,7 @@ def test_steps_of_several_parties_in_the_order_of_the_roster(transport: str) -> 
                 got.append(to_tensors(reply, CPU)["z"].sum().item())
             return got
 
-        running = [soon(lambda n=number, p=name: party(n, p)) for number, name in reversed([*enumerate(PASSIVES, 1)])]
+        running = [soon(party, number, name) for number, name in reversed([*enumerate(PASSIVES, 1)])]
         for batch in range(5):
             step = StepKey("train", 0, batch)
             received = found.hub.collect(step, spec)
@@ -190,7 +190,7 @@ def test_a_repeated_request_gets_the_same_reply_and_is_computed_once(transport: 
         assert answer(FIRST, 10.0) == 1.0
         assert first.result(WAIT_S) == 10.0
         for again in (2.0, 3.0):  # the hub is not even collecting
-            assert soon(lambda value=again: ask(FIRST, value)).result(WAIT_S) == 10.0
+            assert soon(ask, FIRST, again).result(WAIT_S) == 10.0
         collecting = soon(lambda: answer(SECOND, 20.0))
         assert soon(lambda: ask(FIRST, 4.0)).result(WAIT_S) == 10.0
         assert not collecting.done()
@@ -230,7 +230,7 @@ def test_a_late_party_is_left_out_and_answered_when_it_comes(transport: str) -> 
         assert north.result(WAIT_S) == 10.0
         second = soon(lambda: found.hub.collect(SECOND, spec))
         assert soon(lambda: ask("south", FIRST, 2.0)).result(WAIT_S) == 11.0
-        later = [soon(lambda name=name: ask(name, SECOND, 3.0)) for name in PASSIVES]
+        later = [soon(ask, name, SECOND, 3.0) for name in PASSIVES]
         assert tuple(second.result(WAIT_S)) == PASSIVES
         found.hub.reply(SECOND, answers)
         assert [each.result(WAIT_S) for each in later] == [10.0, 11.0]
@@ -376,7 +376,7 @@ def test_what_was_sent_may_be_changed_while_the_reply_is_computed(transport: str
             z_BD.fill_(99.0)
             received = found.hub.collect(step, spec)
             found.hub.reply(step, received)  # nobody is waiting for it yet
-            reply = soon(lambda step=step: link.receive(step, spec)).result(WAIT_S)
+            reply = soon(link.receive, step, spec).result(WAIT_S)
             assert to_tensors(reply, CPU)["z"].sum().item() == batch * 400_000
 
 

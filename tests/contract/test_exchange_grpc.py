@@ -17,6 +17,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import CATALOGUE, AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
 from vfl_common.identity.credentials import load_credentials
+from vfl_common.ledger import Direction
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.hub import ExchangeHub
@@ -168,7 +169,7 @@ def test_frames_of_an_older_stream_are_of_no_account() -> None:
         assert hub.collect(FIRST, spec)["north"].tensors["w"].data == b"abcd"
         hub.reply(FIRST, {"north": ACK})
         assert isinstance(new.outbox.get(timeout=WAIT_S), list)
-        waiting = soon(lambda hub=hub: hub.collect(SECOND, spec))  # and the next step does not trip over them
+        waiting = soon(hub.collect, SECOND, spec)  # and the next step does not trip over them
         for data in frames(SECOND, bundle):
             hub.deliver(new, parse_frame(data, party="north"))
         assert list(waiting.result(WAIT_S)) == ["north"]
@@ -195,13 +196,13 @@ def test_both_ends_count_the_same_after_an_orderly_end(found: GrpcExchange) -> N
     link = found.new_link("north")
     for batch in range(3):
         step = StepKey("train", 0, batch)
-        asked = soon(lambda step=step: link.swap(step, big(step.batch), BIG))
+        asked = soon(link.swap, step, big(step.batch), BIG)
         found.hub.reply(step, found.hub.collect(step, BIG))
         asked.result(WAIT_S)
     link.close()
     ours = {(e.phase, e.kind, e.direction): e for e in found.ledgers["north"].entries()}
     theirs = {(e.phase, e.kind, e.direction): e for e in found.ledger.entries()}
-    swapped = {"sent": "received", "received": "sent"}
+    swapped: dict[Direction, Direction] = {"sent": "received", "received": "sent"}
     assert {(phase, kind, swapped[direction]) for phase, kind, direction in ours} == theirs.keys()
     for (phase, kind, direction), entry in ours.items():
         other = theirs[phase, kind, swapped[direction]]

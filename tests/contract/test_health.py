@@ -36,7 +36,7 @@ def ask(address: str, caller: str, service: str = "") -> int:
     with dial(address, credentials(caller), ME) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
-        return health_pb2.HealthCheckResponse.FromString(check(request, timeout=WAIT_S)).status
+        return int(health_pb2.HealthCheckResponse.FromString(check(request, timeout=WAIT_S)).status)
 
 
 def refusal(address: str, caller: str, service: str = "") -> grpc.StatusCode:

@@ -69,8 +69,8 @@ class Program:
             )
         else:
             stdin, self._alive = os.pipe()
-            files = {"stdin": stdin, "stdout": stdout, "stderr": self._stderr.fileno()}
-            self.process = launcher().start(args, cwd=cwd, **files)
+            stderr = self._stderr.fileno()
+            self.process = launcher().start(args, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
             os.close(stdin)
         os.close(stdout)
         self._stdout: TextIO = os.fdopen(ours, encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ class HostilePassive:
         )
         self.link: ExchangeLink | None = None
 
-    def __enter__(self) -> HostilePassive:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -52,6 +52,7 @@ class _OneParty:
                 self.models["encoder"] = build_encoder(encoder, self.features.spec, recipe.model.embedding_size)
         if place.role == "active":
             labels = Labels.fit(table.labels, recipe.task, self.splits["train"], source="reference")
+            assert table.labels is not None
             self.targets = labels.encode(table.labels)
             inputs = sum(party.features for party in recipe.parties) if recipe.model.combine == "concat" else 1
             with seeded(derive_seed(recipe.seed, "init", name, "top")):

@@ -134,7 +134,8 @@ class _Party:
         temperature = self.settings["temperature"]
         others = (p @ negatives.keys.T / temperature).exp().sum(dim=1)
         positive = (cosine / temperature).exp()
-        return -(positive / (positive + others)).log().mean()
+        loss: Tensor = -(positive / (positive + others)).log().mean()
+        return loss
 
     # -- Step 1 -----------------------------------------------------------------------------------------------------
 

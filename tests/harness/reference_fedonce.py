@@ -6,7 +6,7 @@ as built, seeds, order of batches, tables and their preprocessing. Settings are 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def train(
         for place, party in enumerate(recipe.passives, 1):
             if party.name in late:
                 d = recipe.model.embedding_size
-                top[0].weight[:, d * place : d * (place + 1)] = 0.0
+                top.get_parameter("0.weight")[:, d * place : d * (place + 1)] = 0.0
     found[active] = {f"encoder.{name}": tensor for name, tensor in own.state_dict().items()}
     found[active] |= {f"top.{name}": tensor for name, tensor in top.state_dict().items()}
     return found
@@ -127,7 +127,11 @@ def _host(
     with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
         top = build_top(recipe.model.top, width, recipe.task.outputs)
     optimizer = _adam(settings, [*own.parameters(), *top.parameters()])
-    losses = {"binary": F.binary_cross_entropy_with_logits, "multiclass": F.cross_entropy, "regression": F.mse_loss}
+    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "binary": F.binary_cross_entropy_with_logits,
+        "multiclass": F.cross_entropy,
+        "regression": F.mse_loss,
+    }
     own.train()
     for epoch in range(settings["epochs"]):
         for batch in batches(recipe.seed, phase, epoch, np.arange(len(y)), settings["batch_size"]):

@@ -27,7 +27,7 @@ def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dic
     recipe = Recipe.model_validate(recipe_tables)
     pretraining, head = recipe.phases[:2]
     found: dict[str, dict[str, Tensor]] = {}
-    representations, held = [], {}
+    representations = []
     with _one_thread():
         for party in recipe.parties:
             settings = DataSettings(**data[party.name])
@@ -53,9 +53,9 @@ def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dic
             if party.role == "active":
                 labels = Labels.fit(table.labels, recipe.task, splits["train"], source="reference")
                 assert table.labels is not None
-                held = {"y": labels.encode(table.labels)[torch.from_numpy(splits["train"])], "name": party.name}
-        top = _head(recipe, head.name, head.settings, torch.cat(representations, dim=1), held["y"])
-    found[held["name"]] |= {f"top.{name}": tensor for name, tensor in top.state_dict().items()}
+                y, active = labels.encode(table.labels)[torch.from_numpy(splits["train"])], party.name
+        top = _head(recipe, head.name, head.settings, torch.cat(representations, dim=1), y)
+    found[active] |= {f"top.{name}": tensor for name, tensor in top.state_dict().items()}
     return found
 
 

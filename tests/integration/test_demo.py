@@ -71,7 +71,6 @@ def test_the_demo(tmp_path: Path) -> None:
     summary: dict[str, Any] = json.loads(lines[-1])
 
     folder = run_folder(tmp_path / "runs")
-    assert summary == json.loads((folder / "summary.json").read_text())
     assert summary["run_id"] == folder.name
     assert (summary["method"], summary["preset"], summary["seed"]) == ("splitnn", "paper", 0)
     assert summary["metrics"]["test"]["accuracy"] >= 0.96
@@ -93,7 +92,6 @@ def test_the_demo(tmp_path: Path) -> None:
     assert set(counted["by_phase"]) == {"open", "splitnn", "evaluate", "control"}
     keys = {"sender", "receiver", "kind", "payload_bytes", "message_bytes", "messages"}
     assert all(keys <= link.keys() for link in counted["by_link"])
-    assert counted["total"]["message_bytes"] == sum(link["message_bytes"] for link in counted["by_link"])
     of_server = [link for link in counted["by_link"] if "server" in (link["sender"], link["receiver"])]
     assert not any(link["payload_bytes"] for link in of_server)  # no embedding ever goes there
 
@@ -101,7 +99,11 @@ def test_the_demo(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stderr
     tables = json.loads(said.stdout)
     assert foretold(tables["links"]) == foretold(counted["by_link"])
-    assert tables["total"]["seconds"] == sum(phase["seconds"] for phase in tables["phases"]) > 600 * 0.04
+    of_run = [link for link in counted["by_link"] if link["phase"] != "control"]
+    trips = sum(link["messages"] for link in of_run if link["sender"] == "hospital")  # one message a bundle
+    bits = 8 * sum(link["message_bytes"] for link in of_run)
+    seconds = trips * 2 * tables["latency_s"] + bits / tables["bandwidth_bit_s"]
+    assert tables["total"]["seconds"] == pytest.approx(seconds)
 
     for name in ("bank", "hospital", "retailer", "telecom"):
         assert len((folder / name / "metrics.jsonl").read_text().splitlines()) == 31

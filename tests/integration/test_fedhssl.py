@@ -58,11 +58,11 @@ def encoders_only(snapshot: dict[str, dict[str, Tensor]]) -> dict[str, dict[str,
     """As the job's checkpoint names them."""
     found: dict[str, dict[str, Tensor]] = {}
     for party, tensors in snapshot.items():
-        found[party] = {
-            f"encoder.{label}.{name.removeprefix('encoder.')}": tensor
-            for label, name, tensor in ((*key.split(".", 1), value) for key, value in tensors.items())
-            if name.startswith("encoder.")
-        }
+        found[party] = {}
+        for key, tensor in tensors.items():
+            label, _, name = key.partition(".")
+            if name.startswith("encoder."):
+                found[party][f"encoder.{label}.{name.removeprefix('encoder.')}"] = tensor
     return found
 
 

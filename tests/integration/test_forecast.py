@@ -24,7 +24,6 @@ from vfl_party.forecast.result import against
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text())
-MOST = 0.03  # what may be promised; what is found is 0
 SHORT = {"epochs": 2, "rounds": 2, "steps": 6, "validate_every": 2}  # of steps: a round of two epochs and one of one
 
 RUN = [
@@ -89,7 +88,6 @@ def test_the_ledger_is_as_forecast(name: str, launcher: Launcher | None, tmp_pat
     links = against(said, summary.bytes)
     assert {link.phase for link in links} <= {phase.name for phase in said.phases}
     for link in links:
-        assert abs(link.ratio) <= MOST, link
         assert link.forecast == link.counted, link
     assert {each for each in said.links if each.message_bytes} == {
         each for each in summary.bytes.by_link if each.phase != "control"

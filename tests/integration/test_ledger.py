@@ -139,10 +139,10 @@ def test_the_kernel_counts_little_more(width: int, frames: int, tmp_path: Path, 
         ("p1", "p0"),
         ("p2", "p0"),
     }
-    for (party, peer), count in kernel.items():
+    for (party, peer), tcp in kernel.items():
         if "server" in (party, peer):
             continue
-        ratios = (count.sent_bytes / messages[party, peer], count.received_bytes / messages[peer, party])
+        ratios = (tcp.sent_bytes / messages[party, peer], tcp.received_bytes / messages[peer, party])
         print(f"{party} with {peer}: TCP bytes / message bytes: sent {ratios[0]:.5f}, received {ratios[1]:.5f}")
         # As sent, the kernel counts what was acknowledged: a last acknowledgement may be on its way still.
         assert 1.0 < ratios[1] < 1.03, f"{party} {peer} {ratios}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ RECIPE["phases"].append({"kind": "evaluate"})
 IN_SECOND_EPOCH = 4096 + 4 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)  # bytes that p1 has sent
 
 
-def test_it_is_near_to_float32_and_resumes_bit_for_bit(tmp_path: Path, record_property: pytest.RecordProperty) -> None:
+def test_it_is_near_to_float32_and_resumes_bit_for_bit(tmp_path: Path, record_property: Any) -> None:
     with Federation(tmp_path / "undisturbed", RECIPE, DATA) as federation:
         federation.start_all()
         summary = federation.finish()
@@ -60,7 +61,7 @@ def test_a_model_gives_float32_and_has_gradients_of_float32() -> None:
     assert plain.dtype == half.dtype == torch.float32
     assert not torch.equal(plain, half)
     assert torch.allclose(plain, half, atol=0.05)
-    half.sum().backward()  # type: ignore[no-untyped-call]
+    half.sum().backward()
     assert layer.weight.grad is not None
     assert layer.weight.grad.dtype == torch.float32
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,7 @@ def test_a_rank_is_killed_and_the_party_started_again(
     with started(tmp_path, sent=IN_SECOND_EPOCH) as (federation, proxy):
         proxy.wait_until_held(RUN_S)
         party = federation.programs["p1"]
+        assert isinstance(party.process, subprocess.Popen)  # torchrun is no program of ours, which could be forked
         ranks = psutil.Process(party.process.pid).children(recursive=True)
         (last,) = [each for each in ranks if each.environ().get("RANK") == "1"]
         last.kill()

@@ -166,7 +166,7 @@ def test_the_server_is_killed_and_started_again(tmp_path: Path, undisturbed: Par
 @pytest.mark.parametrize("lost", ["request", "reply"])
 def test_a_connection_that_breaks_is_no_interruption(lost: str, tmp_path: Path, undisturbed: Parameters) -> None:
     at = {"sent" if lost == "request" else "received": SECOND_EPOCH - EPOCH_BYTES}
-    with held(tmp_path, recipe(), **at) as (federation, proxy):
+    with held(tmp_path, recipe(), DATA, **at) as (federation, proxy):
         assert proxy.connections == 1
         proxy.cut()
         proxy.release()

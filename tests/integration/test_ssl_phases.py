@@ -132,7 +132,7 @@ def test_ssvfl_i_gives_the_parameters_of_one_process_and_uploads_once(
         {"kind": "evaluate"},
     ]
     data = cases.digits(2, limit=220)
-    summary, federation = run(tmp_path, tables, data)
+    _, federation = run(tmp_path, tables, data)
     got = {name: federation.parameters(name) for name in federation.names}
     worst = largest_deviation(got, reference_ssvfl.train(tables, data))
     record_property("largest_deviation", worst)
@@ -143,7 +143,6 @@ def test_ssvfl_i_gives_the_parameters_of_one_process_and_uploads_once(
     assert upload.payload_bytes == 4 * 8 * 60  # float32, width 8, labelled rows, once
     assert upload.messages == 1
     assert not [entry for entry in entries if entry.kind == "gradient"]
-    assert summary["metrics"]["test"]["accuracy"] > 0.1
 
 
 def test_noise_on_what_the_active_party_sends_changes_the_passive_partys_cross_encoder(tmp_path: Path) -> None:

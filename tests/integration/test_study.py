@@ -42,8 +42,8 @@ def write(folder: Path, **changes: Any) -> Path:
 
 def started(path: Path, *options: str) -> subprocess.Popen[str]:
     args = [*VFL, "study", str(path), "--out", "runs", *options]
-    files = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(args, cwd=path.parent, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **files)
+    pipe, environment = subprocess.PIPE, os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(args, cwd=path.parent, text=True, env=environment, stdout=pipe, stderr=pipe)
 
 
 def events(lines: list[str]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,7 @@ def test_noise_for_a_target(target: float) -> None:
         (lambda: noise_for(1e9, DELTA, [(1e-3, 1)]), "give noise_multiplier instead"),
     ],
 )
-def test_what_cannot_be_computed_is_said(call, part: str) -> None:
+def test_what_cannot_be_computed_is_said(call: Callable[[], object], part: str) -> None:
     with pytest.raises(InputError, match=part):
         call()
 

@@ -25,6 +25,10 @@ STEP = StepKey("pretrain", 2, 0)
 CPU = torch.device("cpu")
 
 
+def float32(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    return np.asarray(numbers, np.float32)
+
+
 def weights(**arrays: npt.NDArray[np.float32]) -> Bundle:
     return to_bundle(Kind.WEIGHTS, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
@@ -39,17 +43,17 @@ def values(bundle: Bundle) -> dict[str, npt.NDArray[np.float32]]:
 @given(st.integers(1, 6), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32 - 1))
 def test_it_is_the_sum_in_roster_order_over_the_number_of_parties(parties: int, shape: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    drawn = [np.float32(rng.normal(size=shape) * 10.0 ** rng.integers(-20, 20))[...] for _ in range(parties)]
+    drawn = [float32(rng.normal(size=shape) * 10.0 ** rng.integers(-20, 20)) for _ in range(parties)]
     total = drawn[0].copy()
     for each in drawn[1:]:
         total = total + each
-    bundles = {f"p{number}": weights(w=np.asarray(each), one=np.float32([number])) for number, each in enumerate(drawn)}
+    bundles = {f"p{number}": weights(w=each, one=float32([number])) for number, each in enumerate(drawn)}
     got = mean(bundles, STEP)
     assert got.kind is Kind.WEIGHTS
     assert list(got.tensors) == ["w", "one"]
     assert got.tensors["w"].shape == tuple(shape)
     np.testing.assert_array_equal(values(got)["w"], total / np.float32(parties))
-    np.testing.assert_array_equal(values(got)["one"], np.float32([(parties - 1) / 2]))
+    np.testing.assert_array_equal(values(got)["one"], float32([(parties - 1) / 2]))
     for bundle, each in zip(bundles.values(), drawn, strict=True):
         np.testing.assert_array_equal(values(bundle)["w"], each)  # what came in is as it was
 
@@ -62,8 +66,8 @@ def test_it_is_what_torch_computes() -> None:
 
 
 def test_tensors_go_by_name_whatever_their_order() -> None:
-    one = weights(a=np.float32([1]), b=np.float32([10]))
-    other = weights(b=np.float32([20]), a=np.float32([3]))
+    one = weights(a=float32([1]), b=float32([10]))
+    other = weights(b=float32([20]), a=float32([3]))
     assert {name: array.item() for name, array in values(mean({"p0": one, "p1": other}, STEP)).items()} == {
         "a": 2.0,
         "b": 15.0,
@@ -71,7 +75,7 @@ def test_tensors_go_by_name_whatever_their_order() -> None:
 
 
 def test_a_received_buffer_may_be_read_only() -> None:
-    buffer = Buffer(DType.FLOAT32, (1,), memoryview(np.float32([4]).tobytes()))
+    buffer = Buffer(DType.FLOAT32, (1,), memoryview(float32([4]).tobytes()))
     assert values(mean({"p0": Bundle(Kind.WEIGHTS, {"w": buffer})}, STEP))["w"].item() == 4.0
 
 

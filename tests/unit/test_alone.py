@@ -118,7 +118,7 @@ def with_methods(folder: Path, methods: list[dict[str, Any]], given: dict[str, A
 
 
 def test_a_study_makes_these_recipes_after_the_overrides(tmp_path: Path) -> None:
-    methods = [
+    methods: list[dict[str, Any]] = [
         {"name": "Solo", "alone": "p1", "overrides": {"simulate.data.limit": 50}},
         {"name": "Linear", "combined": True, "overrides": {"model.encoder": {"kind": "mlp", "hidden": []}}},
     ]
@@ -160,8 +160,13 @@ def party_of(given: dict[str, Any], phases: list[dict[str, Any]]) -> Party:
     recipe = Recipe.model_validate(given | {"phases": phases})
     (name,) = (party.name for party in recipe.parties)
     own = prepared(recipe)[name]
-    models = {"encoder": torch.nn.Linear(30, 8), "top": torch.nn.Linear(8, 1)}
-    given_to = {"features": own.features, "labels": own.labels, "targets": own.targets, "splits": own.splits}
+    models: dict[str, torch.nn.Module] = {"encoder": torch.nn.Linear(30, 8), "top": torch.nn.Linear(8, 1)}
+    given_to: dict[str, Any] = {
+        "features": own.features,
+        "labels": own.labels,
+        "targets": own.targets,
+        "splits": own.splits,
+    }
     return Party(name, recipe, torch.device("cpu"), models, **given_to)
 
 

@@ -156,10 +156,10 @@ def test_missing_ids_and_labels(tmp_path: Path) -> None:
 def test_missing_columns_name_the_nearest(tmp_path: Path) -> None:
     source = write(tmp_path / "x.csv", "patient_id,age,outcome\na,1,0\n")
     refused(source, "no column 'patient_ID', which data.id names; the nearest: 'patient_id'", id="patient_ID")
-    settings = {"id": "patient_id"}
+    settings: dict[str, Any] = {"id": "patient_id"}
     refused(source, "'outcom', which data.label .*'outcome'", with_label=True, label="outcom", **settings)
     for key in ("columns", "drop", "numeric", "categorical"):
-        refused(source, f"'agee', which data.{key} names; the nearest: 'age'", **{key: ("agee",)}, **settings)
+        refused(source, f"'agee', which data.{key} names; the nearest: 'age'", **(settings | {key: ("agee",)}))
     refused(source, "needs data.id", id=None)
     refused(source, "needs data.label", with_label=True, **settings)
     refused(
@@ -225,7 +225,7 @@ def test_reads_parquet_types(tmp_path: Path) -> None:
     assert table.ids == ("200", "30", "7")
     assert table.numeric_names == ("integer", "single", "money")
     nan = float("nan")
-    np.testing.assert_array_equal(table.numeric_NF, np.float32([[3, nan, nan], [1, 0.5, 1.5], [2, nan, 2.5]]))
+    np.testing.assert_array_equal(table.numeric_NF, np.array([[3, nan, nan], [1, 0.5, 1.5], [2, nan, 2.5]], np.float32))
     assert table.categorical_names == ("text", "flag", "coded", "forced")
     assert table.categorical is not None
     assert table.categorical.tolist() == [[None, "false", "v", "2"], ["12", "true", "u", "1"], [None, None, None, None]]

@@ -281,7 +281,7 @@ def test_torchvision_from_local_files(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     images = np.random.default_rng(0).integers(0, 256, (5, 28, 28), np.uint8)
-    settings = {"download_dir": str(tmp_path)}
+    settings: dict[str, Any] = {"download_dir": str(tmp_path)}
     refused("torchvision:MNIST", "set data.download = true", Code.FILE_INVALID, **settings)
     for part, rows in (("train", slice(0, 3)), ("t10k", slice(3, 5))):
         write_idx(raw / f"{part}-images-idx3-ubyte", images[rows])

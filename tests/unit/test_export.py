@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_following_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         def close(self, *, finished: bool) -> None:
             closed.append(finished)
 
-    monkeypatch.setattr(export.time, "sleep", lambda _: write(folder, LINES[1:]))  # the run goes on meanwhile
+    monkeypatch.setattr(time, "sleep", lambda _: write(folder, LINES[1:]))  # the run goes on meanwhile
     export.copy(tmp_path / RUN, lambda _: Sink(), follow=True)
     assert (seen, closed) == ([1, 3], [True])
 

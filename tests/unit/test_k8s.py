@@ -41,7 +41,7 @@ def folders(folder: Path) -> Iterator[Path]:
 
 def resources(folder: Path) -> list[Resource]:
     """Everything that a kustomization has, before its patches."""
-    found = []
+    found: list[Resource] = []
     for each in folders(folder):
         (kustomization,) = documents(each / "kustomization.yaml")
         for name in kustomization.get("resources", []):
@@ -119,7 +119,7 @@ def test_parties_and_addresses() -> None:
 def peers(rule: Resource) -> set[str]:
     """The namespaces of one rule of a policy."""
     found = set()
-    for peer in rule.get("from", rule.get("to", [])):
+    for peer in rule.get("from") or rule.get("to") or []:
         selector = peer["namespaceSelector"]
         for expression in selector.get("matchExpressions", []):
             found |= set(expression["values"])

@@ -89,7 +89,7 @@ def test_losses_are_means_with_a_gradient_and_scores_keep_the_shape(
     leaf = outputs.clone().requires_grad_()
     loss = loss_fn(task)(leaf, targets)
     assert loss.shape == ()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert leaf.grad is not None
     each = torch.stack([loss_fn(task)(outputs[i : i + 1], targets[i : i + 1]) for i in range(8)])
     torch.testing.assert_close(loss.detach(), each.mean())

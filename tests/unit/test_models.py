@@ -227,7 +227,7 @@ def test_combination_and_its_gradient_by_hand(
     out = combine(rule, [a, b])  # type: ignore[arg-type]
     assert out.tolist() == value
     assert out.shape[1] == combined_size(rule, 2, 3)  # type: ignore[arg-type]
-    (out * WEIGHT).sum().backward()  # type: ignore[no-untyped-call]
+    (out * WEIGHT).sum().backward()
     assert a.grad is not None
     assert b.grad is not None
     assert a.grad.tolist() == grad_a
@@ -239,7 +239,7 @@ def test_concatenation_keeps_the_order_and_splits_the_gradient() -> None:
     out = combine("concat", [a, b])
     assert out.tolist() == [[1.0, 5.0, 2.0, 3.0, 5.0, 0.0]]
     assert combined_size("concat", 2, 3) == 6
-    (out * torch.arange(6.0)).sum().backward()  # type: ignore[no-untyped-call]
+    (out * torch.arange(6.0)).sum().backward()
     assert a.grad is not None
     assert b.grad is not None
     assert (a.grad.tolist(), b.grad.tolist()) == ([[0.0, 1.0, 2.0]], [[3.0, 4.0, 5.0]])

@@ -160,7 +160,7 @@ def party(recipe: Recipe, encoder: nn.Module | None = None) -> Party:
 
 def test_training_stops_where_the_budget_ends() -> None:
     """The phase is asked for an epoch more than the recipe has planned."""
-    dp = {"noise_multiplier": 1.5}
+    dp: dict[str, Any] = {"noise_multiplier": 1.5}
     planned = recipe(FEDONCE | {"epochs": 2, "dp": dp})
     plan = privacy_plan(planned, N)
     assert plan is not None
@@ -176,7 +176,7 @@ def test_training_stops_where_the_budget_ends() -> None:
 
 @pytest.mark.parametrize("mode", ["fixed", "matched"])
 def test_a_learner_goes_on_from_its_state_bit_for_bit(mode: str) -> None:
-    dp = DP | {"mode": mode}
+    dp: dict[str, Any] = DP | {"mode": mode}
     tables = recipe(FEDONCE | {"dp": dp})
     settings = FedOnceSettings(epochs=6, batch_size=50, dp=DpSettings(**dp))
     ours = party(tables)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from vfl_common.errors import InputError
 from vfl_party.devices import launched, resolve_device
@@ -128,7 +129,7 @@ def test_variables_that_torchrun_would_not_set_are_refused(
 @pytest.fixture
 def alone() -> Iterator[dist.ProcessGroup]:
     """A group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     assert dist.group.WORLD is not None
     yield dist.group.WORLD
     dist.destroy_process_group()

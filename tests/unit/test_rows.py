@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -49,7 +51,7 @@ def test_a_budget_of_steps_is_the_fewest_epochs_that_give_them(rows: int, size: 
 
 
 @pytest.mark.parametrize("values", [{}, {"epochs": 3, "steps": 4}])
-def test_a_budget_is_epochs_or_steps(values: dict[str, int]) -> None:
+def test_a_budget_is_epochs_or_steps(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="either epochs or steps"):
         Budget(**values)
 

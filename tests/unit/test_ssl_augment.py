@@ -49,7 +49,7 @@ def test_crops_are_torchvisions_for_the_same_boxes(shape: tuple[int, int, int], 
     def expected(image: Tensor, i: int) -> Tensor:
         top, left, height, width, mirrored = map(int, boxes[i].tolist())
         cut = oracle.resized_crop(image[None], top, left, height, width, [H, W], antialias=False)[0]
-        return oracle.horizontal_flip(cut) if mirrored else cut
+        return torch.as_tensor(oracle.horizontal_flip(cut) if mirrored else cut)
 
     torch.testing.assert_close(crop(x_BCHW, boxes), one_by_one(x_BCHW, expected), rtol=0, atol=1e-5)
 
@@ -129,8 +129,8 @@ def test_hue_turns_the_way_that_torchvisions_does() -> None:
     red = torch.tensor([0.8, 0.2, 0.2]).reshape(1, 3, 1, 1)
     for turn in (0.1, -0.1, 0.3):
         ours, theirs = recolour(red, factors(3, torch.tensor([turn]))), oracle.adjust_hue(red, turn)
-        centred = [x.flatten() - x.mean() for x in (ours, theirs)]
-        assert torch.cosine_similarity(*centred, dim=0).item() > 0.9
+        one, other = (x.flatten() - x.mean() for x in (ours, theirs))
+        assert torch.cosine_similarity(one, other, dim=0).item() > 0.9
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 14, 14), (1, 64, 32)])

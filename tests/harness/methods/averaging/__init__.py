@@ -34,7 +34,7 @@ class Averaging(Phase):
         self.name, self.rounds = name, settings.rounds
         self._party, self._sick = party, settings.sick == party.name
         layer = nn.Linear(4, settings.widths.get(party.name, settings.width))
-        self._weights = dict(layer.named_parameters())
+        self._weights: dict[str, Tensor] = dict(layer.named_parameters())
         with torch.no_grad():
             for key, tensor in self._weights.items():
                 tensor.copy_(drift(party.name, name, -1, key, tensor))
