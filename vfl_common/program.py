@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -32,11 +35,28 @@ class Stopped(BaseException):
     """SIGTERM as an exception: unwinds like Ctrl-C, past all error handlers. Its text, if any, is for the person."""
 
 
-def run_program(command: click.Command, name: str) -> None:
-    """Runs a click command as a program and exits. An error becomes one sentence on standard error and an exit code."""
+def run_program(command: click.Command, name: str, *, at_once: bool = False) -> None:
+    """Runs a click command as a program and exits: errors become one sentence on standard error and an exit code.
+
+    ``at_once``: leave the interpreter as it is. A program needs that if threads outside Python may still run at its
+    end: one that asks for the interpreter while it is taken down, to release a tensor say, aborts the process.
+    """
     signal.signal(signal.SIGTERM, _stop)
     logging.getLogger().addHandler(logging.NullHandler())  # until a run has a folder for its log
-    sys.exit(_status(lambda: command.main(prog_name=name, standalone_mode=False)))
+    status = _status(lambda: command.main(prog_name=name, standalone_mode=False))
+    if at_once:
+        _leave(status)
+    sys.exit(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """Exits with all that was written and logged, and without anything else that usually happens at an exit."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it would ask for no more than what happens here
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(status)
 
 
 def _status(call: Callable[[], object]) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable, write_atomic
+from vfl_common.stages import Planned
 
 
 class Store(Protocol):
@@ -76,3 +77,9 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
         return None
     path = max(found)[1]
     return RunFolder(path, path.parent.name)
+
+
+def planned(folder: RunFolder | None) -> list[Planned]:
+    """The phases that an unfinished run has planned; empty if it had not come so far."""
+    facts = folder.facts().get("plan", []) if folder is not None else []
+    return [Planned(**{**each, "skippable": tuple(each["skippable"])}) for each in facts]

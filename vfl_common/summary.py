@@ -101,6 +101,22 @@ class Privacy(_Model):
     statement: str  # one sentence: what is covered and what is not
 
 
+class ExchangeSummary(_Model):
+    """What a phase sends in one direction of one exchange, and the chain through which it leaves.
+
+    ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``: kind and tensors, with
+    words for sizes. ``chain``: what is done to them on their way out, in order. ``when``: in words.
+    """
+
+    phase: str
+    exchange: str
+    sender: str
+    receiver: str
+    sent: str
+    chain: str
+    when: str
+
+
 class Summary(_Model):
     """The whole run."""
 
@@ -118,6 +134,7 @@ class Summary(_Model):
     wall_s: float  # from the first start of training to the last report
     interruptions: int = 0
     without: list[str] = []  # parties that came too late: the model has not seen their data
+    exchanges: list[ExchangeSummary] = []  # what the phases exchange, from the active party
     privacy: Privacy | None = None  # if a phase trains with differential privacy
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -53,20 +54,21 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
       data = { source = "patients.csv", id = "patient", missing = "mean" }
     and at the active party: data.label, listen = "0.0.0.0:7001", advertise = "bank.example.org:7001"
     """
-    from vfl_party.app import PartyApp, lend, read_place
+    from vfl_party.app import PartyApp, lend
+    from vfl_party.files import read_files
     from vfl_party.ranks import started_by_torchrun
 
-    place = read_place(party, device=device)
-    if report and not place.is_active:
-        text = f"{party}: --report is for the active party; {place.name} is passive and gets no summary"
+    files = read_files(party, device=device)
+    if report and not files.is_active:
+        text = f"{party}: --report is for the active party; {files.name} is passive and gets no summary"
         raise InputError(Code.CONFIG_INVALID, text)
     reporters = _reporters() if report else []
     console = Console("vfl-party")
-    with started_by_torchrun(place.device, place.recipe.run.step_timeout_s) as ranks:
+    with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
         if ranks is not None and ranks.rank:
-            lend(place, ranks)
+            lend(files, ranks)
             return
-        _, folder = PartyApp(place, console, wait_s, metrics=metrics, ranks=ranks).train(fresh=fresh)
+        _, folder = PartyApp(files, console, wait_s, metrics=metrics, ranks=ranks).train(fresh=fresh)
     if report:
         charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
@@ -114,23 +116,24 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
     \b
     Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --output churn.csv
     """
-    from vfl_party.app import PartyApp, lend, read_place
+    from vfl_party.app import PartyApp, lend
+    from vfl_party.files import read_files
     from vfl_party.prediction import check_output, load_trained, prediction_data
     from vfl_party.ranks import started_by_torchrun
 
     name = load_party(party).name
     run_ = load_trained(trained, name)
-    place = read_place(party, device=device, recipe=run_.recipe)
-    if place.is_active:
+    files = read_files(party, device=device, recipe=run_.recipe)
+    if files.is_active:
         check_output(output)
     console = Console("vfl-party")
-    rows = prediction_data(place.file.data, data, run_.state)
-    with started_by_torchrun(place.device, place.recipe.run.step_timeout_s) as ranks:
+    rows = prediction_data(files.file.data, data, run_.state)
+    with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
         if ranks is not None and ranks.rank:
-            lend(place, ranks)
+            lend(files, ranks)
             return
-        _, folder = PartyApp(place, console, wait_s, ranks=ranks).predict(run_, rows, output)
-    result = {"output": str(output)} if place.is_active else {}
+        _, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, output)
+    result = {"output": str(output)} if files.is_active else {}
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
 
 
@@ -188,7 +191,8 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
 
 
 def main() -> None:
-    run_program(cli, "vfl-party")
+    # Under torchrun, threads of gloo and NCCL outlive the last word between the ranks, and a lost rank most of all.
+    run_program(cli, "vfl-party", at_once="TORCHELASTIC_RUN_ID" in os.environ)
 
 
 if __name__ == "__main__":  # python -m vfl_party.cli, as torchrun starts modules

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,10 +13,16 @@ from torch import Tensor, nn
 
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, InternalError
+from vfl_common.link import Hub, Link
+from vfl_party.chains import make_chains
 from vfl_party.data import Features, Labels
-from vfl_party.exchange import TensorHub, TensorLink
+from vfl_party.declared import Exchange, Role
+from vfl_party.exchange import Answering, Asking, Chains, Ways
 from vfl_party.models import InputSpec, checked_encoder, forward, seeded
+from vfl_party.policies import Policy
+from vfl_party.policies.allow_all import AllowAll
+from vfl_party.privacy.plan import Plan
 from vfl_party.seeds import derive_seed
 from vfl_party.tensors import index_on
 
@@ -56,12 +60,17 @@ def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -
 class Party:
     """One party in one generation of a run. Row numbers are positions in the canonical order of the aligned ids.
 
-    ``models``: ``encoder`` (where the party has features), and ``top`` at the active party; on ``device``.
+    ``models``: ``encoder`` (if the party has features), and ``top`` at the active party; on ``device``.
     ``targets``: the encoded labels of all rows at the active party.
     ``splits``: see ``vfl_party.seeds.split_rows``; ``local`` may end with rows that this party alone has.
     ``make_encoder``: for methods that train more encoders than the one that they hand on.
     ``spread``: the encoder on several GPUs (``vfl_party.ranks``), called with whole batches; None on one.
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
+    ``policy``: what this party lets out at all.
+    ``privacy``: what the phases with differential privacy are to spend; None without any.
+    ``sent_noise``: σ of the noise on what a passive party sends for evaluation and prediction.
+    ``ways``: the links and the hub of this generation; None before the party is connected.
+    ``exchanges``: {(phase, exchange's name): its asking or answering side}, as the phases have opened them.
     """
 
     name: str
@@ -75,9 +84,63 @@ class Party:
     make_encoder: MakeEncoder | None = None
     spread: Callable[..., Tensor] | None = None
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
-    link: TensorLink | None = None
-    hub: TensorHub | None = None
-    server: TensorLink | None = None
+    policy: Policy = field(default_factory=AllowAll)
+    privacy: Plan | None = None
+    sent_noise: float = 0.0
+    ways: Ways | None = None
+    exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
+
+    # -- what the phases exchange -------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> Role:
+        return "active" if self.name == self.recipe.active.name else "passive"
+
+    @property
+    def link(self) -> Link | None:
+        """See ``Ways``."""
+        return self.ways.link if self.ways is not None else None
+
+    @property
+    def hub(self) -> Hub | None:
+        """See ``Ways``."""
+        return self.ways.hub if self.ways is not None else None
+
+    @property
+    def server(self) -> Link | None:
+        """See ``Ways``."""
+        return self.ways.server if self.ways is not None else None
+
+    def chains(self, phase: str, exchange: Exchange) -> Chains:
+        """The chains of an exchange of ``phase``: transforms, this party's policy, the phase's codec.
+
+        Raises InputError if the recipe names a transform or codec that is not there, or the policy refuses.
+        """
+        return make_chains(self.recipe, phase, exchange, self.role, self.policy)
+
+    def asking(self, phase: str, exchange: Exchange, **sizes: int) -> Asking:
+        """Opens this party's asking side of an exchange. ``sizes``: those that are the same at every step.
+
+        Raises as ``chains``.
+        """
+        peer = self.recipe.server if exchange.asks == "server" else self.recipe.active.name
+        asking = Asking(exchange, phase, self.chains(phase, exchange), self, peer, self.device, sizes)
+        self.exchanges[phase, exchange.name] = asking
+        return asking
+
+    def answering(self, phase: str, exchange: Exchange, **sizes: int) -> Answering:
+        """Opens the active party's answering side of an exchange, as ``asking`` does the other."""
+        answering = Answering(exchange, phase, self.chains(phase, exchange), self, self.device, sizes)
+        self.exchanges[phase, exchange.name] = answering
+        return answering
+
+    def unhurried(self) -> None:
+        """The next exchange waits as long as the peers live: they may be at work on their own."""
+        for way in (self.link, self.hub):
+            if way is not None:
+                way.unhurried()
+
+    # -- models and rows ----------------------------------------------------------------------------------------
 
     @property
     def embedding_size(self) -> int:
@@ -93,29 +156,11 @@ class Party:
         """The top model's outputs for combined embeddings, float32 [B, O], in the recipe's precision."""
         return forward(self.models["top"], (z_BD,), self.recipe.model.precision)
 
-    def unhurried(self) -> None:
-        """The next exchange waits as long as the peers live: they may be at work on their own."""
-        for way in (self.link.link if self.link is not None else None, self.hub.hub if self.hub is not None else None):
-            if way is not None:
-                way.unhurried()
-
-    def need_link(self) -> TensorLink:
-        """The way to the active party. Raises InputError at the active party."""
-        if self.link is None:
-            raise InputError(Code.ROLE_MISMATCH, f"{self.name} is not a passive party")
-        return self.link
-
-    def need_hub(self) -> TensorHub:
-        """The exchange with the passive parties. Raises InputError at a passive party."""
-        if self.hub is None:
-            raise InputError(Code.ROLE_MISMATCH, f"{self.name} is not the active party")
-        return self.hub
-
-    def need_server(self) -> TensorLink:
-        """The way to the aggregation server, where a phase of the recipe aggregates. Raises InputError elsewhere."""
-        if self.server is None:
-            raise InputError(Code.CONFIG_INVALID, f"{self.name}: no phase of this run aggregates at the server")
-        return self.server
+    def need_privacy(self) -> Plan:
+        """What the phases with differential privacy are to spend. Raises InternalError if nothing was planned."""
+        if self.privacy is None:
+            raise InternalError(f"{self.name}: a phase with dp was made without a plan of its budget")
+        return self.privacy
 
     def need_features(self) -> Features:
         if self.features is None:
@@ -140,12 +185,3 @@ class Party:
     def take(self, values: Tensor, rows: Rows) -> Tensor:
         """``values[rows]`` on the device of ``values``."""
         return values.index_select(0, index_on(torch.from_numpy(rows), values.device))
-
-
-def rows_digest(run_id: str, ids: Sequence[str]) -> bytes:
-    """HMAC-SHA-256, keyed by the run, of the ordered ids: equal for equal lists, meaningless outside the run."""
-    mac = hmac.new(run_id.encode(), digestmod=hashlib.sha256)
-    for row_id in ids:
-        encoded = row_id.encode()
-        mac.update(len(encoded).to_bytes(4, "little") + encoded)
-    return mac.digest()

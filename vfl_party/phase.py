@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-from vfl_common.bundle import BundleSpec
-
 Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vfl_party.checkpoint packs
 
 
@@ -40,10 +38,6 @@ class Phase(ABC):
 
     name: str  # of the phase in the recipe: part of every step key, of checkpoints' labels and of the ledger
     rounds: int  # planned
-    # The weights that every party swaps with the server, once a round: float32, the same at all, known when the phase
-    # is made. A phase that aggregates runs all its rounds: the server waits for each.
-    aggregates: BundleSpec | None = None
-
     # The round from which on this side exchanges nothing. It need not repeat those rounds because another party has to;
     # where no phase follows, a passive party is not needed any more; and as the others may be at work on their own too,
     # the next exchange waits as long as they live, whatever ``run.step_timeout_s`` says.

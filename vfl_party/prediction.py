@@ -14,21 +14,24 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
+from vfl_party.align import Aligned
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import Party
-from vfl_party.data import Labels, Preprocessor, Table
-from vfl_party.job import Prepared
+from vfl_party.data import Labels, Preprocessor
+from vfl_party.declared import Exchange
 from vfl_party.methods import nothing_kept, sent_noise
 from vfl_party.metrics import scores
+from vfl_party.party import Opened, load_models
 from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.scoring import joint_outputs, send_embeddings
+from vfl_party.rows import Prepared
+from vfl_party.scoring import joint_outputs, scoring, send_embeddings
 
 PHASE = "predict"
 FORMATS = (".csv", ".parquet")
@@ -92,17 +95,9 @@ def prediction_data(settings: DataSettings | None, source: Path | None, state: T
     return changed
 
 
-def prepare_prediction(place: PartySettings, table: Table, state: Tree) -> Prepared:
-    """The rows to predict, with the statistics and classes of training. Raises InputError where columns differ."""
-    preprocessor = Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
-    return Prepared(
-        table=table,
-        preprocessor=preprocessor,
-        features=preprocessor.transform(table) if place.features and preprocessor is not None else None,
-        labels=Labels.from_state(state["labels"]) if state["labels"] else None,
-        targets=None,
-        splits={"all": np.arange(len(table.ids), dtype=np.int64)},
-    )
+def embeddings(party: Party) -> Exchange:
+    """Of the rows to predict, with the noise that the phases of training ask for."""
+    return scoring(sent_noise(party.recipe), name="embedding", when="once")
 
 
 class PassivePredict(Phase):
@@ -110,10 +105,10 @@ class PassivePredict(Phase):
 
     def __init__(self, party: Party) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
-        self._noise = sent_noise(party.recipe)
+        self._scores = party.asking(PHASE, embeddings(party), width=party.embedding_size)
 
     def run_round(self, round_: int) -> RoundReport:
-        send_embeddings(self._party, self.name, round_, 0, self._party.rows("all"), self._noise.noise)
+        send_embeddings(self._party, self._scores, round_, 0, self._party.rows("all"))
         return RoundReport(0)
 
 
@@ -123,15 +118,54 @@ class ActivePredict(Phase):
     def __init__(self, party: Party, ids: Sequence[str], output: Path) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
         self._ids, self._output = ids, output
+        self._scores = party.answering(PHASE, embeddings(party), width=party.embedding_size)
 
     def run_round(self, round_: int) -> RoundReport:
         party = self._party
-        outputs, _ = joint_outputs(party, self.name, round_, 0, party.rows("all"))
+        outputs, _ = joint_outputs(party, self._scores, round_, 0, party.rows("all"))
         if party.labels is None:
             raise InputError(Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes")
         columns = result_columns(party.recipe, party.labels, outputs)
         write_table(self._output, pa.table({"id": list(self._ids), **columns}))
         return RoundReport(0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """See ``vfl_party.party.Work``: the joint prediction of new rows with a trained run.
+
+    ``settings``: the party's, in the recipe. ``output``: where the active party writes the result.
+    """
+
+    trained: TrainedRun
+    settings: PartySettings
+    output: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.trained.run_id
+
+    def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
+        """The rows, with the statistics and classes of training. Raises InputError if columns differ."""
+        table, state = aligned.of(opened.table), self.trained.state
+        preprocessor = Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
+        has_features = self.settings.features and preprocessor is not None
+        return Prepared(
+            table=table,
+            preprocessor=preprocessor,
+            features=preprocessor.transform(table) if has_features and preprocessor is not None else None,
+            labels=Labels.from_state(state["labels"]) if state["labels"] else None,
+            targets=None,
+            splits={"all": np.arange(len(table.ids), dtype=np.int64)},
+        )
+
+    def begin(self, models: dict[str, nn.Module]) -> None:
+        load_models(models, self.trained.state)
+
+    def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
+        if party.role == "passive":
+            return [PassivePredict(party)]
+        return [ActivePredict(party, prepared.table.ids, self.output)]
 
 
 def result_columns(recipe: Recipe, labels: Labels, outputs_NO: Tensor) -> dict[str, Any]:

@@ -6,21 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from vfl_common.config.data import unaligned_of
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.rpc.channel import check_address, connect
-from vfl_party.app import Place, read_place
-from vfl_party.context import MakeEncoder, Party
-from vfl_party.data import describe, load_table
+from vfl_party.align import alignment_of
+from vfl_party.app import training
+from vfl_party.data import describe
 from vfl_party.devices import resolve_device
-from vfl_party.job import build_models, load_encoder, prepare
-from vfl_party.methods import build_phases, parse_settings
-from vfl_party.prediction import load_start
+from vfl_party.files import PartyFiles, read_files
+from vfl_party.methods import parse_settings
+from vfl_party.party import assemble
 
 _CONNECT_S = 3.0
 
@@ -59,73 +56,62 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     if not all(finding.fine for finding in found):
         return
     try:
-        place = read_place(path, device=device)
+        files = read_files(path, device=device)
     except VflError as error:
         yield Finding("recipe", False, str(error))
         return
-    yield Finding("role", True, place.place.role)
-    yield from _data(place)
-    yield from _network(place, offline)
+    yield Finding("role", True, files.settings.role)
+    yield from _data(files)
+    yield from _network(files, offline)
 
 
-def _data(place: Place) -> Iterator[Finding]:
+def _data(files: PartyFiles) -> Iterator[Finding]:
     try:
-        settings = place.data
-        table = load_table(settings, with_label=place.is_active)
-        for line in describe(table):
+        opened = files.open()
+        for line in describe(opened.table):
             yield Finding("data", True, line)
-        more = unaligned_of(settings)
-        unaligned = load_table(more, with_label=False) if more is not None else None
-        prepared = prepare(place.recipe, place.name, table, settings, place.encoder, unaligned)
-        sizes = ", ".join(f"{len(rows)} {split}" for split, rows in prepared.splits.items())
+        work = training(files)
+        expected = alignment_of(files.recipe).offline(opened.table.ids)
+        if expected is None:
+            yield Finding("rows", True, "known when the parties align them: models and phases are made then")
+            return
+        party = assemble(opened, expected, work, policy=files.policy)
+        sizes = ", ".join(f"{len(rows)} {split}" for split, rows in party.prepared.splits.items())
         yield Finding("rows", True, sizes)
-        features = prepared.features
-        make = MakeEncoder(place.recipe, place.name, place.encoder, features.spec) if features is not None else None
-        models = build_models(place.recipe, place.name, make)
-        start = load_start(place.recipe, place.name, Path(place.file.out))
-        if start is not None:
-            load_encoder(models, start.state, start.run_id, place.recipe.start.tower if place.recipe.start else None)
-            yield Finding("start", True, f"the encoder of {start.run_id}")
-        for name, model in models.items():
+        if files.recipe.start is not None:
+            yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
+        for name, model in party.party.models.items():
             count = sum(parameter.numel() for parameter in model.parameters())
             yield Finding("model", True, f"{name}: {count:,} parameters")
-        party = Party(
-            name=place.name,
-            recipe=place.recipe,
-            device=torch.device("cpu"),
-            models=models,
-            features=features,
-            labels=prepared.labels,
-            targets=prepared.targets,
-            splits=prepared.splits,
-            make_encoder=make,
-        )
-        rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in build_phases(place.recipe, party))
+        rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
         yield Finding("rounds", True, rounds)
+        for each in party.leaves:
+            what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
+            yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
     except VflError as error:
         yield Finding("data", False, str(error))
 
 
-def _network(place: Place, offline: bool) -> Iterator[Finding]:
-    if place.is_active:
+def _network(files: PartyFiles, offline: bool) -> Iterator[Finding]:
+    if files.is_active:
         try:
-            check_address(place.file.listen)
-            reach = "; passive parties must be able to reach it" if place.recipe.passives else ""
-            yield Finding("listen", True, f"{place.file.listen} is free{reach}")
+            check_address(files.file.listen)
+            reach = "; passive parties must be able to reach it" if files.recipe.passives else ""
+            yield Finding("listen", True, f"{files.file.listen} is free{reach}")
         except VflError as error:
             yield Finding("listen", False, str(error))
     if offline:
         return
-    yield _reach(place, "server", place.file.server, place.recipe.server)
-    if not place.is_active:
-        if place.file.active is None:
+    yield _reach(files, "server", files.file.server, files.recipe.server)
+    if not files.is_active:
+        if files.file.active is None:
             yield Finding("active party", True, "its address comes from the server when the run starts: not tried")
         else:
-            yield _reach(place, "active party", place.file.active, place.recipe.active.name)
+            yield _reach(files, "active party", files.file.active, files.recipe.active.name)
 
 
-def _reach(place: Place, about: str, address: str, peer: str) -> Finding:
-    found = connect(address, place.credentials, peer, _CONNECT_S)
+def _reach(files: PartyFiles, about: str, address: str, peer: str) -> Finding:
+    found = connect(address, files.credentials, peer, _CONNECT_S)
     if isinstance(found, VflError):
         return Finding(about, False, str(found))
     found.close()

@@ -18,13 +18,13 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.run_folder import RunFolder
-from vfl_common.stages import Planned, ahead, alone_after, label_of, position_of, reachable
+from vfl_common.stages import AggregationPlan, Planned, ahead, alone_after, label_of, position_of, reachable
 from vfl_party.phase import Phase, RoundReport, Tree
 
 log = logging.getLogger(__name__)
@@ -33,11 +33,19 @@ log = logging.getLogger(__name__)
 class Job(ABC):
     """What one generation of a run works with: models as they are at the start, phases, the exchange."""
 
-    phases: Sequence[Phase]
+    @property
+    @abstractmethod
+    def phases(self) -> Sequence[Phase]:
+        """What is to be run, once the job is open."""
 
     @abstractmethod
     def open(self) -> None:
-        """Opens the exchange, and compares the rows with the peers'."""
+        """Opens the exchange, aligns the rows with the peers', and makes models and phases."""
+
+    @property
+    @abstractmethod
+    def statement(self) -> Statement:
+        """What this party plans and states, once the job is open."""
 
     @abstractmethod
     def unhurried(self) -> None:
@@ -71,6 +79,20 @@ class Outcome:
     without: tuple[str, ...] = ()  # parties that the model was trained without
 
 
+@dataclass(frozen=True)
+class Statement:
+    """What follows from rows, models and phases.
+
+    ``plan``: the phases, in order. ``aggregations``: what is swapped with the server. ``privacy_json``,
+    ``exchanges_json``: what the summary is to say of differential privacy and of the exchanges, from the active party.
+    """
+
+    plan: Sequence[Planned]
+    aggregations: Sequence[AggregationPlan] = ()
+    privacy_json: str = ""
+    exchanges_json: str = ""
+
+
 BeginRound = Callable[[str, int, int], None]  # phase, rounds done, rounds
 Observer = Callable[[str, int, int, int, RoundReport], None]  # phase, round, rounds, steps so far, report
 
@@ -86,8 +108,7 @@ class Runner:
         open_folder: the folder of the run that the server names.
         resume: the folder of an unfinished run of the same recipe, offered to the server.
         observe: called after each round, with the party's own report; begin_round: before it.
-        plan: the phases, in order.
-        privacy_json: what the summary is to say of differential privacy, from the active party.
+        plan: the phases, in order, as far as they are known before the rows are.
         peak_memory: what the summary is to say of this party's GPU memory, in bytes; None without a GPU.
     """
 
@@ -101,7 +122,6 @@ class Runner:
     begin_round: BeginRound = lambda _phase, _done, _rounds: None
     plan: Sequence[Planned] = ()
     resume: RunFolder | None = None
-    privacy_json: str = ""
     peak_memory: Callable[[], int | None] = lambda: None
 
     def run(self) -> tuple[Outcome, RunFolder]:
@@ -152,13 +172,17 @@ class Runner:
             if start.left and not alone_after(start.checkpoint, self.plan):
                 text = f"the server starts without {', '.join(start.left)}, who are needed from {start.checkpoint!r} on"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, public=text, party=self.session.server)
+            job.open()
+            said = job.statement
+            self.plan = said.plan
+            folder.note(plan=[asdict(phase) for phase in said.plan])  # what the labels of its checkpoints mean
+            self.session.plan(said.aggregations)
             if label:
                 tree = self._load(folder, label)
                 job.load_state(tree["job"])
                 log.info("going on from %s", label, extra={"event": "resumed"})
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
-            job.open()
             outcome = self._phases(job, folder, label, tree, start.checkpoint)
             self.session.check()
             job.close(None)
@@ -167,7 +191,14 @@ class Runner:
             wall_s = time.monotonic() - started_s
             free = (outcome.label, *reachable(outcome.label, self.plan)) if outcome.label else ()
             outcome.summary_json = self.session.report(
-                outcome.metrics, outcome.steps, wall_s, self.privacy_json, free, outcome.without, self.peak_memory()
+                outcome.metrics,
+                outcome.steps,
+                wall_s,
+                privacy_json=said.privacy_json,
+                exchanges_json=said.exchanges_json,
+                free_from=free,
+                without=outcome.without,
+                peak_memory_bytes=self.peak_memory(),
             )
             return outcome
         except BaseException as raised:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_party.context import Party, Rows
-from vfl_party.exchange import NOTHING, expect
+from vfl_party.declared import Exchange, Occurrence, Sent, f32, noise
+from vfl_party.exchange import Answering, Asking
 from vfl_party.models import combine, combined_size
-from vfl_party.traffic import Exchange, with_active
 
 CHUNK_ROWS = 1024
+
+
+def scoring(sigma: float = 0.0, *, name: str = "scoring", when: str = "every round") -> Exchange:
+    """The exchange of the joint forward pass: embeddings up, an acknowledgement down.
+
+    ``sigma``: of the noise that passive parties add. Its shapes have the words ``rows`` and ``width``.
+    """
+    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=sigma))
+    return Exchange(name, up, when=when)
 
 
 def chunks(rows: Rows) -> list[Rows]:
@@ -30,46 +37,41 @@ def embed(party: Party, rows: Rows) -> Tensor:
 
 
 @torch.no_grad()
-def send_embeddings(
-    party: Party,
-    phase: str,
-    round_: int,
-    first_batch: int,
-    rows: Rows,
-    noise: Callable[[Tensor], Tensor] = lambda z_BD: z_BD,
-) -> int:
+def send_embeddings(party: Party, scores: Asking, round_: int, first_batch: int, rows: Rows) -> int:
     """Passive side: embeds ``rows`` in eval mode and sends them, a chunk a step. Returns the next batch number.
 
-    ``noise``: what is sent of an embedding.
+    ``scores``: of the exchange ``scoring``.
     """
-    link, features = party.need_link(), party.need_features()
+    features = party.need_features()
     party.models["encoder"].eval()
     for batch, chunk in enumerate(chunks(rows), first_batch):
-        z_BD = noise(party.encode(*features.inputs(chunk)))
-        link.swap(StepKey(phase, round_, batch), Kind.EMBEDDING, {"z": z_BD}, NOTHING)
+        z_BD = party.encode(*features.inputs(chunk))
+        scores.swap(StepKey(scores.phase, round_, batch), {"z": z_BD})
     return first_batch + len(chunks(rows))
 
 
-def scoring_traffic(party: Party, phase: str, round_: int, first_batch: int, rows: Rows) -> list[Exchange]:
-    """What the joint forward pass over ``rows`` exchanges, for a forecast."""
-    shapes = [(len(chunk), party.embedding_size) for chunk in chunks(rows)]
-    specs = [expect(Kind.EMBEDDING, z=(torch.float32, shape)) for shape in shapes]
-    return [with_active(party, StepKey(phase, round_, batch), up) for batch, up in enumerate(specs, first_batch)]
+def scoring_traffic(
+    party: Party, phase: str, exchange: Exchange, round_: int, first_batch: int, rows: Rows
+) -> list[Occurrence]:
+    """What the joint forward pass over ``rows`` exchanges, for a forecast; ``exchange``: as ``scoring`` made it."""
+    return [
+        Occurrence.of(exchange, StepKey(phase, round_, batch), rows=len(chunk), width=party.embedding_size)
+        for batch, chunk in enumerate(chunks(rows), first_batch)
+    ]
 
 
 @torch.no_grad()
-def joint_embeddings(party: Party, phase: str, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
+def joint_embeddings(party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
     """Active side: all parties' embeddings of ``rows``, combined, [N, D], and the next batch number."""
-    hub, rule = party.need_hub(), party.recipe.model.combine
+    rule = party.recipe.model.combine
     if party.features is not None:
         party.models["encoder"].eval()
     combined = []
     for batch, chunk in enumerate(chunks(rows), first_batch):
-        step = StepKey(phase, round_, batch)
+        step = StepKey(scores.phase, round_, batch)
         own = [party.encode(*party.features.inputs(chunk))] if party.features is not None else []
-        spec = expect(Kind.EMBEDDING, z=(torch.float32, (len(chunk), party.embedding_size)))
-        received = hub.collect(step, spec)
-        hub.acknowledge(step, received)
+        received = scores.collect(step, rows=len(chunk))
+        scores.acknowledge(step, received)
         combined.append(combine(rule, [*own, *(tensors["z"] for tensors in received.values())]))
     if not combined:
         width = combined_size(rule, len(party.recipe.passives) + (party.features is not None), party.embedding_size)
@@ -78,9 +80,9 @@ def joint_embeddings(party: Party, phase: str, round_: int, first_batch: int, ro
 
 
 @torch.no_grad()
-def joint_outputs(party: Party, phase: str, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
+def joint_outputs(party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
     """Active side: the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number."""
-    z_ND, after = joint_embeddings(party, phase, round_, first_batch, rows)
+    z_ND, after = joint_embeddings(party, scores, round_, first_batch, rows)
     party.models["top"].eval()
     outputs = [party.outputs(z_BD) for z_BD in torch.split(z_ND, CHUNK_ROWS)] if len(z_ND) else []
     return torch.cat(outputs) if outputs else torch.empty(0, party.recipe.task.outputs, device=party.device), after

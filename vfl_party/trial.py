@@ -4,57 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import torch
-
-from vfl_common.config.data import DataSettings, unaligned_of
+from vfl_common.config.data import DataSettings
 from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.link import Hub, Link
-from vfl_party.data import Table, load_table
-from vfl_party.job import PartyJob, encoder_settings, prepare
-from vfl_party.methods import build_phases, evaluated
-
-Load = Callable[[DataSettings, bool], Table]
+from vfl_party.data import Table
+from vfl_party.methods import evaluated
+from vfl_party.party import Assembled, Load, assemble, encoder_settings, expected_rows, load, open_party
 
 
-def load(data: DataSettings, with_label: bool) -> Table:
-    """Reads them."""
-    return load_table(data, with_label=with_label)
+def try_party(recipe: Recipe, name: str, data: DataSettings, encoder: EncoderSettings, load: Load = load) -> Assembled:
+    """One party as it is before it joins, on the CPU. Raises InputError where the party's program would."""
+    opened = open_party(recipe, name, data, encoder, load)
+    return assemble(opened, expected_rows(opened))
 
 
-def try_party(
-    recipe: Recipe, name: str, data: DataSettings, encoder: EncoderSettings, load: Load = load
-) -> tuple[PartyJob, int]:
-    """One party with nobody to talk to, on the CPU, and how many rows it holds.
-
-    Raises InputError where the party's program would before it joins.
-    """
-    table = load(data, name == recipe.active.name)
-    more = unaligned_of(data)
-    unaligned = load(more, False) if more is not None else None
-    prepared = prepare(recipe, name, table, data, encoder, unaligned)
-    job = PartyJob(
-        recipe,
-        name,
-        prepared,
-        encoder,
-        torch.device("cpu"),
-        "",
-        _Nobody(),
-        tick=lambda *_: None,
-        make_phases=partial(build_phases, recipe),
-    )
-    return job, len(table.ids)
-
-
-def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, tuple[PartyJob, int]]:
+def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, Assembled]:
     """All parties of a recipe whose [simulate] says where data lie; paths are taken from ``folder``."""
     return {
         name: try_party(recipe, name, data, encoder_settings(recipe, name, None), load)
@@ -89,9 +59,9 @@ def try_all(recipes: Sequence[Tried], folder: Path) -> None:
     with modules_of(folder):
         for each in recipes:
             try:
-                jobs = try_parties(each.recipe, folder, once)
+                parties = try_parties(each.recipe, folder, once)
                 if each.tested:
-                    _check_tested(each.recipe, jobs[each.recipe.active.name][0])
+                    _check_tested(each.recipe, parties[each.recipe.active.name])
             except VflError as error:
                 raise InputError(error.code, f"{each.title}: {error}") from None
 
@@ -106,20 +76,9 @@ def modules_of(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def _check_tested(recipe: Recipe, job: PartyJob) -> None:
+def _check_tested(recipe: Recipe, party: Assembled) -> None:
     if "test" not in evaluated(recipe):
         text = "no phase evaluates the test rows; give finetune one of kind 'evaluate'"
         raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
-    if not len(job.party.rows("test")):
+    if not len(party.party.rows("test")):
         raise InputError(Code.CONFIG_INVALID, "recipe: rows.test: there are no test rows to evaluate; give a share")
-
-
-class _Nobody:
-    """See ``vfl_party.job.Transport``."""
-
-    link: Link | None = None
-    hub: Hub | None = None
-    server: Link | None = None
-
-    def end(self, error: VflError) -> None: ...
-    def close(self, error: BaseException | None) -> None: ...

@@ -24,12 +24,11 @@ from vfl_common.rpc.hub import SERVICE as EXCHANGE
 from vfl_common.rpc.session import SERVICE as SESSIONS
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
-from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary, Summary, gather_bytes
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job
 from vfl_server.control.departures import Departures
-from vfl_server.control.reports import interfaces_of, ledger_of, metrics_of, privacy_of
+from vfl_server.control.reports import exchanges_of, interfaces_of, ledger_of, metrics_of, privacy_of
 from vfl_server.control.service import ControlService
 
 _TICK_S = 0.2
@@ -82,16 +81,13 @@ class ServerApp:
 
         departures = Departures(folder.path / "left.json")
 
-        def started(generation: int, checkpoint: str, aggregations: tuple[AggregationPlan, ...]) -> None:
-            folder.note(generation=generation)
-            aggregator.begin(generation, checkpoint, aggregations)
-
         coordinator = Coordinator(
             recipe,
             self.job,
             folder.run_id,
             folder.facts().get("generation", 0),
-            on_start=started,
+            on_start=lambda generation, _: folder.note(generation=generation),
+            on_plan=aggregator.begin,
             on_end=aggregator.end,
             on_leave=departures.add,
             left=departures.read(),
@@ -212,6 +208,7 @@ class ServerApp:
             wall_s=round(coordinator.wall_s, 3),
             interruptions=coordinator.generation - 1,
             privacy=privacy_of(active),
+            exchanges=exchanges_of(active) or [],
             without=[name for name in active.without if recipe.party(name) is not None],
         )
 

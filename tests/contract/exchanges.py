@@ -62,9 +62,9 @@ class Exchange(ABC):
 
 
 class MemoryExchange(Exchange):
-    def __init__(self, roster: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, roster: Sequence[str], timeout_s: float, link_timeout_s: float) -> None:
         self.hub: MemoryHub = MemoryHub(ACTIVE, roster, timeout_s=timeout_s)
-        self._links = {party: MemoryLink(self.hub, party) for party in roster}
+        self._links = {party: MemoryLink(self.hub, party, timeout_s=link_timeout_s) for party in roster}
 
     def link(self, party: str) -> MemoryLink:
         return self._links[party]
@@ -85,8 +85,14 @@ def credentials(name: str) -> Credentials:
 class GrpcExchange(Exchange):
     """Over loopback, with mutual TLS. ``raw`` opens a stream on which a test says what no link would say."""
 
-    def __init__(self, roster: Sequence[str], timeout_s: float, attach_timeout_s: float = 2.0) -> None:
-        self.roster, self.timeout_s = tuple(roster), timeout_s
+    def __init__(
+        self,
+        roster: Sequence[str],
+        timeout_s: float,
+        attach_timeout_s: float = 2.0,
+        link_timeout_s: float = WAIT_S,
+    ) -> None:
+        self.roster, self.timeout_s, self.link_timeout_s = tuple(roster), timeout_s, link_timeout_s
         self.ledger, self.meter = Ledger(), TcpMeter()
         self.ledgers = {party: Ledger() for party in roster}
         self.service = ExchangeService(roster, self.ledger, self.meter, attach_timeout_s=attach_timeout_s)
@@ -106,7 +112,7 @@ class GrpcExchange(Exchange):
 
     def link(self, party: str) -> ExchangeLink:
         if party not in self._links:
-            self._links[party] = self.new_link(party)
+            self._links[party] = self.new_link(party, timeout_s=self.link_timeout_s)
         return self._links[party]
 
     def new_link(
@@ -145,12 +151,14 @@ class GrpcExchange(Exchange):
 
 
 @contextmanager
-def exchange(transport: str, roster: Sequence[str] = PASSIVES, timeout_s: float = WAIT_S) -> Iterator[Any]:
-    """``transport``: "memory" or "grpc"."""
+def exchange(
+    transport: str, roster: Sequence[str] = PASSIVES, timeout_s: float = WAIT_S, link_timeout_s: float = WAIT_S
+) -> Iterator[Exchange]:
+    """``transport``: "memory" or "grpc"; how long a hub, and a link, waits for a living peer."""
     if transport == "memory":
-        yield MemoryExchange(roster, timeout_s)
+        yield MemoryExchange(roster, timeout_s, link_timeout_s)
         return
-    found = GrpcExchange(roster, timeout_s)
+    found = GrpcExchange(roster, timeout_s, link_timeout_s=link_timeout_s)
     try:
         yield found
     finally:

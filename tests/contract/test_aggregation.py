@@ -152,10 +152,10 @@ def wait_until(true: object) -> None:
 
 
 def test_the_clock_of_a_step_starts_with_the_first_party() -> None:
-    run = Run(timeout_s=0.4)
+    run = Run(timeout_s=1.0)  # both come within it on a busy machine too
     try:
         run.aggregator.begin(1, "", [SECOND])
-        time.sleep(0.6)  # the parties train on their own: longer than a step may take
+        time.sleep(1.2)  # the parties train on their own: longer than a step may take
         first = [run.swap(party, SECOND, 0) for party in PASSIVES]
         for future in first:
             assert_mean(future.result(WAIT_S), SECOND, 0)
@@ -163,7 +163,7 @@ def test_the_clock_of_a_step_starts_with_the_first_party() -> None:
         error = run.failed.get(timeout=WAIT_S)
         assert isinstance(error, LostError)
         assert (error.code, error.party) == (Code.STEP_TIMEOUT, "north")
-        assert "north took longer than 0.4 s for phase second, round 1" in str(error)
+        assert "north took longer than 1 s for phase second, round 1" in str(error)
         with pytest.raises(LostError, match="north took longer"):
             waiting.result(WAIT_S)
     finally:

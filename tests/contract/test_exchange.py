@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from torch import Tensor
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
-from vfl_party.exchange import TensorHub, TensorLink
+from vfl_common.link import Hub, Link
+from vfl_party.declared import Exchange, Sent, f32
+from vfl_party.exchange import Answering, Asking, Chain, Chains
 from vfl_party.tensors import TORCH, to_bundle, to_tensors
 
 pytestmark = pytest.mark.parametrize("transport", ["memory", "grpc"])
@@ -232,6 +236,57 @@ def test_a_late_party_is_left_out_and_answered_when_it_comes(transport: str) -> 
         assert [each.result(WAIT_S) for each in later] == [10.0, 11.0]
 
 
+def test_a_deadline_is_waited_for_beyond_the_timeout(transport: str) -> None:
+    with exchange(transport, timeout_s=0.5) as found:
+        asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+        began_s = time.monotonic()
+        assert list(found.hub.collect(FIRST, NOTHING, deadline_s=2.0)) == ["north"]
+        assert time.monotonic() - began_s >= 2.0
+        found.hub.reply(FIRST, dict.fromkeys(PASSIVES, ACK))
+        assert asked.result(WAIT_S).kind is Kind.ACK
+
+
+def test_an_unhurried_hub_waits_beyond_the_timeout_once(transport: str) -> None:
+    with exchange(transport, ["north"], timeout_s=0.5) as found:
+        found.hub.unhurried()
+        collected = soon(lambda: found.hub.collect(FIRST, NOTHING))
+        with pytest.raises(TimeoutError):
+            collected.result(1.0)
+        asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+        assert list(collected.result(WAIT_S)) == ["north"]
+        found.hub.reply(FIRST, {"north": ACK})
+        assert asked.result(WAIT_S).kind is Kind.ACK
+        with pytest.raises(LostError) as caught:
+            found.hub.collect(SECOND, NOTHING)
+        assert (caught.value.code, caught.value.party) == (Code.STEP_TIMEOUT, "north")
+
+
+def test_an_unhurried_link_waits_beyond_the_timeout_once(transport: str) -> None:
+    with exchange(transport, ["north"], link_timeout_s=0.5) as found:
+        link = found.link("north")
+        link.unhurried()
+        asked = soon(lambda: link.swap(FIRST, ACK, NOTHING))
+        found.hub.collect(FIRST, NOTHING)
+        with pytest.raises(TimeoutError):
+            asked.result(1.0)
+        found.hub.reply(FIRST, {"north": ACK})
+        assert asked.result(WAIT_S).kind is Kind.ACK
+        with pytest.raises(LostError) as caught:
+            link.swap(SECOND, ACK, NOTHING)
+        assert (caught.value.code, caught.value.party) == (Code.STEP_TIMEOUT, ACTIVE)
+
+
+def test_each_bundle_is_told_of_while_others_are_on_their_way(transport: str) -> None:
+    told: queue.SimpleQueue[tuple[str, Kind]] = queue.SimpleQueue()
+    with exchange(transport) as found:
+        collected = soon(lambda: found.hub.collect(FIRST, NOTHING, lambda party, got: told.put((party, got.kind))))
+        for party in reversed(PASSIVES):
+            assert not collected.done()
+            found.link(party).send(FIRST, ACK)
+            assert told.get(timeout=WAIT_S) == (party, Kind.ACK)
+        assert tuple(collected.result(WAIT_S)) == PASSIVES
+
+
 def test_an_interruption_from_another_thread_wakes_collect_and_swap(transport: str) -> None:
     with exchange(transport) as found:
         asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
@@ -258,22 +313,37 @@ def test_what_has_ended_stays_ended(transport: str) -> None:
                 soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
 
 
+@dataclass(frozen=True)
+class Found:
+    """See ``vfl_party.exchange.Ways``."""
+
+    link: Link | None = None
+    hub: Hub | None = None
+    server: Link | None = None
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_are_named(value: float, transport: str) -> None:
     sick = {"z": torch.tensor([[0.0, value], [0.0, 0.0]])}
-    spec = spec_for(Kind.EMBEDDING, sick)
+    both = Sent(Kind.EMBEDDING, {"z": f32(2, 2)})
+    swap, plain = Exchange("z", both, both), Chains(Chain([]), Chain([]))
     with exchange(transport, ["north"]) as found:
-        hub, link = TensorHub(found.hub, CPU), TensorLink(found.link("north"), ACTIVE, CPU)
-        asked = soon(lambda: link.swap(FIRST, Kind.EMBEDDING, {"z": torch.zeros(2, 2)}, spec))
-        hub.collect(FIRST, spec)
-        hub.reply(FIRST, Kind.EMBEDDING, {"north": sick})
+        hub = Answering(swap, "phase", plain, Found(hub=found.hub), CPU, {})
+        link = Asking(swap, "phase", plain, Found(link=found.link("north")), ACTIVE, CPU, {})
+        asked = soon(lambda: link.swap(FIRST, {"z": torch.zeros(2, 2)}))
+        hub.collect(FIRST)
+        hub.reply(FIRST, {"north": sick})
         with pytest.raises(PeerError) as caught:
             asked.result(WAIT_S)
         assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, ACTIVE)
-        _ = soon(lambda: link.swap(SECOND, Kind.EMBEDDING, sick, NOTHING))
+        sent = soon(lambda: link.swap(SECOND, sick))
         with pytest.raises(PeerError, match="batch 1") as caught:
-            hub.collect(SECOND, spec)
+            hub.collect(SECOND)
         assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "north")
+        found.hub.end(caught.value)
+        with pytest.raises(PeerError) as told:
+            sent.result(WAIT_S)
+        assert told.value.code is Code.NON_FINITE
 
 
 def test_a_hub_that_is_used_out_of_turn_is_a_defect(transport: str) -> None:

@@ -52,7 +52,7 @@ class Stream:
             self._requests.put(frame)
 
     def hear(self) -> exchange_pb2.Frame:
-        return parse_frame(next(self._replies), party=ACTIVE)
+        return parse_frame(next(self._replies), party=ACTIVE).envelope
 
     def refused(self) -> failure_pb2.Failure:
         """The failure that ends the stream; nothing comes after it."""
@@ -347,7 +347,7 @@ def test_no_memory_is_taken_for_what_is_not_expected() -> None:
         return memoryview(bytearray(nbytes))
 
     hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=1.0, allocate=allocate)  # type: ignore[arg-type]
-    hub.deliver(hub.open("north"), exchange_pb2.Frame.FromString(_header(shape=[2**40])))
+    hub.deliver(hub.open("north"), parse_frame(_header(shape=[2**40]), party="north"))
     with pytest.raises(PeerError):
         hub.collect(FIRST, BIG)
     assert taken == []

@@ -81,9 +81,10 @@ def failure_of(future: Future[Any]) -> VflError:
 
 
 def test_parties_that_would_aggregate_different_weights_are_told_which(members: Members) -> None:
-    asked = [members.join("p0", FIRST), members.join("p1", OTHER)]
-    for future in asked:
-        error = failure_of(future)
+    for future in (members.join("p0", FIRST), members.join("p1", OTHER)):
+        future.result(WAIT_S)
+    for member in members.of.values():
+        error = member.ended()
         assert isinstance(error, PeerError)
         assert (error.code, error.exit_code) == (Code.MODELS_DIFFER, 2)
         assert (
@@ -96,13 +97,15 @@ def test_parties_that_would_aggregate_different_weights_are_told_which(members: 
 
 def test_a_party_that_declares_too_much_is_refused_and_the_others_go_on(members: Members) -> None:
     first = members.join("p0", FIRST)
-    error = failure_of(members.join("p1", aggregation("first", 3, weight=(1 << 20, 1 << 20))))
+    members.join("p1", aggregation("first", 3, weight=(1 << 20, 1 << 20))).result(WAIT_S)
+    assert first.result(WAIT_S).generation == 1
+    error = members.of["p1"].ended()
     assert isinstance(error, PeerError)
     assert error.code is Code.TENSOR_TOO_LARGE
     assert "p1 aggregates weights of more than 2 GiB" in str(error)
     members.of.pop("p1").session.close()
-    assert members.join("p1", FIRST).result(WAIT_S).generation == 1
-    assert first.result(WAIT_S).generation == 1
+    assert isinstance(members.of["p0"].ended(), InterruptedRun)
+    assert {start.generation for start in members.join_all(FIRST).values()} == {2}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,10 @@ def test_a_party_that_declares_too_much_is_refused_and_the_others_go_on(members:
     ids=["phase", "twice", "rounds"],
 )
 def test_a_declaration_that_makes_no_sense_is_refused(declared: list[AggregationPlan], members: Members) -> None:
-    assert failure_of(members.join("p1", *declared)).code is Code.MALFORMED_MESSAGE
+    members.join_all(*declared)
+    codes = {name: member.ended() for name, member in members.of.items()}
+    refused = [error for error in codes.values() if not isinstance(error, InterruptedRun)]
+    assert {error.code for error in refused} == {Code.MALFORMED_MESSAGE}
 
 
 # -- what they send -------------------------------------------------------------------------------------------------

@@ -258,6 +258,15 @@ class Federation:
     def checkpoint_labels(self, name: str) -> list[str]:
         return self._store(name).labels()
 
+    def wait_for_checkpoint(self, label: str, timeout_s: float = RUN_S) -> None:
+        """Waits until every party has written this checkpoint: one that is ahead says nothing about the others."""
+        give_up_s = time.monotonic() + timeout_s
+        while missing := [name for name in self.names if label not in self.checkpoint_labels(name)]:
+            ended = [name for name in missing if self.programs[name].process.poll() is not None]
+            assert not ended, f"{ended[0]} ended before checkpoint {label}: {self.programs[ended[0]].stderr}"
+            assert time.monotonic() < give_up_s, f"{', '.join(missing)}: no checkpoint {label} within {timeout_s} s"
+            time.sleep(0.01)
+
     def _store(self, name: str) -> CheckpointStore:
         return self.store(self.run_folder, name)
 

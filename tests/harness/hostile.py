@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,7 @@ from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
-from vfl_party.context import rows_digest
+from vfl_party.align.digest import rows_digest
 from vfl_party.data import load_table
 from vfl_party.tensors import to_bundle, to_tensors
 
@@ -97,6 +98,10 @@ class HostilePassive:
 class AggregatingMember(HostilePassive):
     """Any party of a run that aggregates: it tells the server what a test says, and talks to nobody else."""
 
+    def __init__(self, federation: Federation, name: str) -> None:
+        super().__init__(federation, name)
+        self._endings: queue.SimpleQueue[VflError] = queue.SimpleQueue()
+
     def join(self, *aggregations: AggregationPlan, checkpoints: tuple[str, ...] = (), run_id: str = "") -> Start:
         """Joins, waits for the others, and has a way to the server's exchange then: ``link``."""
         place = self._recipe.party(self.name)
@@ -111,14 +116,23 @@ class AggregatingMember(HostilePassive):
                 run_id=run_id,
                 checkpoints=checkpoints,
                 exchange_address="127.0.0.1:1" if place.role == "active" else "",
-                aggregations=aggregations,
             )
         )
         if self.link is not None:
             self.link.close()
         self.link = self.link_to(self.session.address, "server", start)
-        self.session.watch(self.link.end)
+        self.session.watch(self._end)
+        self.session.plan(aggregations)
         return start
+
+    def _end(self, error: VflError) -> None:
+        self._endings.put(error)
+        if self.link is not None:
+            self.link.end(error)
+
+    def ended(self) -> VflError:
+        """Why the generation, or the session, has ended; waits for it."""
+        return self._endings.get(timeout=30.0)
 
     def vanish(self) -> None:
         """As if its process had died."""

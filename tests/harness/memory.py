@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
+from vfl_common.link import Hub, Link
+from vfl_common.rpc.arrivals import GiveUp, Proceed, decide
 from vfl_common.rpc.failures import from_failure, to_failure
 
 
-class MemoryHub:
+class MemoryHub(Hub):
     """A ``Hub``, and where its links leave their bundles."""
 
     def __init__(self, name: str, roster: Sequence[str], *, timeout_s: float) -> None:
@@ -23,42 +25,54 @@ class MemoryHub:
         self.replies: dict[str, tuple[StepKey, Bundle]] = {}
         self._step: StepKey | None = None
         self._due: set[str] = set()
+        self._hurried = True
+
+    def unhurried(self) -> None:
+        self._hurried = False
 
     def collect(
         self,
         step: StepKey,
         expect: BundleSpec,
-        each: Callable[[str, Bundle], None] | None = None,
+        arrived: Callable[[str, Bundle], None] | None = None,
         deadline_s: float = math.inf,
     ) -> dict[str, Bundle]:
         if self._due:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         self._step = step
+        timeout_s = self._timeout_s if self._hurried and math.isinf(deadline_s) else math.inf
         began_s = time.monotonic()
-        give_up_s = began_s + min(self._timeout_s, deadline_s)
-        arrived: dict[str, Bundle] = {}
-        with self.changed:
-            while True:
+        got: dict[str, Bundle] = {}
+        while True:
+            decision = decide(time.monotonic() - began_s, got.keys(), self.roster, timeout_s, deadline_s)
+            if isinstance(decision, Proceed):
+                self._hurried, self._due = True, set(self.roster)
+                return {party: got[party] for party in self.roster if party in got}
+            if isinstance(decision, GiveUp):
+                text = f"{', '.join(decision.late)} took longer than {self._timeout_s:g} s for {step}"
+                raise LostError(Code.STEP_TIMEOUT, text, public=text, party=decision.late[0])
+            with self.changed:
+                left_s = None if math.isinf(decision.for_s) else decision.for_s
+                self.changed.wait_for(lambda: self.ended or self._new(got), timeout=left_s)
                 if self.ended is not None:
                     raise self.ended
-                for party, (asked, bundle) in self.asked.items():
-                    if party in arrived or self.replies.get(party, (None,))[0] == asked:
-                        continue
-                    if asked != step:
-                        text = f"{party} sent {asked} while {step} is under way"
-                        raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=party)
-                    check(expect, bundle, party, step)
-                    arrived[party] = bundle
-                late = [party for party in self.roster if party not in arrived]
-                if not late or time.monotonic() >= began_s + deadline_s:
-                    self._due = set(self.roster)
-                    for party, bundle in arrived.items() if each is not None else ():
-                        each(party, bundle)
-                    return {party: arrived[party] for party in self.roster if party in arrived}
-                waited = self.changed.wait(max(0.0, give_up_s - time.monotonic()))
-                if not waited and time.monotonic() >= began_s + self._timeout_s:
-                    text = f"{', '.join(late)} took longer than {self._timeout_s:g} s for {step}"
-                    raise LostError(Code.STEP_TIMEOUT, text, public=text, party=late[0])
+                new = self._new(got)
+            for party, (asked, bundle) in new.items():
+                if asked != step:
+                    text = f"{party} sent {asked} while {step} is under way"
+                    raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=party)
+                check(expect, bundle, party, step)
+                got[party] = bundle
+                if arrived is not None:
+                    arrived(party, bundle)
+
+    def _new(self, got: Collection[str]) -> dict[str, tuple[StepKey, Bundle]]:
+        """Under the lock: what has been sent and neither answered nor taken."""
+        return {
+            party: sent
+            for party, sent in self.asked.items()
+            if party not in got and self.replies.get(party, (None,))[0] != sent[0]
+        }
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         if step != self._step or set(replies) != self._due:
@@ -74,16 +88,20 @@ class MemoryHub:
             self.changed.notify_all()
 
 
-class MemoryLink:
+class MemoryLink(Link):
     """A ``Link`` to a MemoryHub."""
 
-    def __init__(self, hub: MemoryHub, me: str) -> None:
-        self._hub, self._me = hub, me
+    def __init__(self, hub: MemoryHub, me: str, *, timeout_s: float) -> None:
+        self._hub, self._me, self._timeout_s = hub, me, timeout_s
         self._ended: VflError | None = None
+        self._hurried = True
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
         self.send(step, bundle)
         return self.receive(step, expect)
+
+    def unhurried(self) -> None:
+        self._hurried = False
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
         with self._hub.changed:
@@ -95,13 +113,17 @@ class MemoryLink:
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
         hub = self._hub
         with hub.changed:
-            hub.changed.wait_for(lambda: self._ended or hub.ended or self._answered(step))
+            timeout_s = self._timeout_s if self._hurried else None
+            if not hub.changed.wait_for(lambda: self._ended or hub.ended or self._answered(step), timeout_s):
+                text = f"{hub.name} took longer than {self._timeout_s:g} s for {step}"
+                self._ended = LostError(Code.STEP_TIMEOUT, text, public=text, party=hub.name)
             if self._ended is not None:
                 raise self._ended
             if hub.ended is not None:
                 raise from_failure(to_failure(hub.ended), sender=hub.name, me=self._me)
             reply = copied(hub.replies[self._me][1])
         check(expect, reply, hub.name, step)
+        self._hurried = True
         return reply
 
     def end(self, error: VflError) -> None:

@@ -9,11 +9,8 @@ import pytest
 from vfl.studies.plan import load_study
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_party.context import MakeEncoder, Party
-from vfl_party.data import load_table
-from vfl_party.devices import resolve_device
-from vfl_party.job import build_models, encoder_settings, prepare
-from vfl_party.methods import build_phases
+from vfl_party.party import encoder_settings
+from vfl_party.trial import try_party
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text())
@@ -22,24 +19,8 @@ STUDIES = sorted((EXAMPLES / "study").glob("*.toml"))
 
 def make_phases(recipe: Recipe, folder: Path) -> None:
     for name, data in divide(recipe, folder).items():
-        place = recipe.party(name)
-        assert place is not None
-        encoder = encoder_settings(recipe, name, None)
-        prepared = prepare(recipe, name, load_table(data, with_label=place.role == "active"), data, encoder)
-        features = prepared.features
-        make = MakeEncoder(recipe, name, encoder, features.spec) if features is not None else None
-        party = Party(
-            name=name,
-            recipe=recipe,
-            device=resolve_device("cpu"),
-            models=build_models(recipe, name, make),
-            features=features,
-            labels=prepared.labels,
-            targets=prepared.targets,
-            splits=prepared.splits,
-            make_encoder=make,
-        )
-        assert [phase.name for phase in build_phases(recipe, party)] == [phase.name for phase in recipe.phases]
+        party = try_party(recipe, name, data, encoder_settings(recipe, name, None))
+        assert [phase.name for phase in party.phases] == [phase.name for phase in recipe.phases]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(EXAMPLES)))

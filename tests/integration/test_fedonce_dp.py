@@ -21,13 +21,10 @@ from vfl.report.table import show
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import rounds_done
 from vfl_common.summary import Summary
-from vfl_party.app import _Grpc
-from vfl_party.data import load_table
-from vfl_party.job import PartyJob, encoder_settings, prepare
-from vfl_party.methods import build_phases, privacy_plan
+from vfl_party.methods import privacy_plan
+from vfl_party.party import assemble, encoder_settings, expected_rows, open_party
 from vfl_party.phase import RoundReport
 
 LIMIT, TRAIN = 300, 240
@@ -62,19 +59,8 @@ def continued(federation: Federation, name: str, label: str, tree: Any) -> tuple
     """A party's parameters at the end of the phase that it was in at checkpoint ``label``, trained on here."""
     given = load_recipe(federation.folder / "recipe.toml")
     settings = parse(DataSettings, federation.data[name], name)
-    encoder = encoder_settings(given, name, None)
-    table = load_table(settings, with_label=name == cases.ACTIVE)
-    job = PartyJob(
-        given,
-        name,
-        prepare(given, name, table, settings, encoder),
-        encoder,
-        torch.device("cpu"),
-        "",
-        _Grpc(None, TcpMeter()),
-        tick=lambda *_: None,
-        make_phases=lambda party: build_phases(given, party),
-    )
+    opened = open_party(given, name, settings, encoder_settings(given, name, None))
+    job = assemble(opened, expected_rows(opened))
     generators = torch.get_rng_state()
     try:
         job.load_state(tree["job"])

@@ -90,6 +90,7 @@ def test_a_rank_is_killed_and_the_party_started_again(
         assert party.wait() != 0
         gone, alive = psutil.wait_procs(ranks, timeout=30)
         assert (len(gone) >= 2, alive) == (True, [])
+        assert "terminate called" not in party.stderr  # rank 0 ends by itself, and is not aborted by its threads
         federation.programs["server"].wait_for("interrupted")
         proxy.release()
         torchrun(federation, "p1")

@@ -133,14 +133,14 @@ def test_a_label_says_what_is_done(position: int, phase: str, done: int) -> None
 # -- what a party may declare ---------------------------------------------------------------------------------------
 
 
-def said(*entries: dict[str, Any]) -> control_pb2.Join:
-    join = control_pb2.Join()
+def said(*entries: dict[str, Any]) -> control_pb2.Plan:
+    plan = control_pb2.Plan()
     for entry in entries:
         tensors = entry.pop("tensors", [{"name": "w", "dtype": DType.FLOAT32, "shape": [2]}])
-        added = join.aggregations.add(**({"phase": "first", "rounds": 1} | entry))
+        added = plan.aggregations.add(**({"phase": "first", "rounds": 1} | entry))
         for tensor in tensors:
             added.tensors.add(**tensor)
-    return join
+    return plan
 
 
 def of(**tensor: Any) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def test_a_declaration_is_read() -> None:
     (only,) = declared(said({"phase": "plain", "rounds": 7}), PHASES, "p1")
     assert (only.phase, only.rounds, only.spec.kind) == ("plain", 7, Kind.WEIGHTS)
     assert only.spec.tensors == {"w": TensorSpec(DType.FLOAT32, (2,))}
-    assert declared(control_pb2.Join(), PHASES, "p1") == ()
+    assert declared(control_pb2.Plan(), PHASES, "p1") == ()
     assert len(declared(said(of(shape=[GIB])), PHASES, "p1")) == 1
 
 

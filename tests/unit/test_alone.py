@@ -19,8 +19,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_party.context import Party
 from vfl_party.data import load_table
-from vfl_party.job import Prepared, encoder_settings, prepare
 from vfl_party.methods import build_phases
+from vfl_party.party import encoder_settings
+from vfl_party.rows import Prepared, prepare
 
 TABLE = {"source": "sklearn:breast_cancer", "label": "target", "limit": 100}
 DIGITS = {"source": "sklearn:digits", "label": "target", "limit": 60}

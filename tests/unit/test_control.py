@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness import cases
+from vfl_common.bundle import DType
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import CATALOGUE, Code, InputError, InternalError, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.channel import PROTOCOL
+from vfl_common.stages import AggregationPlan
 from vfl_server.control import membership
 from vfl_server.control.coordinator import Coordinator, Member
 from vfl_server.control.departures import Departures
@@ -133,12 +135,14 @@ class Run:
         self.recipe = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05} | run))
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.started: list[tuple[int, str]] = []
+        self.planned: list[tuple[int, str, tuple[AggregationPlan, ...]]] = []
         self.coordinator = Coordinator(
             self.recipe,
             "train",
             "run",
             0,
-            on_start=lambda generation, checkpoint, _: self.started.append((generation, checkpoint)),
+            on_start=lambda generation, checkpoint: self.started.append((generation, checkpoint)),
+            on_plan=lambda generation, checkpoint, agreed: self.planned.append((generation, checkpoint, agreed)),
             emit=lambda event, **facts: self.events.append((event, facts)),
         )
 
@@ -159,6 +163,14 @@ class Run:
             setattr(join, key, value)
         self.coordinator.handle(member, control_pb2.PartyMessage(join=join))
         return member
+
+    def plan(self, member: Member, rounds: int | None = None) -> None:
+        """The party says what it is going to do: ``rounds`` of aggregation in the recipe's phase, or nothing."""
+        plan = control_pb2.Plan()
+        if rounds is not None:
+            aggregation = plan.aggregations.add(phase=self.recipe.phases[0].name, rounds=rounds)
+            aggregation.tensors.add(name="w", dtype=int(DType.FLOAT32), shape=[2])
+        self.coordinator.handle(member, control_pb2.PartyMessage(plan=plan))
 
     def begin(self, *checkpoints: str) -> dict[str, Member]:
         members = {name: self.join(name, *checkpoints) for name in ROSTER}
@@ -660,3 +672,53 @@ def test_a_partys_ledger_is_what_it_reported() -> None:
     entries, kernel = ledger_of(report)
     assert [(entry.direction, entry.message_bytes) for entry in entries] == [("sent", 5), ("received", 5)]
     assert [(count.peer, count.sent_bytes, count.received_bytes) for count in kernel] == [("p0", 1, 2)]
+
+
+# -- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_aggregation_begins_once_all_have_said_what_they_plan() -> None:
+    run = Run()
+    members = run.begin()
+    for name in ("p2", "p0"):
+        run.plan(members[name], rounds=3)
+        assert run.planned == []
+    run.plan(members["p1"], rounds=3)
+    ((generation, checkpoint, (agreed,)),) = run.planned
+    assert (generation, checkpoint) == (1, "")
+    assert (agreed.phase, agreed.rounds) == (run.recipe.phases[0].name, 3)
+
+
+def test_plans_that_differ_end_the_run() -> None:
+    run = Run()
+    members = run.begin()
+    for name, rounds in (("p0", 3), ("p1", 3), ("p2", 4)):
+        run.plan(members[name], rounds=rounds)
+    assert run.coordinator.state is RunState.FAILED
+    assert run.coordinator.failure is not None
+    assert run.coordinator.failure.code is Code.MODELS_DIFFER
+    assert "3 rounds at p0 and 4 at p2" in str(run.coordinator.failure)
+    assert run.planned == []
+
+
+def test_a_plan_that_makes_no_sense_is_refused() -> None:
+    run = Run()
+    members = run.begin()
+    with pytest.raises(PeerError, match="aggregates 0 rounds"):
+        run.plan(members["p1"], rounds=0)
+
+
+def test_a_new_generation_asks_for_new_plans() -> None:
+    run = Run()
+    members = run.begin()
+    for member in members.values():
+        run.plan(member)
+    run.coordinator.closed(members["p2"])
+    run.plan(members["p0"], rounds=1)  # sent before it heard that its generation had ended
+    for name in ROSTER:
+        members[name] = run.join(name, member=members[name] if name != "p2" else None)
+    run.plan(members["p1"], rounds=2)
+    run.plan(members["p2"], rounds=2)
+    assert [generation for generation, _, _ in run.planned] == [1]
+    run.plan(members["p0"], rounds=2)
+    assert [(generation, len(agreed)) for generation, _, agreed in run.planned] == [(1, 0), (2, 1)]

@@ -22,10 +22,10 @@ from vfl_common.summary import ByteCount, Bytes, LinkBytes
 from vfl_party.context import Party
 from vfl_party.forecast.count import forecast, outlook_of, read_rounds
 from vfl_party.forecast.result import Forecast, against
-from vfl_party.job import divide_rows
 from vfl_party.methods import load_method
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.rows import divide_rows
 from vfl_party.trial import try_parties
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ import torch
 
 from vfl_common.config.recipe import Recipe
 from vfl_party.methods import sent_noise
-from vfl_party.privacy.gaussian import GaussianNoise
+from vfl_party.transforms.gaussian import GaussianNoise
 
 
 def test_noise_has_the_standard_deviation_asked_for_whatever_the_values() -> None:
@@ -38,5 +38,5 @@ def test_evaluation_and_prediction_have_the_noise_of_the_upload() -> None:
     head = {"kind": "head", "epochs": 1}
     r = torch.zeros(4000, 3)
     for phases, sigma in (([head], 0.0), ([head | {"noise": 0.3}, {"kind": "evaluate"}], 0.3)):
-        noise = sent_noise(Recipe.model_validate(tables | {"phases": phases}))
+        noise = GaussianNoise(sent_noise(Recipe.model_validate(tables | {"phases": phases})))
         assert abs(noise.noise(r).std().item() - sigma) < 0.01

@@ -154,6 +154,7 @@ def party(recipe: Recipe, encoder: nn.Module | None = None) -> Party:
         labels=None,
         targets=None,
         splits={"train": np.arange(N, dtype=np.int64)},
+        privacy=privacy_plan(recipe, N),
     )
 
 
@@ -161,9 +162,9 @@ def test_training_stops_where_the_budget_ends() -> None:
     """The phase is asked for an epoch more than the recipe has planned."""
     dp = {"noise_multiplier": 1.5}
     planned = recipe(FEDONCE | {"epochs": 2, "dp": dp})
-    nat = Nat(party(planned), "fedonce", FedOnceSettings(epochs=4, batch_size=50, dp=DpSettings(**dp)))
     plan = privacy_plan(planned, N)
     assert plan is not None
+    nat = Nat(party(planned), "fedonce", FedOnceSettings(epochs=4, batch_size=50, dp=DpSettings(**dp)))
     reports = [nat.run_round(epoch) for epoch in range(4)]
     assert [each.steps for each in reports] == [6, 6, 0, 0]
     epsilons = [each.metrics["local"]["epsilon"] for each in reports[:3]]

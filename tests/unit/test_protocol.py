@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfl_common.bundle import ITEM_BYTES, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import CATALOGUE, Code, PeerError
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2, tensor_pb2
-from vfl_common.wire.frames import FRAME_BYTES, Assembly, announced, encode, parse_frame, sizes, step_of
+from vfl_common.wire.frames import FRAME_BYTES, MAX_PHASE, Assembly, announced, encode, parse_frame, sizes, step_of
 
 STEP = StepKey("train", 2, 7)
 
@@ -84,7 +87,7 @@ def test_what_is_encoded_is_assembled(step: StepKey, bundle: Bundle, frame_bytes
     assert sum(frame.payload_bytes for frame in encoded) == bundle.payload_bytes == spec_of(bundle).payload_bytes
     assert {(frame.phase, frame.kind) for frame in encoded} == {(step.phase, bundle.kind.label)}
     first = parse_frame(encoded[0].data, party="north")
-    assert step_of(first) == step
+    assert step_of(first.envelope) == step
     got = assemble([frame.data for frame in encoded], spec_of(bundle))
     assert got is not None
     assert got.kind is bundle.kind
@@ -93,6 +96,173 @@ def test_what_is_encoded_is_assembled(step: StepKey, bundle: Bundle, frame_bytes
         assert (got.tensors[name].dtype, got.tensors[name].shape) == (buffer.dtype, buffer.shape)
         assert got.tensors[name].data == buffer.data
         assert not got.tensors[name].data.readonly
+
+
+def generated(step: StepKey, bundle: Bundle, frame_bytes: int) -> list[bytes]:
+    """The bundle's frames as the generated code alone writes them."""
+    payload = b"".join(bytes(buffer.data) for buffer in bundle.tensors.values())
+    starts = range(0, len(payload), frame_bytes) or range(1)
+    found = []
+    for start in starts:
+        frame = exchange_pb2.Frame(data=payload[start : start + frame_bytes], last=start == starts[-1])
+        if start == 0:
+            frame.step.phase, frame.step.round, frame.step.batch = step
+            frame.header.kind = int(bundle.kind)  # type: ignore[assignment]
+            for name, buffer in bundle.tensors.items():
+                frame.header.tensors.add(name=name, dtype=int(buffer.dtype), shape=buffer.shape)
+        found.append(frame.SerializeToString())
+    return found
+
+
+@given(steps, bundles(), st.integers(1, 40))
+def test_frames_are_what_the_generated_code_writes(step: StepKey, bundle: Bundle, frame_bytes: int) -> None:
+    assert [frame.data for frame in encode(step, bundle, frame_bytes)] == generated(step, bundle, frame_bytes)
+
+
+@pytest.mark.parametrize(
+    "nbytes",
+    [0, 1, 127, 128, 16_383, 16_384, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1, 2 * FRAME_BYTES, 3_000_000],
+)
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_frames_of_any_length_are_what_the_generated_code_writes(nbytes: int, tensors: int) -> None:
+    """At the bounds of a frame, and where the length of its data takes one byte more."""
+    data = memoryview(random.Random(nbytes).randbytes(nbytes))
+    cuts = [nbytes * part // tensors for part in range(tensors + 1)]
+    pieces = [data[begin:end] for begin, end in itertools.pairwise(cuts)]
+    bundle = Bundle(
+        Kind.WEIGHTS, {f"w{n}": Buffer(DType.UINT8, (piece.nbytes,), piece) for n, piece in enumerate(pieces)}
+    )
+    encoded = [frame.data for frame in encode(STEP, bundle)]
+    assert encoded == generated(STEP, bundle, FRAME_BYTES)
+    got = assemble(encoded, spec_of(bundle))
+    assert got is not None
+    assert b"".join(buffer.data for buffer in got.tensors.values()) == data
+
+
+def test_what_was_encoded_may_be_changed_afterwards() -> None:
+    memory = bytearray(b"before")
+    bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (6,), memoryview(memory))})
+    encoded = [frame.data for frame in encode(STEP, bundle, 4)]
+    memory[:] = b"after!"
+    got = assemble(encoded, spec_of(bundle))
+    assert got is not None
+    assert got.tensors["w"].data == b"before"
+
+
+@given(steps, bundles(), st.integers(1, 300))
+def test_the_data_of_our_own_frames_is_not_copied(step: StepKey, bundle: Bundle, frame_bytes: int) -> None:
+    for frame in encode(step, bundle, frame_bytes):
+        received = parse_frame(frame.data, party="north")
+        assert received.data.nbytes == frame.payload_bytes
+        assert received.data.obj is frame.data or frame.payload_bytes == 0
+        assert received.envelope.data == b""
+
+
+def varint(value: int, padding: int = 0) -> bytes:
+    """``value``, in ``padding`` bytes more than it takes."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    if padding:
+        return bytes([*found, value | 0x80, *[0x80] * (padding - 1), 0])
+    return bytes([*found, value])
+
+
+def delimited(number: int) -> st.SearchStrategy[bytes]:
+    """A field with a length, which may be wrong, and content that may be no message."""
+    tag = varint(number << 3 | 2)
+    content = st.one_of(st.binary(max_size=140), st.just(b""), st.just(b"\x0a\x01a\x10\x05"))
+    wrong = st.sampled_from([0, 0, 0, 0, 0, 1, -1, 1 << 20, 1 << 28, 1 << 31, 1 << 35])
+    return st.builds(
+        lambda data, off, padding: tag + varint(max(0, len(data) + off), padding) + data,
+        content,
+        wrong,
+        st.integers(0, 4),
+    )
+
+
+fields = st.one_of(
+    delimited(1),
+    delimited(2),
+    delimited(3),
+    delimited(5),
+    delimited(6),
+    delimited(6),
+    delimited(7),
+    delimited(15),  # one that is not known
+    delimited(1000),
+    st.builds(lambda value, padding: b"\x20" + varint(value, padding), st.integers(0, 2**64 - 1), st.integers(0, 2)),
+    st.sampled_from([b"\x20\x01", b"\x20\x00", b"\x20", b"\x32", b"\x33", b"\x34", b"\x31", b"\x35", b"\x00"]),
+    st.binary(max_size=6),
+)
+
+
+@settings(max_examples=1000)
+@given(st.lists(fields, max_size=7).map(b"".join), st.integers(0, 8))
+def test_any_bytes_are_the_frame_that_the_generated_code_reads(data: bytes, cut: int) -> None:
+    """Fields out of order, repeated, unknown, of wrong lengths, truncated: the same frame, or none."""
+    data = data[: len(data) - cut] if cut < 8 else data
+    try:
+        want = exchange_pb2.Frame.FromString(data)
+    except DecodeError:
+        want = None
+    if want is None or len(want.step.phase) > MAX_PHASE:
+        with pytest.raises(PeerError) as caught:
+            parse_frame(data, party="north")
+        assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "north")
+        return
+    got = parse_frame(data, party="north")
+    assert got.data == want.data
+    for each in (got.envelope, want):
+        each.ClearField("data")
+    assert got.envelope == want
+    assert got.envelope.SerializeToString(deterministic=True) == want.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("frame", "data"),
+    [
+        (b"\x20\x01\x32\x02ab", b"ab"),
+        (b"\x32\x02ab\x20\x01", b"ab"),  # out of order
+        (b"\x32\x02ab\x20\x01\x32\x01c", b"c"),  # the last of two counts
+        (b"\x20\x01\x32\x82\x80\x00ab", b"ab"),  # a length of more bytes than it takes
+        (b"\x20\x01\xb2\x00\x02ab", b"ab"),  # a tag of more bytes than it takes
+        (b"\x20\x81\x00\x32\x02ab", b"ab"),
+        (b"\x20\x01" * 50 + b"\x32\x02ab", b"ab"),
+        (b"\x7a\x01x\x20\x01\x32\x02ab", b"ab"),  # a field that is not known
+        (b"\x20\x01", b""),
+        (b"\x20\x01\x32\x00", b""),
+    ],
+)
+def test_a_frame_that_other_code_wrote_is_read_alike(frame: bytes, data: bytes) -> None:
+    got = parse_frame(frame, party="north")
+    assert (got.data, got.envelope.last) == (data, True)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x32",
+        b"\x32\x03ab",
+        b"\x32\x80",
+        b"\x20",
+        b"\x12\x05a",
+        b"\x32\x02abc",
+        b"\x1a\x01",
+        b"\x32\xff\xff\xff\xff\x0f",
+    ],
+)
+def test_a_frame_that_ends_too_soon_is_malformed(frame: bytes) -> None:
+    with pytest.raises(PeerError, match="north sent bytes that are not a frame") as caught:
+        parse_frame(frame, party="north")
+    assert caught.value.code is Code.MALFORMED_MESSAGE
+
+
+def test_a_phase_with_a_long_name_is_malformed() -> None:
+    data = encode(StepKey("p" * (MAX_PHASE + 1), 0, 0), Bundle(Kind.ACK))[0].data
+    with pytest.raises(PeerError, match="a name of 101 characters"):
+        parse_frame(data, party="north")
 
 
 @given(steps, bundles(), st.integers(1, 40))
@@ -140,7 +310,7 @@ def refusal(messages: list[bytes]) -> PeerError | None:
     try:
         for data in messages:
             frame = parse_frame(data, party="north")
-            if frame.HasField("header"):
+            if frame.envelope.HasField("header"):
                 assembly = Assembly(frame, EXPECTED, party="north")
             if assembly is not None and assembly.feed(frame) is not None:
                 return None
@@ -209,11 +379,11 @@ def test_a_frame_is_small_enough_for_grpc() -> None:
 
 def test_a_frame_with_nothing_in_it_is_a_message_too() -> None:
     (frame,) = encode(STEP, Bundle(Kind.ACK))
-    assert parse_frame(frame.data, party="north").last
+    assert parse_frame(frame.data, party="north").envelope.last
     assert frame.payload_bytes == 0
     assert assemble([frame.data], BundleSpec(Kind.ACK)) == Bundle(Kind.ACK)
 
 
 def test_a_failure_of_a_party_is_a_frame() -> None:
     frame = exchange_pb2.Frame(failure=failure_pb2.Failure(code=Code.NON_FINITE, party="north"))  # type: ignore[arg-type]
-    assert parse_frame(frame.SerializeToString(), party="south").failure.party == "north"
+    assert parse_frame(frame.SerializeToString(), party="south").envelope.failure.party == "north"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from vfl_common.errors import InputError
 from vfl_party.devices import launched, resolve_device
 from vfl_party.models import InputSpec
-from vfl_party.ranks import check_spread
+from vfl_party.ranks import check_spread, reduce
 from vfl_party.ranks.group import RankLost, shares, together
 from vfl_party.ranks.leader import _seed
 
@@ -122,3 +123,55 @@ def test_variables_that_torchrun_would_not_set_are_refused(
             monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=words):
         launched()
+
+
+@pytest.fixture
+def alone() -> Iterator[dist.ProcessGroup]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def _step(module: nn.Module) -> list[Tensor]:
+    """The gradients of one backward pass."""
+    module.zero_grad()
+    module(torch.ones(3, 6)).sum().backward()
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+def test_each_gradient_is_a_message_of_its_own_in_every_step(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a sum's last bits depend on the layout of DistributedDataParallel's buckets, which changes once."""
+    encoder = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    wrapped = reduce.parallel(encoder, CPU, alone)
+    messages: list[torch.Size] = []
+    really = dist.reduce
+
+    def noted(tensor: Tensor, **how: Any) -> Any:
+        messages.append(tensor.shape)
+        return really(tensor, **how)
+
+    monkeypatch.setattr(dist, "reduce", noted)
+    want = _step(encoder)
+    for _ in range(3):
+        messages.clear()
+        got = _step(wrapped)
+        assert all(map(torch.equal, got, want))
+        assert sorted(messages) == sorted(parameter.shape for parameter in encoder.parameters())
+
+
+def test_a_sum_that_fails_is_no_gradient(alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped = reduce.parallel(nn.Linear(6, 4), CPU, alone)
+
+    class Failed:
+        def get_future(self) -> torch.futures.Future[Any]:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            future.set_exception(RuntimeError("/gloo/transport/tcp/pair.cc: Connection reset by peer"))
+            return future
+
+    monkeypatch.setattr(dist, "reduce", lambda tensor, **how: Failed())
+    with pytest.raises(RankLost, match="Connection reset by peer"), together():
+        _step(wrapped)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -78,7 +79,7 @@ def as_tables(forecast: Forecast, network: Network) -> dict[str, Any]:
 def render(forecast: Forecast, network: Network) -> Group:
     """Returns the tables, one above the other, and the notes below them."""
     parts: list[Text | Table] = [Text.assemble("\n", (forecast.recipe, "bold"), f" · {forecast.rows:,} rows\n")]
-    parts += [_by_party(forecast), Text(), _by_phase(forecast, network), Text()]
+    parts += [_by_party(forecast), Text(), _by_phase(forecast, network), Text(), _by_exchange(forecast), Text()]
     return Group(*parts, *(Text(sentence) for sentence in notes(forecast, network)), Text())
 
 
@@ -120,6 +121,18 @@ def _by_party(forecast: Forecast) -> Table:
                 size(whole.message_bytes),
                 size(whole.payload_bytes),
             )
+    return table
+
+
+def _by_exchange(forecast: Forecast) -> Table:
+    table = new_table("What crosses, and what is done to it on its way out")
+    for heading in ("phase", "exchange", "from", "to", "carries", "through", "when"):
+        table.add_column(heading, overflow="fold")
+    before = ""
+    for line in forecast.exchanges:
+        phase = "" if line.phase == before else line.phase
+        before = line.phase
+        table.add_row(phase, line.exchange, line.sender, line.receiver, escape(line.sent), line.chain, line.when)
     return table
 
 

@@ -47,21 +47,52 @@ class RowsSettings(Section):
     labelled: PositiveInt | None = None  # how many of the aligned training rows; default: all
 
 
-class PhaseSettings(Section):
-    """One phase: ``kind`` names a folder of ``vfl_party/methods``; the method checks its own ``settings``."""
+def _gathered(value: Any, own: tuple[str, ...]) -> Any:
+    """``{own…, rest…}``, as people write it, becomes ``{own…, settings: {rest…}}``."""
+    if not isinstance(value, dict) or "kind" not in value or "settings" in value:
+        return value
+    kept = {key: value[key] for key in own if key in value}
+    return kept | {"settings": {key: item for key, item in value.items() if key not in own}}
+
+
+class TransformSettings(Section):
+    """A transform on what a phase sends, beside those of its method; ``settings`` are the transform's own.
+
+    ``exchange``: the exchange's name, as `vfl-party check` prints it. ``sent_by``: who applies it, passive parties on
+    what they ask with, or the active party on what it answers.
+    """
 
     kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
+    exchange: str
+    sent_by: Literal["passive", "active"] = "passive"
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, value: Any) -> Any:
-        """Turns ``{kind, name?, rest…}``, as people write it, into ``{kind, name, settings: {rest…}}``."""
-        if isinstance(value, dict) and "kind" in value and "settings" not in value:
-            rest = {key: item for key, item in value.items() if key not in ("kind", "name")}
-            return {"kind": value["kind"], "name": value.get("name", value["kind"]), "settings": rest}
-        return value
+        return _gathered(value, ("kind", "exchange", "sent_by"))
+
+
+class PhaseSettings(Section):
+    """One phase: ``kind`` names a method; ``settings`` are the method's own, checked by it.
+
+    ``codec``: how the phase's float32 tensors are written on the wire between parties. ``transforms``: what is done to
+    them before.
+    """
+
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
+    codec: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] = "identity"
+    transforms: tuple[TransformSettings, ...] = ()
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        """``{kind, name?, rest…}``, as people write it, becomes ``{kind, name, settings: {rest…}}``."""
+        if isinstance(value, dict) and "kind" in value:
+            value = {"name": value["kind"], **value}
+        return _gathered(value, ("kind", "name", "codec", "transforms"))
 
 
 class StartSettings(Section):

@@ -25,7 +25,17 @@ from vfl_common.rpc.arrivals import GiveUp, Proceed, decide
 from vfl_common.rpc.channel import PROTOCOL, Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.tcp import TcpMeter
-from vfl_common.wire.frames import Allocate, Assembly, Encoded, encode, label, malformed, parse_frame, step_of
+from vfl_common.wire.frames import (
+    Allocate,
+    Assembly,
+    Encoded,
+    Received,
+    encode,
+    label,
+    malformed,
+    parse_frame,
+    step_of,
+)
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
 MAX_STREAMS = 3  # of one party: the one in use, and others that are ending or beginning
@@ -61,7 +71,7 @@ class _Incoming:
         self.assembly: Assembly | None = None  # the main thread only
 
 
-_Event = tuple[_Stream, _Incoming | None, exchange_pb2.Frame] | VflError
+_Event = tuple[_Stream, _Incoming | None, Received] | VflError
 
 
 class ExchangeHub:
@@ -131,15 +141,16 @@ class ExchangeHub:
             return []
         return [party for party in self.roster if party not in arrived]
 
-    def deliver(self, stream: _Stream, frame: exchange_pb2.Frame) -> None:
+    def deliver(self, stream: _Stream, frame: Received) -> None:
         """Passes one frame to the main thread; waits while too many are unread.
 
         The frames of a bundle that came whole before go no further: its reply is due here from now on.
         """
-        if frame.HasField("header"):
-            self._begun(stream, step_of(frame), label(frame))
+        envelope = frame.envelope
+        if envelope.HasField("header"):
+            self._begun(stream, step_of(envelope), label(envelope))
         if stream.repeating is not None:
-            if frame.last:
+            if envelope.last:
                 self._repeat(stream, stream.repeating)
             return
         while stream.delivered - stream.taken >= _UNREAD_FRAMES:
@@ -152,7 +163,7 @@ class ExchangeHub:
             stream.delivered += 1
             if stream.incoming is not None:
                 stream.incoming.frames += 1
-                stream.incoming.whole = frame.last
+                stream.incoming.whole = envelope.last
             self._events.put((stream, stream.incoming, frame))
 
     def resume(self, stream: _Stream, step: StepKey) -> exchange_pb2.Resume:
@@ -281,7 +292,7 @@ class ExchangeHub:
         with self._lock:
             self._arrived, self._late = {}, frozenset()
 
-    def _take(self, stream: _Stream, incoming: _Incoming | None, frame: exchange_pb2.Frame) -> str | None:
+    def _take(self, stream: _Stream, incoming: _Incoming | None, frame: Received) -> str | None:
         """One frame, in the order in which its party sent them; the party whose bundle is complete with it."""
         party = stream.party
         stream.taken += 1
@@ -289,7 +300,7 @@ class ExchangeHub:
             raise malformed(f"{party} sent a frame that belongs to no bundle", party)
         if self._incoming.get(party) is not incoming:  # it has begun again, over another stream
             return None
-        if frame.HasField("header"):
+        if frame.envelope.HasField("header"):
             self._begin(party, incoming, frame)
         if incoming.assembly is None:
             raise malformed(f"{party} sent a frame that belongs to no bundle", party)
@@ -300,7 +311,7 @@ class ExchangeHub:
         self._arrived[party] = bundle
         return party
 
-    def _begin(self, party: str, incoming: _Incoming, frame: exchange_pb2.Frame) -> None:
+    def _begin(self, party: str, incoming: _Incoming, frame: Received) -> None:
         """The first frame of a bundle."""
         if incoming.step != self._step or self._expect is None:
             text = f"{party} sent {incoming.step} while {self._step} is under way"
@@ -397,7 +408,7 @@ class ExchangeService:
     def _attach(self, requests: Iterator[bytes], party: str) -> tuple[ExchangeHub, StepKey | None]:
         """The hub that the party asks for, and the step that it wants to go on with, if any."""
         data = next(requests, b"")
-        frame = parse_frame(data, party=party)
+        frame = parse_frame(data, party=party).envelope
         if not frame.HasField("attach"):
             raise malformed(f"{party} opened a stream without attaching", party)
         attach = frame.attach
@@ -443,10 +454,11 @@ class ExchangeService:
         phase, kind = (stream.incoming.step.phase, stream.incoming.kind) if stream.incoming is not None else ("", "")
         for data in requests:
             frame = parse_frame(data, party=party)
-            if frame.HasField("header"):
-                phase, kind = frame.step.phase, label(frame)
-            self._ledger.add(party, phase, kind, "received", len(frame.data), len(data))
+            envelope = frame.envelope
+            if envelope.HasField("header"):
+                phase, kind = envelope.step.phase, label(envelope)
+            self._ledger.add(party, phase, kind, "received", frame.data.nbytes, len(data))
             hub.deliver(stream, frame)
-            if frame.last or not stream.outbox.empty():
+            if envelope.last or not stream.outbox.empty():
                 return True
         return False

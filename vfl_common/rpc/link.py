@@ -17,7 +17,17 @@ from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import from_failure
 from vfl_common.rpc.hub import SERVICE
-from vfl_common.wire.frames import Allocate, Assembly, Encoded, encode, label, malformed, parse_frame, step_of
+from vfl_common.wire.frames import (
+    Allocate,
+    Assembly,
+    Encoded,
+    Received,
+    encode,
+    label,
+    malformed,
+    parse_frame,
+    step_of,
+)
 
 _RETRY_S = 0.2
 _SILENT_S = 5.0  # without a connection before anybody is told
@@ -110,7 +120,7 @@ class ExchangeLink:
     def _there(self, call: grpc.Call) -> int:
         """How many frames of the last bundle the peer has got over streams that broke."""
         for data in call:
-            frame = self._parse(data)
+            frame = self._parse(data).envelope
             self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
             if not frame.HasField("resume"):
                 raise malformed(f"{self._peer} was asked how much it has, and sent something else", self._peer)
@@ -194,13 +204,13 @@ class ExchangeLink:
         kind = ""
         for data in call:
             frame = self._parse(data)
-            if frame.HasField("header"):
-                kind = label(frame)
-                if step_of(frame) != step:
-                    text = f"{self._peer} answered {step_of(frame)} where {step} was asked"
+            if frame.envelope.HasField("header"):
+                kind = label(frame.envelope)
+                if step_of(frame.envelope) != step:
+                    text = f"{self._peer} answered {step_of(frame.envelope)} where {step} was asked"
                     raise PeerError(Code.STEP_OUT_OF_ORDER, text, public=text, party=self._peer)
                 assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
-            self._ledger.add(self._peer, step.phase, kind, "received", len(frame.data), len(data))
+            self._ledger.add(self._peer, step.phase, kind, "received", frame.data.nbytes, len(data))
             if assembly is None:
                 raise malformed(f"{self._peer} sent a frame that belongs to no bundle", self._peer)
             bundle = assembly.feed(frame)
@@ -208,13 +218,14 @@ class ExchangeLink:
                 return bundle
         raise _StreamEnded
 
-    def _parse(self, data: bytes) -> exchange_pb2.Frame:
+    def _parse(self, data: bytes) -> Received:
         """Raises what the peer says instead of an answer."""
         frame = parse_frame(data, party=self._peer)
-        if frame.HasField("failure"):
-            if frame.failure.code == int(Code.STALE_GENERATION):  # it is not there yet, or we are behind
+        if frame.envelope.HasField("failure"):
+            failure = frame.envelope.failure
+            if failure.code == int(Code.STALE_GENERATION):  # it is not there yet, or we are behind
                 raise _StreamEnded
-            raise from_failure(frame.failure, sender=self._peer, me=self._me)
+            raise from_failure(failure, sender=self._peer, me=self._me)
         return frame
 
     def _watch(self) -> None:

@@ -43,7 +43,6 @@ class Joining:
     run_id: str = ""
     checkpoints: tuple[str, ...] = ()
     exchange_address: str = ""
-    aggregations: tuple[AggregationPlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,6 @@ class Session:
                 pid=joining.pid,
                 device=joining.device,
                 device_name=joining.device_name,
-                aggregations=[_described(aggregation) for aggregation in joining.aggregations],
             )
             self._send(control_pb2.PartyMessage(join=message))
             patience_s = self.wait_s
@@ -181,6 +179,11 @@ class Session:
         if self._ended is not None:
             raise self._ended
 
+    def plan(self, aggregations: Sequence[AggregationPlan]) -> None:
+        """Tells the server what this party is going to do in this generation, once its rows are aligned."""
+        plan = control_pb2.Plan(aggregations=[_described(aggregation) for aggregation in aggregations])
+        self._send(control_pb2.PartyMessage(plan=plan))
+
     def progress(self, progress: Progress) -> None:
         """Tells the server how far this party is, with its metrics."""
         message = control_pb2.Progress(
@@ -201,6 +204,7 @@ class Session:
         steps: int,
         wall_s: float,
         privacy_json: str = "",
+        exchanges_json: str = "",
         free_from: Sequence[str] = (),
         without: Sequence[str] = (),
         peak_memory_bytes: int | None = None,
@@ -215,6 +219,7 @@ class Session:
         meanwhile: the run goes on from a checkpoint.
         """
         report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json, free_from=free_from)
+        report.exchanges_json = exchanges_json
         report.without.extend(without)
         if peak_memory_bytes is not None:
             report.peak_memory_bytes = peak_memory_bytes

@@ -2,14 +2,18 @@
 
 A bundle is encoded before a stream is touched: an exception inside gRPC's request iterator would reach the caller as
 UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it takes memory for the bytes.
+
+Tensor data is copied once in each direction. The generated code writes and reads a frame's envelope, which is all of it
+but ``data``, the field that it writes last; it would copy the data two times more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
@@ -20,6 +24,9 @@ FRAME_BYTES = 1 << 20  # of tensor data; the envelope of a frame is below 1 KiB 
 MAX_TENSORS = 4096
 MAX_RANK = 8
 MAX_PHASE = 100  # characters of a phase's name
+
+# Field number and wire type of the fields of ``Frame`` that a bundle is made of, each one byte.
+_STEP_TAG, _HEADER_TAG, _LAST_TAG, _DATA_TAG = 2 << 3 | 2, 3 << 3 | 2, 4 << 3, 6 << 3 | 2
 
 Allocate = Callable[[int], memoryview]
 
@@ -33,6 +40,13 @@ class Encoded(NamedTuple):
     kind: str
 
 
+class Received(NamedTuple):
+    """One frame that has come; ``data`` is a view of the bytes that gRPC gave."""
+
+    envelope: exchange_pb2.Frame  # its own ``data`` may be missing
+    data: memoryview
+
+
 class Sizes(NamedTuple):
     """What one bundle comes to on the wire, as the ledger counts it."""
 
@@ -43,12 +57,14 @@ class Sizes(NamedTuple):
 
 def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> list[Encoded]:
     """The bundle's serialised frames, at least one."""
-    frames: list[Encoded] = []
-    chunks = list(_chunks(bundle, frame_bytes)) or [b""]
+    chunks = _chunks(bundle, frame_bytes) or [[]]
     header = _header(bundle.kind, tuple((name, each.dtype, each.shape) for name, each in bundle.tensors.items()))
-    for index, chunk in enumerate(chunks):
-        frame = _frame(step, header, index, len(chunks), chunk)
-        frames.append(Encoded(frame.SerializeToString(), len(chunk), step.phase, _LABELS[bundle.kind]))
+    frames: list[Encoded] = []
+    for index, pieces in enumerate(chunks):
+        nbytes = sum(piece.nbytes for piece in pieces)
+        envelope = _frame(step, header, index, len(chunks)).SerializeToString()
+        data = b"".join((envelope, _data_prefix(nbytes), *pieces))
+        frames.append(Encoded(data, nbytes, step.phase, _LABELS[bundle.kind]))
     return frames
 
 
@@ -57,7 +73,9 @@ def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Si
     payload = spec.payload_bytes
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
-    messages = (_envelope(step, spec, index, count) + _field(nbytes) for index, nbytes in enumerate(chunks))
+    messages = (
+        _envelope(step, spec, index, count) + len(_data_prefix(each)) + each for index, each in enumerate(chunks)
+    )
     return Sizes(payload, sum(messages), count)
 
 
@@ -66,16 +84,22 @@ def _envelope(step: StepKey, spec: BundleSpec, index: int, count: int) -> int:
     return _frame(step, _spec_header(spec), index, count).ByteSize()
 
 
-def _field(nbytes: int) -> int:
-    """Bytes of ``Frame.data`` with so many bytes in it: tag, length, content; nothing where it is empty."""
-    return 1 + -(-nbytes.bit_length() // 7) + nbytes if nbytes else 0
+@lru_cache(maxsize=256)  # a phase has few sizes
+def _data_prefix(nbytes: int) -> bytes:
+    """Tag and length of ``Frame.data``; nothing if it is empty, as the generated code writes it."""
+    if not nbytes:
+        return b""
+    length = bytearray()
+    while nbytes > 0x7F:
+        length.append(nbytes & 0x7F | 0x80)
+        nbytes >>= 7
+    length.append(nbytes)
+    return bytes((_DATA_TAG, *length))
 
 
-def _frame(
-    step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: int, data: bytes = b""
-) -> exchange_pb2.Frame:
-    """Frame ``index`` of the ``count`` of a bundle."""
-    frame = exchange_pb2.Frame(data=data, last=index == count - 1)
+def _frame(step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: int) -> exchange_pb2.Frame:
+    """Frame ``index`` of the ``count`` of a bundle, without its data."""
+    frame = exchange_pb2.Frame(last=index == count - 1)
     if index == 0:
         frame.step.phase, frame.step.round, frame.step.batch = step
         frame.header.CopyFrom(header)
@@ -103,32 +127,74 @@ def _expected_header(spec: BundleSpec) -> bytes:
     return _spec_header(spec).SerializeToString()
 
 
-def _chunks(bundle: Bundle, size: int) -> Iterator[bytes]:
-    """The concatenation of all buffers, cut into pieces of ``size`` bytes."""
-    pieces: list[memoryview] = []
-    room = size
+def _chunks(bundle: Bundle, size: int) -> list[list[memoryview]]:
+    """The concatenation of all buffers, cut into chunks of ``size`` bytes; each chunk as views of the buffers."""
+    chunks: list[list[memoryview]] = []
+    room = 0
     for buffer in bundle.tensors.values():
         view = buffer.data.cast("B") if buffer.data.nbytes else memoryview(b"")
         while view.nbytes:
-            pieces.append(view[:room])
-            room -= pieces[-1].nbytes
-            view = view[pieces[-1].nbytes :]
             if room == 0:
-                yield b"".join(pieces)
-                pieces, room = [], size
-    if pieces:
-        yield b"".join(pieces)
+                chunks.append([])
+                room = size
+            piece = view[:room]
+            chunks[-1].append(piece)
+            room -= piece.nbytes
+            view = view[piece.nbytes :]
+    return chunks
 
 
-def parse_frame(data: bytes, *, party: str) -> exchange_pb2.Frame:
-    """Raises PeerError (MALFORMED_MESSAGE) where ``data`` is not a Frame."""
+def parse_frame(data: bytes, *, party: str) -> Received:
+    """Raises PeerError (MALFORMED_MESSAGE) if ``data`` is not a Frame."""
+    at = _data_at(data)
     try:
-        frame = exchange_pb2.Frame.FromString(data)
+        if at is None:
+            frame = exchange_pb2.Frame.FromString(data)
+            received = Received(frame, memoryview(frame.data))
+        else:
+            received = Received(exchange_pb2.Frame.FromString(data[: at[0]]), memoryview(data)[at[1] :])
     except DecodeError:
         raise malformed(f"{party} sent bytes that are not a frame", party) from None
-    if len(frame.step.phase) > MAX_PHASE:
-        raise malformed(f"{party} sent a frame whose phase has a name of {len(frame.step.phase)} characters", party)
-    return frame
+    phase = received.envelope.step.phase
+    if len(phase) > MAX_PHASE:
+        raise malformed(f"{party} sent a frame whose phase has a name of {len(phase)} characters", party)
+    return received
+
+
+def _data_at(frame: bytes) -> tuple[int, int] | None:
+    """Where the envelope of ``frame`` ends and where its data begins, if the frame is laid out as ``encode`` does it.
+
+    That is: at most three of the fields ``step``, ``header`` and ``last``, then ``data`` to the end. The generated code
+    judges what these fields hold. None means that it has to read the whole frame, because there is no data, or because
+    other code wrote the frame: that costs copies and gives the same message.
+    """
+    at, size = 0, len(frame)
+    try:
+        for _ in range(4):
+            tag = frame[at]
+            if tag == _LAST_TAG and frame[at + 1] < 0x80:
+                at += 2
+                continue
+            length, start = frame[at + 1], at + 2
+            if length > 0x7F:
+                length, shift = length & 0x7F, 7
+                while shift <= 21:  # four bytes hold 256 MiB, more than gRPC lets through
+                    byte = frame[start]
+                    start += 1
+                    length |= (byte & 0x7F) << shift
+                    shift += 7
+                    if byte < 0x80:
+                        break
+                else:
+                    return None
+            if tag == _DATA_TAG:
+                return (at, start) if start + length == size else None
+            if tag not in (_STEP_TAG, _HEADER_TAG):
+                return None
+            at = start + length
+    except IndexError:  # it ends before its data begins
+        pass
+    return None
 
 
 def step_of(frame: exchange_pb2.Frame) -> StepKey:
@@ -160,14 +226,13 @@ class Assembly:
         PeerError: the announcement is malformed, or is not what ``expect`` says. No memory has been taken then.
     """
 
-    def __init__(
-        self, first: exchange_pb2.Frame, expect: BundleSpec, *, party: str, allocate: Allocate | None = None
-    ) -> None:
-        self.step = step_of(first)
+    def __init__(self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None) -> None:
+        header = first.envelope.header
+        self.step = step_of(first.envelope)
         self._party = party
         specs = expect.tensors
-        if first.header.SerializeToString() != _expected_header(expect):  # find out what is wrong with it
-            kind, specs = announced(first.header, party)
+        if header.SerializeToString() != _expected_header(expect):  # find out what is wrong with it
+            kind, specs = announced(header, party)
             expect.check(kind, specs, party=party, step=self.step)
         allocate = allocate or _allocate
         self._bundle = Bundle(
@@ -175,10 +240,10 @@ class Assembly:
         )
         self._free = [buffer.data for buffer in self._bundle.tensors.values() if buffer.data.nbytes]
 
-    def feed(self, frame: exchange_pb2.Frame) -> Bundle | None:
+    def feed(self, frame: Received) -> Bundle | None:
         """Takes the next frame; returns the bundle after the last one."""
-        data = memoryview(frame.data)
-        if frame.last and len(self._free) == 1 and data.nbytes == self._free[0].nbytes:  # one tensor in one frame
+        data, last = frame.data, frame.envelope.last
+        if last and len(self._free) == 1 and data.nbytes == self._free[0].nbytes:  # one tensor in one frame
             self._free[0][:] = data
             return self._bundle
         while data.nbytes:
@@ -197,7 +262,7 @@ class Assembly:
                 self._free.pop(0)
             else:
                 self._free[0] = room[n:]
-        if not frame.last:
+        if not last:
             return None
         if self._free:
             raise malformed(f"{self._party} at {self.step}: fewer bytes than announced", self._party)
@@ -224,4 +289,8 @@ def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[s
 
 
 def _allocate(nbytes: int) -> memoryview:
-    return memoryview(bytearray(nbytes))
+    """Memory as it is: a bytearray would be filled with zeros first, which costs half as much as the copy itself.
+
+    Nobody sees what was there before, because a bundle is handed on only when every byte of it has come.
+    """
+    return memoryview(np.empty(nbytes, dtype=np.uint8))

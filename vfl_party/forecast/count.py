@@ -18,13 +18,17 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.summary import LinkBytes
+from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
+from vfl_party.align.digest import OPENING, ROWS
+from vfl_party.chains import summarised
 from vfl_party.context import Party
+from vfl_party.declared import Occurrence, Traffic
+from vfl_party.exchange import Chains
 from vfl_party.forecast.result import Forecast, PhaseForecast
-from vfl_party.job import OPENING, ROWS, divide_rows, encoder_settings
 from vfl_party.methods import check_together, load_method, parse_settings
-from vfl_party.traffic import Exchange, Traffic, with_active
+from vfl_party.party import encoder_settings
+from vfl_party.rows import divide_rows
 from vfl_party.trial import try_parties, try_party
 
 MOST_STEPS = 1_000_000  # of a phase: counting them takes about half a minute
@@ -75,14 +79,13 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     where the data are those of all parties and one of them would refuse the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
-    device = torch.device("cpu")
     if rows is not None:
         splits = divide_rows(recipe, rows)
         check_together(recipe, len(splits["train"]))
         party = Party(
             name=name,
             recipe=recipe,
-            device=device,
+            device=torch.device("cpu"),
             models={},
             features=None,
             labels=None,
@@ -95,10 +98,10 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
         raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")
     if recipe.simulate is not None and outlook.folder is not None:
         tried = try_parties(recipe, outlook.folder)  # what another party would refuse is refused here too
-        job, count = tried[name]
+        assembled = tried[name]
     else:
-        job, count = try_party(recipe, name, data, outlook.encoder)
-    return job.party, count
+        assembled = try_party(recipe, name, data, outlook.encoder)
+    return assembled.party, len(assembled.prepared.table)
 
 
 def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None) -> Forecast:
@@ -108,14 +111,14 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
     """
     recipe, count = outlook.recipe, _Count()
     party, rows = lone_party(outlook, rows)
-    opening = [with_active(party, StepKey(OPENING, 0, 0), ROWS)]
-    phases = [PhaseForecast(name=OPENING, kind=OPENING, round_trips=count.add(opening))]
+    opening = [Occurrence.of(ROWS, StepKey(OPENING, 0, 0))]
+    phases = [PhaseForecast(name=OPENING, kind=OPENING, round_trips=count.add(party, opening))]
     limits = dict(ended or {})
     for phase in recipe.phases:
         stated, settings = load_method(phase.kind).traffic, parse_settings(phase)
         traffic = stated(party, phase.name, settings) if stated is not None else Traffic()
         most = limits.pop(phase.name, None) if traffic.may_end_early else None
-        trips = count.add(_first_rounds(traffic.exchanges, most))
+        trips = count.add(party, _first_rounds(traffic.occurrences, most))
         at_most, unknown = traffic.may_end_early and most is None, stated is None
         phases.append(
             PhaseForecast(name=phase.name, kind=phase.kind, round_trips=trips, at_most=at_most, unknown=unknown)
@@ -130,6 +133,7 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
         parties=tuple(each.name for each in recipe.parties),
         phases=tuple(phases),
         links=count.links(),
+        exchanges=tuple(count.exchanges),
     )
 
 
@@ -144,35 +148,49 @@ def read_rounds(texts: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def _first_rounds(exchanges: Iterable[Exchange], most: int | None) -> Iterable[Exchange]:
+def _first_rounds(occurrences: Iterable[Occurrence], most: int | None) -> Iterable[Occurrence]:
     if most is None:
-        return exchanges
-    return takewhile(lambda exchange: exchange.step.round < most, exchanges)
+        return occurrences
+    return takewhile(lambda each: each.step.round < most, occurrences)
 
 
 class _Count:
     """Sums exchanges by sender, receiver, phase and kind, as the ledger does."""
 
     def __init__(self) -> None:
+        self.exchanges: list[ExchangeSummary] = []
         self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
 
-    def add(self, exchanges: Iterable[Exchange]) -> int:
-        """How many round trips they take: one for each step and peer. Raises InputError where they are too many."""
-        trips, before = 0, None
-        for number, exchange in enumerate(exchanges):
+    def add(self, party: Party, occurrences: Iterable[Occurrence]) -> int:
+        """How many round trips they take: one for each step and peer. Raises InputError if they are too many.
+
+        ``party``: any one; all have the same chains, but for their policies.
+        """
+        recipe, trips, before = party.recipe, 0, None
+        passives, everybody = (tuple(each.name for each in of) for of in (recipe.passives, recipe.parties))
+        chains: dict[int, Chains] = {}
+        for number, each in enumerate(occurrences):
+            exchange, phase = each.exchange, each.step.phase
             if number == MOST_STEPS:
-                text = f"phase {exchange.step.phase} has more than {MOST_STEPS:,} steps, and a forecast counts each"
+                text = f"phase {phase} has more than {MOST_STEPS:,} steps, and a forecast counts each"
                 what = "ask for a part of them, as with fewer epochs; bytes and time grow in proportion"
                 raise InputError(Code.CONFIG_INVALID, f"{text}; {what}")
-            if not exchange.asking:
+            asks_server = exchange.asks == "server"
+            asking, peer = (everybody, recipe.server) if asks_server else (passives, recipe.active.name)
+            if not asking:
                 continue  # the active party is alone
-            trips += (exchange.step, exchange.peer) != before
-            before = exchange.step, exchange.peer
-            for spec, sent in ((exchange.up, True), (exchange.down, False)):
-                size = sizes(exchange.step, spec)
-                for party in exchange.asking:
-                    ends = (party, exchange.peer) if sent else (exchange.peer, party)
-                    total = self._sums.setdefault((*ends, exchange.step.phase, spec.kind.label), [0, 0, 0])
+            trips += (each.step, peer) != before
+            before = each.step, peer
+            if id(exchange) not in chains:
+                chains[id(exchange)] = known = party.chains(phase, exchange)
+                self.exchanges += summarised(recipe, phase, exchange, known)
+            known = chains[id(exchange)]
+            for sent, chain, up in ((exchange.up, known.up, True), (exchange.down, known.down, False)):
+                spec = chain.wire_spec(sent.spec(**dict(each.sizes)))
+                size = sizes(each.step, spec)
+                for name in asking:
+                    ends = (name, peer) if up else (peer, name)
+                    total = self._sums.setdefault((*ends, phase, spec.kind.label), [0, 0, 0])
                     for place, value in enumerate(size):
                         total[place] += value
         return trips

@@ -7,7 +7,7 @@ import math
 from pydantic import BaseModel, ConfigDict
 
 from vfl_common.ledger import CONTROL
-from vfl_common.summary import Bytes, LinkBytes
+from vfl_common.summary import Bytes, ExchangeSummary, LinkBytes
 
 
 class _Model(BaseModel):
@@ -27,7 +27,8 @@ class PhaseForecast(_Model):
 
 class Forecast(_Model):
     """All phases that exchange tensors, the comparison of rows (``open``) first. The sessions with the server
-    (``control``) are not in it: they grow with time. ``links``: as ``bytes.by_link`` of a summary."""
+    (``control``) are not in it: they grow with time. ``links``: as ``bytes.by_link`` of a summary.
+    ``exchanges``: as in a summary."""
 
     recipe: str
     rows: int
@@ -35,6 +36,7 @@ class Forecast(_Model):
     parties: tuple[str, ...]
     phases: tuple[PhaseForecast, ...]
     links: tuple[LinkBytes, ...]
+    exchanges: tuple[ExchangeSummary, ...] = ()
 
 
 class LinkError(_Model):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import pkgutil
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -14,58 +12,33 @@ from vfl_common.config.base import Section, parse
 from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS
+from vfl_party.chains import check_transforms
 from vfl_party.context import MakeEncoder, Party
-from vfl_party.models import TwoTowers
+from vfl_party.method import Method
 from vfl_party.phase import Phase
-from vfl_party.privacy.gaussian import GaussianNoise
-from vfl_party.privacy.plan import Plan, PrivatePhase, make_plan
-from vfl_party.traffic import Traffic
+from vfl_party.plugins import Room
+from vfl_party.privacy.plan import Plan, make_plan
 
-
-@dataclass(frozen=True)
-class Method:
-    """What a method's folder exports as ``METHOD``: its settings, and a side for each role.
-
-    ``encoder``: the encoder that the phase trains and hands on to those after it, where that is not a single one.
-    ``noise``: σ of the noise on what a passive party sends for evaluation and prediction, where the phase asks for any.
-    ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> what the phase is to spend
-    where its settings have ``dp``. ``trains``: whether rows leave a trace in the models. ``kept``: whether what it
-    learns is in the party's models at all; where it is not, it is the recipe's only phase. ``traffic``: what the phase
-    is going to exchange, for a forecast; the party may lack features and models, and the function exchanges nothing.
-    ``encodes``: all its forward passes are ``Party.encode`` and ``Party.outputs``, which know of the recipe's precision
-    and of a party's several GPUs.
-    """
-
-    settings: type[Section]
-    active: Callable[[Party, str, Section], Phase]  # party, the phase's name, its settings
-    passive: Callable[[Party, str, Section], Phase]
-    encoder: Callable[[Section, MakeEncoder], nn.Module] | None = None
-    noise: Callable[[Section], float] | None = None
-    private: Callable[[str, Section, Recipe, int], PrivatePhase | None] | None = None
-    trains: bool = True
-    kept: bool = True
-    traffic: Callable[[Party, str, Section], Traffic] | None = None
-    encodes: bool = False
+ROOM = Room(sys.modules[__name__], "vfl.methods", "METHOD", "phase of kind")
 
 
 def kinds() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """All that a recipe can name."""
+    return ROOM.names()
 
 
-def load_method(kind: str) -> Method:
+def load_method(kind: str) -> Method[Any]:
     """Raises InputError naming the nearest kind."""
-    if kind not in kinds():
-        near = difflib.get_close_matches(kind, kinds(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(kinds())}"
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: there is no phase of kind {kind!r}; {hint}")
-    method = importlib.import_module(f"{__name__}.{kind}").METHOD
-    assert isinstance(method, Method)  # noqa: S101 - our own folders
-    return method
+    found = ROOM.load(kind, "recipe: phases")
+    if not isinstance(found, Method):
+        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: the plug-in {kind!r} is no vfl_party.method.Method")
+    return found
 
 
 def parse_settings(phase: PhaseSettings) -> Section:
     """The phase's settings as its method's model. Raises InputError."""
-    return parse(load_method(phase.kind).settings, phase.settings, f"recipe: phases: {phase.name}")
+    settings: Section = parse(load_method(phase.kind).settings, phase.settings, f"recipe: phases: {phase.name}")
+    return settings
 
 
 def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
@@ -75,6 +48,7 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
     """
     start = recipe.start
     encoder: nn.Module | None = None
+    method: Method[Any] | None = None
     for phase in (*(start.phases if start is not None else ()), *recipe.phases):
         method = load_method(phase.kind)
         if method.encoder is not None:
@@ -82,23 +56,25 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
             break
     if start is None or start.tower is None:
         return encoder or make("encoder")
-    if not isinstance(encoder, TwoTowers):
-        text = f"recipe: start.tower = {start.tower!r}: the phases of {start.run} do not hand on two encoders"
+    where = f"recipe: start.tower = {start.tower!r}"
+    if encoder is None or method is None or method.part is None:
+        text = f"{where}: the phases of {start.run} do not hand on two encoders"
         raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or give start.phases as that run has them")
-    if encoder.rule == "concat":
-        text = f"recipe: start.tower = {start.tower!r}: with keep = 'concat' an encoder gives half of the embedding"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or pretrain with keep = 'mean'")
-    return encoder.cross if start.tower == "cross" else encoder.local
+    try:
+        return method.part(encoder, start.tower)
+    except ValueError as error:
+        raise InputError(Code.CONFIG_INVALID, f"{where}: {error}") from None
 
 
-def sent_noise(recipe: Recipe) -> GaussianNoise:
-    """What a passive party adds to its embeddings for evaluation and prediction: the largest that a phase asks for."""
+def sent_noise(recipe: Recipe) -> float:
+    """σ of what a passive party adds to its embeddings for evaluation and prediction: the largest that a phase asks
+    for."""
     asked = [0.0]
     for phase in recipe.phases:
         method = load_method(phase.kind)
         if method.noise is not None:
             asked.append(method.noise(parse_settings(phase)))
-    return GaussianNoise(max(asked))
+    return max(asked)
 
 
 def nothing_kept(recipe: Recipe) -> str | None:
@@ -149,12 +125,13 @@ def check_together(recipe: Recipe, rows: int) -> None:
 
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     """This party's side of every phase of the recipe."""
-    role = "active" if party.name == recipe.active.name else "passive"
     phases = []
     check_together(recipe, len(party.rows("train")))
+    party.privacy, party.sent_noise = privacy_plan(recipe, len(party.rows("train"))), sent_noise(recipe)
     for phase in recipe.phases:
-        side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), role)
+        side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), party.role)
         phases.append(side(party, phase.name, parse_settings(phase)))
+    check_transforms(recipe, party.exchanges)
     rounds = sum(phase.rounds for phase in phases)
     if rounds > MOST_ROUNDS:
         text = f"recipe: phases: {rounds:,} rounds in all, and the labels of checkpoints count to {MOST_ROUNDS:,}"

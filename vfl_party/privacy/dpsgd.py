@@ -18,9 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from vfl_common.errors import Code, InputError, InternalError
+from vfl_party.noise import PrivateGaussian
 from vfl_party.privacy import poisson
 from vfl_party.privacy.accountant import Spending
-from vfl_party.privacy.generator import PrivateGaussian
 from vfl_party.privacy.poisson import Rows
 
 

@@ -7,7 +7,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch.optim import Optimizer
 
-from vfl_party.privacy.generator import PrivateGaussian
+from vfl_party.noise import PrivateGaussian
 
 __all__ = ["GradSampleHooks", "ModuleValidator", "PrivateOptimizer"]
 

@@ -43,7 +43,7 @@ class Member:
     heard_s: float
     joined: bool = False
     join: control_pb2.Join = field(default_factory=control_pb2.Join)
-    aggregations: tuple[AggregationPlan, ...] = ()
+    plan: tuple[AggregationPlan, ...] | None = None  # of this generation; None: it has not said yet
     progress: control_pb2.Progress | None = None  # the last one of this generation
     report: control_pb2.Report | None = None
     alone: bool = False  # the active party: it needs no other party for the rest of this generation
@@ -85,8 +85,10 @@ class Coordinator:
         job: ``train`` or ``predict``.
         run_id: this run's name.
         generation: the last generation that an earlier process of this server started.
-        on_start: called, under the lock, with (generation, checkpoint, agreed aggregations) when a generation starts,
-            before the parties hear of it.
+        on_start: called, under the lock, with (generation, checkpoint) when a generation starts, before the
+            parties hear of it.
+        on_plan: called, under the lock, with (generation, checkpoint, agreed aggregations) once all parties have said
+            what they are going to do.
         on_end: called, under the lock, with the reason when a started generation or the run ends.
         on_leave: called, under the lock, with a party that is no longer needed, before it hears that it may leave.
         left: the parties that left before this process of the server began.
@@ -100,7 +102,8 @@ class Coordinator:
         run_id: str,
         generation: int,
         *,
-        on_start: Callable[[int, str, tuple[AggregationPlan, ...]], None],
+        on_start: Callable[[int, str], None],
+        on_plan: Callable[[int, str, tuple[AggregationPlan, ...]], None],
         on_end: Callable[[VflError], None] = lambda _: None,
         on_leave: Callable[[Left], None] = lambda _: None,
         left: Mapping[str, Left] = MappingProxyType({}),
@@ -109,7 +112,9 @@ class Coordinator:
         self.recipe, self.job, self.run_id, self.generation = recipe, job, run_id, generation
         self._roster = tuple(party.name for party in recipe.parties)
         self._phases = tuple(phase.name for phase in recipe.phases)
-        self._on_start, self._on_end, self._on_leave, self._emit = on_start, on_end, on_leave, emit
+        self._on_start, self._on_plan, self._on_end = on_start, on_plan, on_end
+        self._on_leave, self._emit = on_leave, emit
+        self._checkpoint = ""  # from which the generation began
         self._lock = threading.Condition()
         self._members: dict[str, Member] = {}
         self._identities = {name: each.identity for name, each in left.items()}
@@ -170,6 +175,8 @@ class Coordinator:
             body = message.WhichOneof("body")
             if body == "join":
                 self._join(member, message.join)
+            elif body == "plan":
+                self._planned(member, message.plan)
             elif body == "progress":
                 self._progress(member, message.progress)
             elif body == "report":
@@ -256,7 +263,6 @@ class Coordinator:
     def _join(self, member: Member, join: control_pb2.Join) -> None:
         runs = {other.join.run_id for other in self._members.values() if other.joined and other is not member}
         admit(member.name, join, self.recipe, self.job, runs)
-        declared = declarations.declared(join, self._phases if self.job == "train" else (), member.name)
         if member.name in self._left and not self._needed(member.name):
             text = (
                 f"{member.name} has finished its part of run {self.run_id}, which continues without it; nothing to do"
@@ -264,7 +270,7 @@ class Coordinator:
             raise PeerError(Code.NAME_TAKEN, text, public=text, party=member.name)
         if self.state is RunState.RUNNING:  # the party left the generation before we noticed
             self._interrupt(f"{member.name} joins again", lost=[])
-        member.join, member.joined, member.aggregations, member.report = join, True, declared, None
+        member.join, member.joined, member.report = join, True, None
         self._left.pop(member.name, None)
         self._identities[member.name] = PartySummary(
             name=member.name,
@@ -335,18 +341,14 @@ class Coordinator:
 
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
-        try:
-            declared = {name: member.aggregations for name, member in self._in_order()}
-            self._on_start(self.generation, decision.checkpoint, declarations.agreed(declared, self._phases))
-        except VflError as error:
-            self._fail(error)
-            return
+        self._checkpoint = decision.checkpoint
+        self._on_start(self.generation, decision.checkpoint)
         self.state = move(self.state, RunState.RUNNING)
         if self._started_s is None:
             self._started_s = time.monotonic()
         address = self._members[self.recipe.active.name].join.exchange_address
         for member in self._members.values():
-            member.progress = None
+            member.progress = member.plan = None
             member.outbox.put(
                 control_pb2.ServerMessage(
                     start=control_pb2.Start(
@@ -359,6 +361,19 @@ class Coordinator:
                 )
             )
         self._emit("started", run_id=self.run_id, generation=self.generation, checkpoint=decision.checkpoint)
+
+    def _planned(self, member: Member, plan: control_pb2.Plan) -> None:
+        """Once all parties have said what they are going to do, it is compared, and the aggregation begins."""
+        if self.state is not RunState.RUNNING:
+            return  # the party has not heard yet that its generation has ended
+        member.plan = declarations.declared(plan, self._phases if self.job == "train" else (), member.name)
+        plans = {name: each.plan for name, each in self._in_order() if each.plan is not None}
+        if len(plans) < len(self._members):
+            return
+        try:
+            self._on_plan(self.generation, self._checkpoint, declarations.agreed(plans, self._phases))
+        except VflError as error:
+            self._fail(error)
 
     def _lose(self, member: Member, how: str) -> None:
         del self._members[member.name]

@@ -16,14 +16,14 @@ MAX_NAME = 200  # characters of a tensor's name
 _KIND = tensor_pb2.BundleKind.WEIGHTS
 
 
-def declared(join: control_pb2.Join, phases: Sequence[str], party: str) -> tuple[AggregationPlan, ...]:
+def declared(plan: control_pb2.Plan, phases: Sequence[str], party: str) -> tuple[AggregationPlan, ...]:
     """Reads the aggregations that ``party`` declares.
 
     Raises PeerError if a phase is not in ``phases`` or appears twice, if rounds, names or sizes exceed the bounds
     above, or if a tensor is not float32.
     """
     found: dict[str, AggregationPlan] = {}
-    for entry in join.aggregations[: len(phases) + 1]:
+    for entry in plan.aggregations[: len(phases) + 1]:
         if entry.phase not in phases or entry.phase in found:
             what = "twice" if entry.phase in found else "which is not in the recipe"
             raise _refused(Code.MALFORMED_MESSAGE, party, f"aggregates in phase {entry.phase[:40]!r}, {what}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+from pydantic import TypeAdapter
+
 from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.summary import Privacy
+from vfl_common.summary import ExchangeSummary, Privacy
 
 MAX_TEXT = 200  # characters of a name
 MAX_TEXTS = 16_384  # names in a report: a line of the ledger has four
@@ -21,9 +23,10 @@ def is_sound(report: control_pb2.Report) -> bool:
     return (
         len(texts) <= MAX_TEXTS
         and all(len(text) <= MAX_TEXT for text in texts)
-        and max(len(report.metrics_json), len(report.privacy_json)) <= MAX_JSON
+        and max(len(report.metrics_json), len(report.privacy_json), len(report.exchanges_json)) <= MAX_JSON
         and metrics_of(report) is not None
         and (not report.privacy_json or privacy_of(report) is not None)
+        and exchanges_of(report) is not None
     )
 
 
@@ -68,5 +71,13 @@ def privacy_of(report: control_pb2.Report) -> Privacy | None:
     """Reads a party's report on differential privacy; returns None if it is empty or has another form."""
     try:
         return Privacy.model_validate_json(report.privacy_json) if report.privacy_json else None
+    except ValueError:
+        return None
+
+
+def exchanges_of(report: control_pb2.Report) -> list[ExchangeSummary] | None:
+    """Reads what a party reports of its phases' exchanges; None if it is anything else."""
+    try:
+        return TypeAdapter(list[ExchangeSummary]).validate_json(report.exchanges_json or "[]")
     except ValueError:
         return None

@@ -9,14 +9,13 @@ from typing import Literal
 
 from vfl_common.config.models import Probability, Temperature
 from vfl_party.context import Party
-from vfl_party.methods import Method
+from vfl_party.method import Method, silent
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.selfsup.local import LocalSelfSup
 from vfl_party.selfsup.plan import make_plan
 from vfl_party.selfsup.report import report
 from vfl_party.selfsup.settings import SelfSupSettings
 from vfl_party.selfsup.tower import build_tower
-from vfl_party.traffic import silent
 
 
 class ContrastiveSettings(SelfSupSettings):
@@ -58,4 +57,4 @@ class Contrastive(Phase):
             self._local.load_state(tree)
 
 
-METHOD = Method(ContrastiveSettings, Contrastive, Contrastive, traffic=silent)  # type: ignore[arg-type]
+METHOD = Method(ContrastiveSettings, Contrastive, Contrastive, traffic=silent)

@@ -6,11 +6,11 @@ from typing import Literal
 
 from vfl_common.config.base import Section
 from vfl_party.context import Party
-from vfl_party.methods import Method, sent_noise
+from vfl_party.declared import Exchange, Occurrence, Traffic
+from vfl_party.method import Method
 from vfl_party.metrics import evaluate
 from vfl_party.phase import Phase, RoundReport
-from vfl_party.scoring import joint_outputs, scoring_traffic, send_embeddings
-from vfl_party.traffic import Exchange, Traffic
+from vfl_party.scoring import joint_outputs, scoring, scoring_traffic, send_embeddings
 
 
 class EvaluateSettings(Section):
@@ -19,12 +19,18 @@ class EvaluateSettings(Section):
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
 
 
+def embeddings(party: Party) -> Exchange:
+    """Of the rows of each split, with the noise of the phases before."""
+    return scoring(party.sent_noise, name="embedding", when="once")
+
+
 class ActiveEvaluate(Phase):
     """One round: all splits, one after the other."""
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
+        self._scores = party.answering(name, embeddings(party), width=party.embedding_size)
 
     def run_round(self, round_: int) -> RoundReport:
         party, batch = self._party, 0
@@ -32,7 +38,7 @@ class ActiveEvaluate(Phase):
         metrics: dict[str, dict[str, float]] = {}
         for split in self._settings.splits:
             rows = party.rows(split)
-            outputs, batch = joint_outputs(party, self.name, round_, batch, rows)
+            outputs, batch = joint_outputs(party, self._scores, round_, batch, rows)
             if len(rows):
                 metrics[split] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
         return RoundReport(0, metrics)
@@ -44,22 +50,22 @@ class PassiveEvaluate(Phase):
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
-        self._noise = sent_noise(party.recipe)
+        self._scores = party.asking(name, embeddings(party), width=party.embedding_size)
 
     def run_round(self, round_: int) -> RoundReport:
         party, batch = self._party, 0
         for split in self._settings.splits:
-            batch = send_embeddings(party, self.name, round_, batch, party.rows(split), self._noise.noise)
+            batch = send_embeddings(party, self._scores, round_, batch, party.rows(split))
         return RoundReport(0)
 
 
-def traffic(party: Party, name: str, settings: Section) -> Traffic:
+def traffic(party: Party, name: str, settings: EvaluateSettings) -> Traffic:
     """See ``Method.traffic``."""
-    assert isinstance(settings, EvaluateSettings)  # noqa: S101 - parsed by our own METHOD
-    found: list[Exchange] = []
+    found: list[Occurrence] = []
+    exchange = embeddings(party)
     for split in settings.splits:
-        found += scoring_traffic(party, name, 0, len(found), party.rows(split))
+        found += scoring_traffic(party, name, exchange, 0, len(found), party.rows(split))
     return Traffic(found)
 
 
-METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, traffic=traffic, encodes=True)  # type: ignore[arg-type]
+METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, traffic=traffic, encodes=True)

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import StepKey
 from vfl_party.context import Party, Rows
-from vfl_party.exchange import expect
 from vfl_party.methods.fedhssl.encoders import CROSS
+from vfl_party.methods.fedhssl.exchanges import projection
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
-from vfl_party.privacy.iso import IsoNoise
 from vfl_party.seeds import full_batches
 from vfl_party.selfsup.local import Epochs, finite, require_rows
 from vfl_party.selfsup.losses import KeyQueue, variance_kept
@@ -37,7 +36,6 @@ class CrossStep:
         self._rows = require_rows(party, phase, "aligned", plan.batch_size)
         self.tower = build_tower(party, phase, CROSS, encoder, plan, shared=False)
         self._trained = Trained(self.tower, plan, settings.rounds * settings.cross_epochs)
-        self._spec = expect(Kind.EMBEDDING, z=(torch.float32, (plan.batch_size, plan.widths[-1])))
         self._keys: dict[str, KeyQueue] = {}
         if plan.ssl == "moco" and plan.negatives == "queue":  # of received projections: no traffic of its own
             rows = len(self._rows)
@@ -100,38 +98,34 @@ class CrossStep:
 
 
 class ActiveCross(CrossStep):
-    """The active party collects and answers: every passive party's z comes in, its own goes out to each."""
+    """The active party collects and answers: every passive party's z comes in, its own goes out to all."""
 
     def __init__(
         self, party: Party, phase: str, settings: FedHSSLSettings, plan: Plan, encoder: nn.Module, peers: list[str]
     ) -> None:
         super().__init__(party, phase, settings, plan, encoder, peers)
-        self._iso = IsoNoise(settings.iso_embedding)
+        self._projection = party.answering(phase, projection(settings), rows=plan.batch_size, width=plan.widths[-1])
 
     def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        hub = self._party.need_hub()
         z_BP = self.tower.project(inputs)  # line 6
-        received = hub.collect(step, self._spec)
-        sent_BP = self._iso.noise(z_BP.detach())
-        hub.reply(step, Kind.EMBEDDING, {peer: {"z": sent_BP} for peer in received})  # line 8
+        received = self._projection.collect(step)
+        self._projection.reply_all(step, received, {"z": z_BP})  # line 8
         loss = self._update(inputs, z_BP, {peer: tensors["z"] for peer, tensors in received.items()})
         return loss, z_BP.detach()
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"iso": self._iso.state()}
-
-    def load_state(self, tree: dict[str, Any]) -> None:
-        super().load_state(tree)
-        self._iso.load_state(tree["iso"])
 
 
 class PassiveCross(CrossStep):
     """A passive party sees the active party's z alone."""
 
+    def __init__(
+        self, party: Party, phase: str, settings: FedHSSLSettings, plan: Plan, encoder: nn.Module, peers: list[str]
+    ) -> None:
+        super().__init__(party, phase, settings, plan, encoder, peers)
+        self._projection = party.asking(phase, projection(settings), rows=plan.batch_size, width=plan.widths[-1])
+
     def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        link = self._party.need_link()
         z_BP = self.tower.project(inputs)  # line 6
-        link.send(step, Kind.EMBEDDING, {"z": z_BP})  # line 10
-        reply = link.receive(step, self._spec)
-        loss = self._update(inputs, z_BP, {link.peer: reply["z"]})
+        self._projection.send(step, {"z": z_BP})  # line 10
+        reply = self._projection.receive(step)
+        loss = self._update(inputs, z_BP, {self._projection.peer: reply["z"]})
         return loss, z_BP.detach()

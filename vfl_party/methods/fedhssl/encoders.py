@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from vfl_common.config.base import Section
 from vfl_common.errors import Code, InputError
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
@@ -13,9 +12,8 @@ from vfl_party.models import TwoTowers
 CROSS, LOCAL = "cross", "local"  # also the labels from which initial weights are drawn
 
 
-def kept_encoder(settings: Section, make: MakeEncoder) -> nn.Module:
+def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
     """The encoder that a party hands on, with its initial weights: see ``Method.encoder``."""
-    assert isinstance(settings, FedHSSLSettings)  # noqa: S101 - parsed by our own METHOD
     match settings.kept:
         case "cross":
             return make(CROSS)
@@ -26,6 +24,17 @@ def kept_encoder(settings: Section, make: MakeEncoder) -> nn.Module:
             if rule == "concat":
                 width = _half(settings, make)
             return TwoTowers(make(CROSS, width=width), make(LOCAL, shared=settings.aggregate, width=width), rule)
+
+
+def part_of(encoder: nn.Module, tower: str) -> nn.Module:
+    """One of the two encoders of ``kept_encoder``: see ``Method.part``."""
+    if not isinstance(encoder, TwoTowers):
+        text = "the phases of that run do not hand on two encoders"
+        raise ValueError(f"{text}; remove it, or give start.phases as that run has them")
+    if encoder.rule == "concat":
+        text = "with keep = 'concat' an encoder gives half of the embedding"
+        raise ValueError(f"{text}; remove it, or pretrain with keep = 'mean'")
+    return encoder.cross if tower == CROSS else encoder.local
 
 
 def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module]:

@@ -54,9 +54,7 @@ class FedHSSL(Phase):
                 guide_drifts=preset == "released",
             )
             if settings.aggregate:
-                amplifier = settings.iso_weights if party.name == party.recipe.active.name else 0.0
-                self._aggregation = AggregationStep(party, name, self._local.tower, amplifier)
-                self.aggregates = self._aggregation.spec
+                self._aggregation = AggregationStep(party, name, self._local.tower, settings)
 
     def run_round(self, round_: int) -> RoundReport:
         done: dict[str, Epochs] = {}
@@ -79,11 +77,11 @@ class FedHSSL(Phase):
         return self._party.ticker(self.name, round_, self.rounds, steps)
 
     def state(self) -> Tree:
-        parts = {"cross": self._cross, "local": self._local, "aggregation": self._aggregation}
+        parts = {"cross": self._cross, "local": self._local}
         return {name: part.state() for name, part in parts.items() if part is not None}
 
     def load_state(self, tree: Tree) -> None:
-        for name, part in (("cross", self._cross), ("local", self._local), ("aggregation", self._aggregation)):
+        for name, part in (("cross", self._cross), ("local", self._local)):
             if part is not None:
                 part.load_state(tree[name])
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
+from vfl_party.noise import Amplifier
 from vfl_party.selfsup.settings import SelfSupSettings
 
-Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]
 Keep = Literal["mean", "concat", "cross", "local"]
 
 
@@ -23,7 +23,7 @@ class FedHSSLSettings(SelfSupSettings):
     cross: bool = True
     local: bool = True
     aggregate: bool = True
-    gamma: Annotated[float, Field(ge=0.0, le=1e6)] | None = None  # 0.5; the released commands run with 0
+    gamma: Amplifier | None = None  # 0.5; the released commands run with 0
     cross_epochs: PositiveInt = 1  # of a round, over the aligned training rows
     local_epochs: PositiveInt = 1  # of a round, over all of a party's training rows
     local_updates: PositiveInt = 1  # e: updates of the cross-party step on one exchange

@@ -4,18 +4,15 @@ Alg. 1, lines 2 to 15: every passive party alone, nothing crosses a wire. The up
 training (lines 18 to 30) are ``head`` with ``own_encoder = "trained"``; ``splitnn`` after it is multi-round FedOnce.
 """
 
-from vfl_common.config.base import Section
 from vfl_common.config.recipe import Recipe
-from vfl_party.methods import Method
+from vfl_party.method import Method, silent
 from vfl_party.methods.fedonce.encoders import learnt_encoder
 from vfl_party.methods.fedonce.phase import FedOnce
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.privacy.plan import PrivatePhase
-from vfl_party.traffic import silent
 
 
-def _private(name: str, settings: Section, recipe: Recipe, _rows: int) -> PrivatePhase | None:
-    assert isinstance(settings, FedOnceSettings)  # noqa: S101 - parsed by our own METHOD
+def _private(name: str, settings: FedOnceSettings, recipe: Recipe, _rows: int) -> PrivatePhase | None:
     if settings.dp is None:
         return None
     learn = [party.name for party in recipe.passives]
@@ -24,4 +21,4 @@ def _private(name: str, settings: Section, recipe: Recipe, _rows: int) -> Privat
     return PrivatePhase(name, settings.dp, tuple(learn), settings.batch_size, settings.epochs)
 
 
-METHOD = Method(FedOnceSettings, FedOnce, FedOnce, learnt_encoder, private=_private, traffic=silent)  # type: ignore[arg-type]
+METHOD = Method(FedOnceSettings, FedOnce, FedOnce, learnt_encoder, private=_private, traffic=silent)

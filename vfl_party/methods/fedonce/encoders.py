@@ -7,7 +7,6 @@ from dataclasses import replace
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from vfl_common.config.base import Section
 from vfl_common.config.models import MlpSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.context import MakeEncoder
@@ -30,9 +29,8 @@ class WithOutput(nn.Module):
         return z_BD.tanh() if self.output == "tanh" else F.normalize(z_BD)
 
 
-def learnt_encoder(settings: Section, make: MakeEncoder) -> nn.Module:
+def learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
     """The encoder that this phase trains, with its initial weights: see ``Method.encoder``."""
-    assert isinstance(settings, FedOnceSettings)  # noqa: S101 - parsed by our own METHOD
     if make.party == make.recipe.active.name and not settings.active:
         return make("encoder")
     if settings.objective == "pca":

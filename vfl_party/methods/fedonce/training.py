@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from vfl_party.context import Party, Rows
-from vfl_party.methods import privacy_plan
 from vfl_party.methods.fedonce.rows import finite, own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
 from vfl_party.optim import build_optimizer, build_schedule, clip
@@ -31,10 +30,10 @@ class Training:
         self._optimizer = build_optimizer(self._optimize, self._params)
         self._schedule = build_schedule(self._optimize, self._optimizer, settings.epochs)
         self._private: PrivateSteps | None = None
-        plan = privacy_plan(party.recipe, n) if settings.dp is not None else None
-        if plan is not None and settings.dp is not None:
+        if settings.dp is not None:
             rows, size, norm = np.arange(n, dtype=np.int64), settings.batch_size, settings.dp.max_grad_norm
-            self._private = PrivateSteps(plan, phase, party.name, module, self._optimizer, rows, size, norm)
+            trained = module, self._optimizer, rows
+            self._private = PrivateSteps(party.need_privacy(), phase, party.name, *trained, size, norm)
 
     def run_epoch(self, epoch: int, loss: Callable[[Rows], Tensor]) -> RoundReport:
         """Tells the mean loss and, with ``dp``, the joint ε."""

@@ -4,9 +4,8 @@ In a recipe of one party that has all columns it is trees on all (a study's ``co
 is handed on: the trees end with the phase.
 """
 
-from vfl_party.methods import Method
+from vfl_party.method import Method, silent
 from vfl_party.methods.gbdt.phase import ActiveGbdt, PassiveGbdt
 from vfl_party.methods.gbdt.settings import GbdtSettings
-from vfl_party.traffic import silent
 
-METHOD = Method(GbdtSettings, ActiveGbdt, PassiveGbdt, kept=False, traffic=silent)  # type: ignore[arg-type]
+METHOD = Method(GbdtSettings, ActiveGbdt, PassiveGbdt, kept=False, traffic=silent)

@@ -7,27 +7,24 @@ them, in eval mode, on rows as they are; each party sends one bundle, its traini
 
 from __future__ import annotations
 
-from vfl_common.config.base import Section
 from vfl_common.config.recipe import Recipe
-from vfl_party.methods import Method
+from vfl_party.method import Method
 from vfl_party.methods.head.active import ActiveHead
 from vfl_party.methods.head.passive import PassiveHead
 from vfl_party.methods.head.settings import HeadSettings
-from vfl_party.methods.head.traffic import traffic
+from vfl_party.methods.head.upload import traffic
 from vfl_party.privacy.plan import PrivatePhase
 
 
-def _noise(settings: Section) -> float:
-    assert isinstance(settings, HeadSettings)  # noqa: S101 - parsed by our own METHOD
+def _noise(settings: HeadSettings) -> float:
     return settings.noise
 
 
-def _private(name: str, settings: Section, recipe: Recipe, rows: int) -> PrivatePhase | None:
-    assert isinstance(settings, HeadSettings)  # noqa: S101 - parsed by our own METHOD
+def _private(name: str, settings: HeadSettings, recipe: Recipe, rows: int) -> PrivatePhase | None:
     if settings.dp is None:
         return None
     dp = settings.dp.model_copy(update={"mode": "fixed"})  # labels are nobody else's: there is nothing to match
     return PrivatePhase(name, dp, (recipe.active.name,), settings.batch_size, settings.epochs_over(rows))
 
 
-METHOD = Method(HeadSettings, ActiveHead, PassiveHead, noise=_noise, private=_private, traffic=traffic)  # type: ignore[arg-type]
+METHOD = Method(HeadSettings, ActiveHead, PassiveHead, noise=_noise, private=_private, traffic=traffic)

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party, Rows
-from vfl_party.exchange import expect
-from vfl_party.methods import privacy_plan
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
-from vfl_party.methods.head.upload import without, zeros
+from vfl_party.methods.head.upload import upload, without, zeros
 from vfl_party.metrics import loss_fn
 from vfl_party.models import combine
 from vfl_party.optim import build_optimizer, build_schedule, clip
@@ -55,11 +53,11 @@ class ActiveHead(Phase):
         self._optimizer = build_optimizer(settings.optimizer, self._params)
         self._positions = np.arange(len(self._rows), dtype=np.int64)
         self._private: PrivateSteps | None = None
-        plan = privacy_plan(party.recipe, len(self._rows)) if settings.dp is not None else None
-        if plan is not None and settings.dp is not None:
+        if settings.dp is not None:
             size, norm = settings.batch_size, settings.dp.max_grad_norm
             trained = self._models, self._optimizer, self._positions
-            self._private = PrivateSteps(plan, name, party.name, *trained, size, norm)
+            self._private = PrivateSteps(party.need_privacy(), name, party.name, *trained, size, norm)
+        self._upload = party.answering(name, upload(settings), width=party.embedding_size)
         self._r: dict[str, Tensor] = {}  # {passive party: its representations of the training rows, [N, D]}
         self._late: list[str] = []
         self._owed = False  # the acknowledgement
@@ -77,8 +75,8 @@ class ActiveHead(Phase):
         """One bundle from each passive party: FedOnce's Alg. 1, line 19."""
         party, step = self._party, StepKey(self.name, round_, 0)
         n, d = len(self._rows), party.embedding_size
-        spec, deadline_s = expect(Kind.EMBEDDING, z=(torch.float32, (n, d))), self._settings.deadline_s
-        received = party.need_hub().collect(step, spec, math.inf if deadline_s is None else deadline_s)
+        deadline_s = self._settings.deadline_s
+        received = self._upload.collect(step, rows=n, deadline_s=math.inf if deadline_s is None else deadline_s)
         self._late = [each.name for each in party.recipe.passives if each.name not in received]
         self._r = {name: tensors["z"] for name, tensors in received.items()} | zeros(self._late, n, d, party.device)
         self._owed = True
@@ -92,10 +90,10 @@ class ActiveHead(Phase):
         self._owed, party, step = False, self._party, StepKey(self.name, UPLOAD, 0)
         names = [each.name for each in party.recipe.passives]
         if self._settings.deadline_s is None:
-            party.need_hub().acknowledge(step, dict.fromkeys(names))
+            self._upload.acknowledge(step, names)
             return
         used = {name: torch.tensor([name not in self._late], dtype=torch.uint8) for name in names}
-        party.need_hub().reply(step, Kind.ACK, {name: {"used": each} for name, each in used.items()})
+        self._upload.reply(step, {name: {"used": each} for name, each in used.items()})
 
     def _train(self, round_: int) -> RoundReport:
         """SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import StepKey
 from vfl_party.context import Party
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
-from vfl_party.methods.head.upload import answer
+from vfl_party.methods.head.upload import upload
 from vfl_party.phase import Phase, RoundReport
-from vfl_party.privacy.gaussian import GaussianNoise
 from vfl_party.scoring import embed
 
 
@@ -19,14 +18,14 @@ class PassiveHead(Phase):
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds, self._party = name, 2, party
-        self._noise, self._answer = GaussianNoise(settings.noise), answer(settings)
+        self._upload = party.asking(name, upload(settings), width=party.embedding_size)
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ != UPLOAD:
             return RoundReport(0)
         party = self._party
-        r_ND = self._noise.noise(embed(party, party.rows("train")))
-        reply = party.need_link().swap(StepKey(self.name, round_, 0), Kind.EMBEDDING, {"z": r_ND}, self._answer)
+        r_ND = embed(party, party.rows("train"))
+        reply = self._upload.swap(StepKey(self.name, round_, 0), {"z": r_ND})
         used = all(bool(each) for each in reply.values())
         note = "" if used else "our representations came after deadline_s: the model is trained without them"
         return RoundReport(0, note=note, checkpoint=True)

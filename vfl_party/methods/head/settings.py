@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vfl_party.budget import Budget
+from vfl_party.noise import Amplifier
 from vfl_party.privacy.settings import DpSettings
 
 UPLOAD, TRAIN = 0, 1  # the two rounds: a checkpoint lies between them, so that a later death need not repeat the upload
@@ -24,7 +25,7 @@ class HeadSettings(Budget):
     """
 
     own_encoder: Literal["frozen", "trained"] = "frozen"
-    noise: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
+    noise: Amplifier = 0.0
     deadline_s: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
     dp: DpSettings | None = None
 

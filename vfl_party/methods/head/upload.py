@@ -7,15 +7,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vfl_common.bundle import BundleSpec, Kind
+from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
-from vfl_party.exchange import NOTHING, expect
-from vfl_party.methods.head.settings import HeadSettings
+from vfl_party.context import Party
+from vfl_party.declared import NOTHING, Exchange, Occurrence, Sent, Traffic, f32, noise, u8
+from vfl_party.methods.head.settings import UPLOAD, HeadSettings
 
 
-def answer(settings: HeadSettings) -> BundleSpec:
-    """The acknowledgement; with a deadline it says whether the representations are used."""
-    return NOTHING if settings.deadline_s is None else expect(Kind.ACK, used=(torch.uint8, (1,)))
+def upload(settings: HeadSettings) -> Exchange:
+    """A party's representations of all training rows up; with a deadline the answer says whether they are used."""
+    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=settings.noise))
+    down = NOTHING if settings.deadline_s is None else Sent(Kind.ACK, {"used": u8(1)})
+    return Exchange("upload", up, down, when="once")
+
+
+def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
+    """See ``Method.traffic``."""
+    sizes = {"rows": len(party.rows("train")), "width": party.embedding_size}
+    return Traffic([Occurrence.of(upload(settings), StepKey(name, UPLOAD, 0), **sizes)])
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """Supervised split training: every party an encoder, the active party the labels and the top model."""
 
-from vfl_party.methods import Method
+from vfl_party.method import Method
 from vfl_party.methods.splitnn.active import ActiveSplitNN
 from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.traffic import traffic
 
-METHOD = Method(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, traffic=traffic, encodes=True)  # type: ignore[arg-type]
+METHOD = Method(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, traffic=traffic, encodes=True)

@@ -7,17 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
-from vfl_party.exchange import NOTHING, expect
 from vfl_party.methods.splitnn.batches import numbered
+from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.training import BEST, STOP, OwnTraining
+from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.metrics import evaluate, loss_fn
 from vfl_party.models import combine
 from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.privacy.iso import IsoNoise
 from vfl_party.scoring import joint_outputs
 
 
@@ -33,7 +32,10 @@ class ActiveSplitNN(Phase):
         self._party, self._settings = party, settings
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.rounds
-        self._iso = IsoNoise(settings.iso)
+        width = party.embedding_size
+        self._embedding = party.answering(name, embedding(settings), width=width)
+        self._validation = party.answering(name, VALIDATION, width=width)
+        self._verdicts = party.answering(name, VERDICT) if settings.early_stopping is not None else None
         self._loss = loss_fn(party.recipe.task)
         self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
         rule, task = settings.early_stopping, party.recipe.task
@@ -48,7 +50,6 @@ class ActiveSplitNN(Phase):
 
     def run_round(self, round_: int) -> RoundReport:
         party, training, rule = self._party, self._training, self._party.recipe.model.combine
-        hub = party.need_hub()
         _, targets = party.need_labels()
         training.train_mode()
         epochs = training.batches(round_)
@@ -59,13 +60,12 @@ class ActiveSplitNN(Phase):
             training.zero_grad()
             y_B = party.take(targets, rows)
             own = [party.encode(*party.features.inputs(rows))] if party.features is not None else []
-            received = hub.collect(step, expect(Kind.EMBEDDING, z=(torch.float32, (len(rows), party.embedding_size))))
+            received = self._embedding.collect(step, rows=len(rows))
             z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
             loss = self._loss(party.outputs(combine(rule, [*own, *z_BD.values()])), y_B)
             loss.backward()  # type: ignore[no-untyped-call]
             # The parties go on while the top model is updated: every gradient is of the weights before the update.
-            dz_BD = {name: {"dz": self._iso.noise(gradient(leaf))} for name, leaf in z_BD.items()}
-            hub.reply(step, Kind.GRADIENT, dz_BD)
+            self._embedding.reply(step, {name: {"dz": gradient(leaf)} for name, leaf in z_BD.items()})
             training.step()
             total += loss.detach()
             if last:
@@ -83,7 +83,7 @@ class ActiveSplitNN(Phase):
     def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> int:
         party = self._party
         rows = party.rows("validation")
-        outputs, after = joint_outputs(party, self.name, round_, batch, rows)
+        outputs, after = joint_outputs(party, self._validation, round_, batch, rows)
         if len(rows):
             labels, targets = party.need_labels()
             metrics["validation"] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
@@ -92,7 +92,7 @@ class ActiveSplitNN(Phase):
     def _verdict(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> bool:
         """Decides whether this epoch is the best so far and whether to stop, and tells the passive parties."""
         rule = self._settings.early_stopping
-        if rule is None:
+        if rule is None or self._verdicts is None:
             return False
         value = metrics["validation"].get(rule.metric)
         if value is None:
@@ -105,19 +105,17 @@ class ActiveSplitNN(Phase):
             self._training.keep_as_best()
         stop = bool(round_ - best["round"] >= rule.patience)
         verdict = (BEST if best["round"] == round_ else 0) | (STOP if stop else 0)
-        step, hub = StepKey(self.name, round_, batch), self._party.need_hub()
-        parties = hub.collect(step, NOTHING)
-        tensor = torch.tensor([verdict], dtype=torch.uint8)
-        hub.reply(step, Kind.VERDICT, {name: {"verdict": tensor} for name in parties})
+        step = StepKey(self.name, round_, batch)
+        parties = self._verdicts.collect(step)
+        self._verdicts.reply_all(step, parties, {"verdict": torch.tensor([verdict], dtype=torch.uint8)})
         return stop
 
     def state(self) -> Tree:
-        return self._training.state() | {"best_epoch": self._best, "iso": self._iso.state()}
+        return self._training.state() | {"best_epoch": self._best}
 
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
         self._best = tree["best_epoch"]
-        self._iso.load_state(tree["iso"])
 
     def finish(self) -> None:
         self._training.restore_best()

@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party, Rows
+from vfl_party.methods.splitnn.exchanges import embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.seeds import batches
 
@@ -21,7 +22,10 @@ class Batches:
         if settings.max_bytes is not None and not party.recipe.passives:
             text = f"recipe: phases: {phase}: max_bytes: {party.name} is alone, so no bytes cross"
             raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or add a passive party")
-        row_bytes = 2 * 4 * party.embedding_size * len(party.recipe.passives)  # float32, there and back
+        swap = embedding(settings)
+        chains, sizes = party.chains(phase, swap), {"rows": 1, "width": party.embedding_size}
+        crosses = [chains.up.wire_spec(swap.up.spec(**sizes)), chains.down.wire_spec(swap.down.spec(**sizes))]
+        row_bytes = sum(spec.payload_bytes for spec in crosses) * len(party.recipe.passives)
         self._sizes = [len(batch) for batch in self._epoch(0)]  # the same in every epoch
         self._bytes = [row_bytes * size for size in self._sizes]
         self.epochs = settings.epochs_over(rows)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import StepKey
 from vfl_party.context import Party
-from vfl_party.exchange import expect
 from vfl_party.methods.splitnn.batches import numbered
+from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.training import BEST, STOP, VERDICT, OwnTraining
+from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import send_embeddings
 
@@ -21,35 +19,39 @@ class PassiveSplitNN(Phase):
         self._party, self._settings = party, settings
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.rounds
+        width = party.embedding_size
+        self._embedding = party.asking(name, embedding(settings), width=width)
+        self._validation = party.asking(name, VALIDATION, width=width)
+        self._verdicts = party.asking(name, VERDICT) if settings.early_stopping is not None else None
 
     def run_round(self, round_: int) -> RoundReport:
         party, training = self._party, self._training
-        link, features = party.need_link(), party.need_features()
+        features = party.need_features()
         training.train_mode()
         steps = numbered(training.batches(round_))
         inputs = features.inputs(steps[0][0]) if steps else ()
         for batch, (_, last) in enumerate(steps):
             step = StepKey(self.name, round_, batch)
             z_BD = party.encode(*inputs)
-            link.send(step, Kind.EMBEDDING, {"z": z_BD})
+            self._embedding.send(step, {"z": z_BD})
             # While the active party computes:
             training.zero_grad()
             if batch + 1 < len(steps):
                 inputs = features.inputs(steps[batch + 1][0])
-            reply = link.receive(step, expect(Kind.GRADIENT, dz=(torch.float32, tuple(z_BD.shape))))
+            reply = self._embedding.receive(step, rows=len(z_BD))
             z_BD.backward(reply["dz"])  # type: ignore[no-untyped-call]
             training.step()
             if last:
                 training.end_epoch()
             party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
-        after = send_embeddings(party, self.name, round_, len(steps), party.rows("validation"))
+        after = send_embeddings(party, self._validation, round_, len(steps), party.rows("validation"))
         return RoundReport(len(steps), done=self._verdict(round_, after))
 
     def _verdict(self, round_: int, batch: int) -> bool:
         """Whether the active party ends the phase here."""
-        if self._settings.early_stopping is None:
+        if self._verdicts is None:
             return False
-        reply = self._party.need_link().swap(StepKey(self.name, round_, batch), Kind.ACK, {}, VERDICT)
+        reply = self._verdicts.swap(StepKey(self.name, round_, batch), {})
         verdict = int(reply["verdict"][0])
         if verdict & BEST:
             self._training.keep_as_best()

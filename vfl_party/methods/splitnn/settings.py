@@ -8,6 +8,7 @@ from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
 from vfl_party.budget import Budget
+from vfl_party.noise import Amplifier
 
 
 class EarlyStopping(Section):
@@ -31,5 +32,5 @@ class SplitNNSettings(Budget):
 
     validate_every: Annotated[int, Field(gt=0, le=1000)] = 1  # epochs, whose batches are all planned at once
     max_bytes: PositiveInt | None = None
-    iso: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # λ of the noise on the gradients that the active party sends
+    iso: Amplifier = 0.0  # λ of the noise on the gradients that the active party sends
     early_stopping: EarlyStopping | None = None

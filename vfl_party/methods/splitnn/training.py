@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vfl_common.bundle import Kind
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
-from vfl_party.exchange import expect
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.optim import build_optimizer, build_schedule, clip
-
-BEST, STOP = 1, 2  # bits of the active party's verdict on an epoch
-VERDICT = expect(Kind.VERDICT, verdict=(torch.uint8, (1,)))
 
 
 class OwnTraining:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.base import Section
 from vfl_party.context import Party
-from vfl_party.exchange import expect
-from vfl_party.methods import Method
+from vfl_party.declared import Exchange, Sent
+from vfl_party.method import Method
 from vfl_party.phase import Phase, RoundReport
 from vfl_party.seeds import derive_seed
 
@@ -39,13 +39,12 @@ class Averaging(Phase):
             for key, tensor in self._weights.items():
                 tensor.copy_(drift(party.name, name, -1, key, tensor))
         party.models[name] = layer.to(party.device)
-        self.aggregates = expect(
-            Kind.WEIGHTS, **{key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in self._weights.items()}
-        )
+        sent = Sent(Kind.WEIGHTS, {key: (each.dtype, tuple(each.shape)) for key, each in self._weights.items()})
+        self._mean = party.asking(name, Exchange("weights", sent, sent, asks="server"))
 
     @torch.no_grad()
     def run_round(self, round_: int) -> RoundReport:
-        party, server = self._party, self._party.need_server()
+        party = self._party
         for key, tensor in self._weights.items():
             tensor += drift(party.name, self.name, round_, key, tensor)
             if self._sick:
@@ -55,10 +54,9 @@ class Averaging(Phase):
         while Path(f"hold-{place}").exists() and time.monotonic() < give_up_s:
             time.sleep(0.01)
         step = StepKey(self.name, round_, 0)
-        server.send(step, Kind.WEIGHTS, self._weights)
+        self._mean.send(step, self._weights)
         Path(f"sent-{place}").touch()
-        assert self.aggregates is not None
-        for key, tensor in server.receive(step, self.aggregates).items():
+        for key, tensor in self._mean.receive(step).items():
             self._weights[key].copy_(tensor)
         return RoundReport(1)
 
@@ -69,4 +67,4 @@ def drift(party: str, phase: str, round_: int, key: str, like: Tensor) -> Tensor
     return torch.randn(like.shape, generator=generator)
 
 
-METHOD = Method(AveragingSettings, Averaging, Averaging)  # type: ignore[arg-type]
+METHOD = Method(AveragingSettings, Averaging, Averaging)

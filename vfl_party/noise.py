@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
+
+Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]  # of noise, in a recipe
 
 
 class PrivateGaussian:

@@ -8,14 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vfl_party.privacy.generator import PrivateGaussian
+from vfl_common.config.base import Section
+from vfl_party.filter import Filter, Tensors
+from vfl_party.noise import Amplifier, PrivateGaussian
+from vfl_party.transforms import Transform
 
 
-class IsoNoise:
+class IsoSettings(Section):
+    """``amplifier``: λ."""
+
+    amplifier: Amplifier = 0.0
+
+
+class IsoNoise(Filter):
     """ISO(d) = d + N(0, σ²), σ = amplifier * (the largest L2 norm of d's rows) / √m (FedHSSL, Eq. 7)."""
 
     def __init__(self, amplifier: float) -> None:
-        self._amplifier = amplifier
+        self._amplifier, self.text = amplifier, f"iso noise (λ = {amplifier:g})"
         self._random = PrivateGaussian()
 
     def noise(self, d_BM: Tensor) -> Tensor:
@@ -32,6 +41,9 @@ class IsoNoise:
         noisy: Tensor = d_BM + (sigma * self._random.like(d_BM)).to(d_BM.dtype)
         return noisy
 
+    def apply(self, tensors: Tensors) -> Tensors:
+        return {name: self.noise(x) for name, x in tensors.items()}
+
     def state(self) -> dict[str, Any]:
         """Returns the generator's state, for this party's own checkpoints."""
         return self._random.state()
@@ -39,3 +51,6 @@ class IsoNoise:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continues the noise of the one that returned ``state``."""
         self._random.load_state(state)
+
+
+TRANSFORM = Transform(IsoSettings, lambda settings: IsoNoise(settings.amplifier))

@@ -1,0 +1,49 @@
+"""What an alignment gives, and what one is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from vfl_party.data import Table
+from vfl_party.declared import Exchange
+from vfl_party.exchange import Ways
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The rows that all parties hold. ``ids``: in the order that all parties have them."""
+
+    ids: tuple[str, ...]
+
+    def of(self, table: Table) -> Table:
+        """The aligned rows of a party's table. Raises KeyError if it lacks one."""
+        if self.ids == table.ids:
+            return table
+        position = {row_id: row for row, row_id in enumerate(table.ids)}
+        return table.select(np.array([position[row_id] for row_id in self.ids], dtype=np.int64))
+
+
+class Alignment(Protocol):
+    """Decides the rows, before models and phases are made. ``exchanges``: (phase, exchange) of all that it sends."""
+
+    exchanges: Sequence[tuple[str, Exchange]]
+
+    def offline(self, ids: tuple[str, ...]) -> Aligned | None:
+        """The rows as far as this party knows without the others; None if only the others can tell."""
+        ...
+
+    def align(self, name: str, run_id: str, ids: tuple[str, ...], ways: Ways) -> Aligned:
+        """Decides the rows with the others; all parties call it at the beginning of a generation.
+
+        Args:
+            name: this party.
+            run_id: the run, so that nothing that is sent means anything outside it.
+            ids: those of this party's table, in its canonical order.
+
+        Raises PeerError if the parties' rows do not go together.
+        """
+        ...

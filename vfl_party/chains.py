@@ -1,0 +1,87 @@
+"""Makes the chain of each exchange: transforms (the method's, then the recipe's) -> policy -> codec."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from vfl_common.config.recipe import PhaseSettings, Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.summary import ExchangeSummary
+from vfl_party import codecs
+from vfl_party.declared import Exchange, Role, Sent, Use
+from vfl_party.exchange import Chain, Chains
+from vfl_party.filter import Filter
+from vfl_party.policies import Policy
+
+PASSIVES = "passive parties"
+
+
+def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, policy: Policy) -> Chains:
+    """Both directions of an exchange, as the party of ``role`` has them.
+
+    A party applies its own direction's chain and undoes the other's, so it makes both. Its policy is in its own alone.
+    Raises InputError if the recipe names a transform or codec that is not there, or the policy refuses.
+    """
+    settings = next((each for each in recipe.phases if each.name == phase), None)
+    sends = {
+        "up": role == "passive" or exchange.asks == "server",
+        "down": role == "active" and exchange.asks == "active",
+    }
+
+    def chain(direction: str, sent: Sent) -> Chain:
+        where = f"recipe: phases: {phase}: exchange {exchange.name}"
+        if not sent.tensors:
+            return Chain([])
+        uses = [*sent.through, *_asked(settings, exchange, direction)]
+        mine = [use for use in uses if use.role in (None, role) or not sends[direction]]
+        filters: list[Filter] = [use.make(where) for use in mine]
+        if sends[direction]:
+            filters.append(policy(phase, exchange))
+        if settings is not None and exchange.asks == "active":
+            filters.append(codecs.make(settings.codec, where))
+        return Chain(filters)
+
+    return Chains(chain("up", exchange.up), chain("down", exchange.down))
+
+
+def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -> list[ExchangeSummary]:
+    """Both directions of an exchange, in words; a direction without tensors is left out."""
+    asks, answers = ("every party", recipe.server) if exchange.asks == "server" else (PASSIVES, recipe.active.name)
+    return [
+        ExchangeSummary(
+            phase=phase,
+            exchange=exchange.name,
+            sender=sender,
+            receiver=receiver,
+            sent=str(sent),
+            chain=str(chain),
+            when=exchange.when,
+        )
+        for sender, receiver, sent, chain in (
+            (asks, answers, exchange.up, chains.up),
+            (answers, asks, exchange.down, chains.down),
+        )
+        if sent.tensors
+    ]
+
+
+def check_transforms(recipe: Recipe, opened: Collection[tuple[str, str]]) -> None:
+    """Raises InputError if a transform of the recipe names an exchange that its phase does not open."""
+    for phase in recipe.phases:
+        names = [exchange for of, exchange in opened if of == phase.name]
+        for each in phase.transforms:
+            if each.exchange not in names:
+                text = f"recipe: phases: {phase.name}: transforms: there is no exchange {each.exchange!r}"
+                raise InputError(Code.CONFIG_INVALID, f"{text} in this phase (it has {', '.join(names) or 'none'})")
+
+
+def _asked(settings: PhaseSettings | None, exchange: Exchange, direction: str) -> list[Use]:
+    """What the recipe asks for in this direction, beside the method."""
+    if settings is None or exchange.asks == "server":
+        return []
+    sender = "passive" if direction == "up" else "active"
+    return [
+        Use(each.kind, each.settings)
+        for each in settings.transforms
+        if each.exchange == exchange.name and each.sent_by == sender
+    ]

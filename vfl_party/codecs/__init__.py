@@ -1,0 +1,17 @@
+"""How numbers are written on the wire: one file a codec, found by its name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from vfl_party.filter import Filter
+from vfl_party.plugins import Room
+
+ROOM = Room(sys.modules[__name__], "vfl.codecs", "CODEC", "codec")
+
+
+def make(name: str, where: str) -> Filter:
+    """A new codec of that name. Raises InputError that names ``where`` if there is none."""
+    codec: Callable[[], Filter] = ROOM.load(name, where)
+    return codec()

@@ -1,0 +1,159 @@
+"""What a phase declares that it exchanges: once, with symbolic shapes, before anything runs.
+
+From a declaration come the receiver's spec, the forecast, what the server averages, and the table of what leaves a
+party. The chain through which tensors leave is fixed by it too: transform -> policy -> codec -> frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+from vfl_common.bundle import BundleSpec, Kind, StepKey
+from vfl_common.config.base import parse
+from vfl_party import transforms
+from vfl_party.filter import Filter, Tensors
+from vfl_party.tensors import spec_of
+
+Role = Literal["active", "passive"]
+Shape = tuple[int | str, ...]  # a word stands for a size that is known when the tensor is sent: "rows", "width"
+Declared = tuple[torch.dtype, Shape]
+
+
+def f32(*shape: int | str) -> Declared:
+    """A float32 tensor of this shape."""
+    return torch.float32, shape
+
+
+def u8(*shape: int | str) -> Declared:
+    """A uint8 tensor of this shape."""
+    return torch.uint8, shape
+
+
+def i64(*shape: int | str) -> Declared:
+    """An int64 tensor of this shape."""
+    return torch.int64, shape
+
+
+@dataclass(frozen=True)
+class Use:
+    """A transform with its settings, as a method or a recipe asks for it.
+
+    ``role``: of the parties that apply it; None: all that send. ``leave``: names of tensors that it leaves alone.
+    """
+
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    role: Role | None = None
+    leave: frozenset[str] = frozenset()
+
+    def make(self, where: str) -> Filter:
+        """A new filter. Raises InputError that names ``where`` if kind or settings are wrong."""
+        transform = transforms.load(self.kind, where)
+        made = transform.make(parse(transform.settings, dict(self.settings), f"{where}: transform {self.kind}"))
+        return Leaving(made, self.leave) if self.leave else made
+
+
+class Leaving(Filter):
+    """Another filter that leaves some tensors alone, by name."""
+
+    def __init__(self, of: Filter, leave: frozenset[str]) -> None:
+        self._of, self._leave, self.text = of, leave, of.text
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        changed = self._of.apply({name: x for name, x in tensors.items() if name not in self._leave})
+        return {name: changed.get(name, x) for name, x in tensors.items()}
+
+    def state(self) -> dict[str, Any] | None:
+        return self._of.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._of.load_state(state)
+
+
+def noise(kind: str, role: Role | None = None, leave: Iterable[str] = (), **settings: float) -> tuple[Use, ...]:
+    """The transform ``kind``, or none if all its settings are zero."""
+    return (Use(kind, settings, role, frozenset(leave)),) if any(settings.values()) else ()
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """One direction of an exchange: named tensors of one kind, and what is done to them before they leave."""
+
+    kind: Kind
+    tensors: Mapping[str, Declared] = field(default_factory=dict)
+    through: tuple[Use, ...] = ()
+
+    def spec(self, **sizes: int) -> BundleSpec:
+        """The spec of the tensors before codec and frames; ``sizes``: what the words of their shapes stand for."""
+        return _spec(self, tuple(sizes.items()))
+
+    def __str__(self) -> str:
+        """``embedding z float32 [rows, width]``; more than three tensors are counted instead."""
+        if len(self.tensors) > 3:
+            dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype, _ in self.tensors.values())
+            return f"{self.kind.label}: {len(self.tensors)} tensors, {', '.join(dtypes)}"
+        return " ".join([self.kind.label, ", ".join(f"{name} {_words(*each)}" for name, each in self.tensors.items())])
+
+
+NOTHING = Sent(Kind.ACK)
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """What a phase swaps: one side asks with ``up``, the other computes and answers with ``down``.
+
+    ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks the aggregation
+    server, which answers with the mean. ``when``: in words, for people.
+    """
+
+    name: str
+    up: Sent
+    down: Sent = NOTHING
+    asks: Literal["active", "server"] = "active"
+    when: str = "every step"
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """An exchange at one step. ``sizes``: what the words of its shapes stand for there."""
+
+    step: StepKey
+    exchange: Exchange
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, exchange: Exchange, step: StepKey, **sizes: int) -> Occurrence:
+        """``exchange`` at ``step``."""
+        return cls(step, exchange, tuple(sizes.items()))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All exchanges of a phase, in order. ``may_end_early``: the data decide how many rounds there are, these at most.
+
+    Exchanges of one step key happen at the same time, those of different ones one after the other.
+    """
+
+    occurrences: Iterable[Occurrence] = ()
+    may_end_early: bool = False
+
+
+@lru_cache(maxsize=1024)  # a phase expects few shapes, thousands of times
+def _spec(sent: Sent, sizes: tuple[tuple[str, int], ...]) -> BundleSpec:
+    known = dict(sizes)
+    return BundleSpec(
+        sent.kind,
+        {
+            name: spec_of(dtype, *(size if isinstance(size, int) else known[size] for size in shape))
+            for name, (dtype, shape) in sent.tensors.items()
+        },
+    )
+
+
+def _words(dtype: torch.dtype, shape: Shape) -> str:
+    return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"

@@ -1,0 +1,74 @@
+"""What a party file names: recipe, certificate, device, policy; read and checked before anything else."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.party import PartyFile, load_party
+from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_party.devices import resolve_device
+from vfl_party.party import Opened, encoder_settings, open_party
+from vfl_party.policies import Policy
+from vfl_party.policies import load as load_policy
+
+
+@dataclass(frozen=True)
+class PartyFiles:
+    """A party file with all that it names, read and checked; the data are read by `open`."""
+
+    file: PartyFile
+    recipe: Recipe
+    settings: PartySettings
+    credentials: Credentials
+    device: torch.device
+    encoder: EncoderSettings
+    policy: Policy
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def is_active(self) -> bool:
+        return self.settings.role == "active"
+
+    def open(self) -> Opened:
+        """Reads the data. Raises InputError."""
+        return open_party(self.recipe, self.name, self.data, self.encoder)
+
+    @property
+    def data(self) -> DataSettings:
+        if self.file.data is None:
+            raise InputError(Code.CONFIG_INVALID, f"party {self.name}: its file needs a [data] table")
+        if self.is_active and self.file.data.label is None and not self.file.data.is_named:
+            raise InputError(
+                Code.CONFIG_INVALID, f"party {self.name}: data.label is missing; the active party holds the labels"
+            )
+        return self.file.data if self.settings.features else ids_only(self.file.data)
+
+
+def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> PartyFiles:
+    """Reads a party file, its recipe and its certificate; ``device`` replaces the file's. Raises InputError."""
+    file = load_party(path)
+    sys.path.append(str(path.resolve().parent))  # for an encoder of the user's own that lies beside the party file
+    recipe = recipe or load_recipe(Path(file.recipe))
+    settings = recipe.party(file.name)
+    if settings is None:
+        known = ", ".join(party.name for party in recipe.parties)
+        raise InputError(
+            Code.NOT_IN_RECIPE, f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+        )
+    credentials = load_credentials(file.tls, name=file.name)
+    resolved = resolve_device(device or file.device)
+    encoder = encoder_settings(recipe, file.name, file.encoder)
+    return PartyFiles(
+        file, recipe, settings, credentials, resolved, encoder, load_policy(file.policy, f"{path}: policy")
+    )

@@ -1,0 +1,19 @@
+"""What split training exchanges: embeddings and gradients of each batch, embeddings for validation, verdicts."""
+
+from __future__ import annotations
+
+from vfl_common.bundle import Kind
+from vfl_party.declared import NOTHING, Exchange, Sent, f32, noise, u8
+from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.scoring import scoring
+
+BEST, STOP = 1, 2  # bits of the active party's verdict on a round
+VALIDATION = scoring(name="validation")
+VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
+
+
+def embedding(settings: SplitNNSettings) -> Exchange:
+    """A batch's embeddings up, the gradients of the loss by them down."""
+    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
+    down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, noise("iso", amplifier=settings.iso))
+    return Exchange("embedding", up, down)

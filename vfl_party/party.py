@@ -1,0 +1,325 @@
+"""A party, assembled in one place: open its data, align its rows, assemble models and phases.
+
+    opened  = open_party(recipe, name, data, encoder)           # data; no network
+    aligned = alignment_of(recipe).align(…, ways, …)            # with the others; or .offline(ids), before joining
+    party   = assemble(opened, aligned, …)                      # rows, models, phases, plan, privacy: pure
+
+`vfl-party check`, a forecast, a study's trial and a run work with the same `Assembled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.config.data import DataSettings, unaligned_of
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.stages import AggregationPlan, Planned
+from vfl_common.summary import ExchangeSummary
+from vfl_party.align import Aligned, alignment_of
+from vfl_party.chains import PASSIVES, summarised
+from vfl_party.context import MakeEncoder, Party
+from vfl_party.data import Table, load_table
+from vfl_party.exchange import Ways
+from vfl_party.methods import build_phases, handed_on, with_own_passes
+from vfl_party.models import InputSpec, build_top, combined_size, seeded
+from vfl_party.phase import Phase, Tree
+from vfl_party.policies import Policy
+from vfl_party.policies.allow_all import AllowAll
+from vfl_party.ranks import check_spread
+from vfl_party.rows import Prepared, prepare
+from vfl_party.seeds import derive_seed
+
+CPU = torch.device("cpu")
+Load = Callable[[DataSettings, bool], Table]
+Spread = Callable[[nn.Module, InputSpec], Callable[..., Tensor]]
+Tick = Callable[[str, int, int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A party's data, read and checked; nothing has been asked of anybody.
+
+    ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that this party alone has.
+    """
+
+    recipe: Recipe
+    name: str
+    settings: DataSettings
+    encoder: EncoderSettings
+    table: Table
+    unaligned: Table | None = None
+
+
+def load(data: DataSettings, with_label: bool) -> Table:
+    """Reads a table."""
+    return load_table(data, with_label=with_label)
+
+
+def open_party(
+    recipe: Recipe, name: str, data: DataSettings, encoder: EncoderSettings, load: Load = load, *, labels: bool = True
+) -> Opened:
+    """Reads the data of a party. ``labels``: false for rows to predict. Raises InputError."""
+    table = load(data, labels and name == recipe.active.name)
+    more = unaligned_of(data) if labels else None
+    return Opened(recipe, name, data, encoder, table, load(more, False) if more is not None else None)
+
+
+def expected_rows(opened: Opened) -> Aligned:
+    """The rows that a party expects to train on, before it has asked anybody.
+
+    Raises InputError if only the others can tell.
+    """
+    aligned = alignment_of(opened.recipe).offline(opened.table.ids)
+    if aligned is None:
+        text = f"party {opened.name}: which rows all parties hold is known when they are aligned"
+        raise InputError(Code.DATA_INVALID, f"{text}; give --rows N")
+    return aligned
+
+
+class Work(Protocol):
+    """What a party is assembled for: training, or prediction with a trained run.
+
+    ``run_id``: the trained run; '' for training.
+    """
+
+    @property
+    def run_id(self) -> str: ...
+
+    def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
+        """The aligned rows, ready for encoders. Raises InputError."""
+        ...
+
+    def begin(self, models: dict[str, nn.Module]) -> None:
+        """Puts weights of an earlier run into models with their initial weights. Raises InputError."""
+        ...
+
+    def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
+        """What is to be run. Raises InputError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """All phases of the recipe. ``begin_with``: puts weights of an earlier run into the models."""
+
+    recipe: Recipe
+    begin_with: Callable[[dict[str, nn.Module]], None] | None = None
+    run_id: str = ""
+
+    def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
+        table = aligned.of(opened.table)
+        return prepare(self.recipe, opened.name, table, opened.settings, opened.encoder, opened.unaligned)
+
+    def begin(self, models: dict[str, nn.Module]) -> None:
+        if self.begin_with is not None:
+            self.begin_with(models)
+
+    def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
+        _ = prepared
+        return build_phases(self.recipe, party)
+
+
+@dataclass
+class Assembled:
+    """A party ready to run: rows, models, phases, and what follows from them. Nothing of it knows the network.
+
+    ``generator``: the state of torch's generator behind the making of models and phases.
+    """
+
+    opened: Opened
+    prepared: Prepared
+    party: Party
+    phases: Sequence[Phase]
+    generator: Tensor = field(repr=False)
+
+    @property
+    def plan(self) -> list[Planned]:
+        """The phases, in order, as the labels of checkpoints mean them."""
+        return [Planned(phase.name, phase.rounds, phase.alone_from, tuple(phase.skippable)) for phase in self.phases]
+
+    @property
+    def aggregations(self) -> tuple[AggregationPlan, ...]:
+        """The weights that the phases swap with the server."""
+        rounds = {phase.name: phase.rounds for phase in self.phases}
+        return tuple(
+            AggregationPlan(phase, rounds[phase], each.chains.up.wire_spec(each.exchange.up.spec()))
+            for (phase, _), each in self.party.exchanges.items()
+            if each.exchange.asks == "server"
+        )
+
+    @property
+    def privacy_json(self) -> str:
+        """What the active party's summary says of differential privacy; '' if no phase has any."""
+        private = self.party.privacy if self.party.role == "active" else None
+        return private.report().model_dump_json() if private is not None else ""
+
+    @property
+    def exchanges(self) -> list[ExchangeSummary]:
+        """What the phases exchange, and through which chains; empty if the active party is alone."""
+        party, recipe = self.party, self.party.recipe
+        first = [(phase, each, party.chains(phase, each)) for phase, each in alignment_of(recipe).exchanges]
+        opened = [(phase, each.exchange, each.chains) for (phase, _), each in party.exchanges.items()]
+        found = [summarised(recipe, phase, each, chains) for phase, each, chains in (*first, *opened)]
+        return [line for lines in found for line in lines] if recipe.passives else []
+
+    @property
+    def leaves(self) -> list[ExchangeSummary]:
+        """Those of ``exchanges`` that this party sends."""
+        mine = (self.party.name, "every party", *([PASSIVES] if self.party.role == "passive" else []))
+        return [line for line in self.exchanges if line.sender in mine]
+
+    def connect(self, ways: Ways | None, tick: Tick) -> None:
+        """Lets the phases reach the others, and torch's generator resume where the phases were made."""
+        self.party.ways, self.party.tick = ways, tick
+        torch.set_rng_state(self.generator)
+
+    def state(self) -> Tree:
+        """Models, preprocessing, generators, the state of the chains: all that no phase keeps itself."""
+        party, prepared = self.party, self.prepared
+        generators: dict[str, Tensor] = {"cpu": torch.get_rng_state()}
+        if party.device.type == "cuda":
+            generators["cuda"] = torch.cuda.get_rng_state(party.device)
+        chains = {key: each.chains.state() for key, each in party.exchanges.items()}
+        return {
+            "models": {name: dict(model.state_dict()) for name, model in party.models.items()},
+            "generators": generators,
+            "preprocessor": prepared.preprocessor.state() if prepared.preprocessor else None,
+            "labels": prepared.labels.state() if prepared.labels else None,
+            "data": prepared.fingerprint,
+            "chains": {"/".join(key): state for key, state in chains.items() if state is not None},
+        }
+
+    def load_state(self, tree: Tree) -> None:
+        """Resumes with what ``state`` gave. Raises InputError if the data are not those of then."""
+        party = self.party
+        if tree["data"] != self.prepared.fingerprint:
+            raise InputError(
+                Code.DATA_INVALID,
+                f"{self.prepared.table.source}: its rows or columns are not those that the unfinished run began with; "
+                "restore them, or begin a new run with --fresh at the server and every party",
+            )
+        load_models(party.models, tree)
+        torch.set_rng_state(tree["generators"]["cpu"])
+        if party.device.type == "cuda" and "cuda" in tree["generators"]:
+            torch.cuda.set_rng_state(tree["generators"]["cuda"], party.device)
+        for key, state in tree["chains"].items():
+            phase, _, name = key.partition("/")
+            party.exchanges[phase, name].chains.load_state(state)
+
+
+def assemble(
+    opened: Opened,
+    aligned: Aligned,
+    work: Work | None = None,
+    *,
+    device: torch.device = CPU,
+    policy: Policy | None = None,
+    spread: Spread | None = None,
+) -> Assembled:
+    """Prepares the rows and makes models and phases; the same result each time, whatever the network does.
+
+    Args:
+        opened: the party's data.
+        aligned: the rows that all parties hold.
+        work: what for; None: training from the beginning.
+        device: for models and rows.
+        policy: what the party lets out; None: everything.
+        spread: puts the encoder on several GPUs.
+
+    Raises InputError.
+    """
+    recipe, name = opened.recipe, opened.name
+    work = work if work is not None else Training(recipe)
+    prepared = work.prepare(opened, aligned)
+    torch.manual_seed(derive_seed(recipe.seed, "torch", name))
+    features = prepared.features
+    make = MakeEncoder(recipe, name, opened.encoder, features.spec) if features is not None else None
+    models = build_models(recipe, name, make)
+    work.begin(models)
+    party = Party(
+        name=name,
+        recipe=recipe,
+        device=device,
+        models={key: model.to(device) for key, model in models.items()},
+        features=features.to(device) if features is not None else None,
+        labels=prepared.labels,
+        targets=prepared.targets.to(device) if prepared.targets is not None else None,
+        splits=prepared.splits,
+        make_encoder=make,
+        policy=policy if policy is not None else AllowAll(),
+    )
+    if spread is not None and features is not None:
+        party.spread = spread(party.models["encoder"], features.spec)
+    phases = work.phases(party, prepared)
+    return Assembled(opened, prepared, party, phases, torch.get_rng_state())
+
+
+def check_ranks(party: Party, *, trains: bool) -> None:
+    """Raises InputError if the phases, or the encoder, are for one process of a party alone."""
+    own = with_own_passes(party.recipe) if trains else None
+    if own is not None:
+        text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in one process of a party alone"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; start {party.name} without torchrun")
+    spec = party.features.spec if party.features is not None else None
+    check_spread(party.models.get("encoder"), spec, party.device, party.name)
+
+
+def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
+    """The party file's encoder, else the recipe's for this party, else the recipe's for all."""
+    place = recipe.party(name)
+    return own or (place.encoder if place is not None else None) or recipe.model.encoder
+
+
+def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) -> dict[str, nn.Module]:
+    """This party's models with their initial weights, on the CPU: drawn from the recipe's seed and the party's name.
+
+    ``make_encoder``: None for an active party with labels only. The encoder is what the phases train and hand on.
+    """
+    models: dict[str, nn.Module] = {}
+    size = recipe.model.embedding_size
+    if make_encoder is not None:
+        models["encoder"] = handed_on(recipe, make_encoder)
+    if name == recipe.active.name:
+        width = combined_size(recipe.model.combine, len(recipe.passives) + recipe.active.features, size)
+        with seeded(derive_seed(recipe.seed, "init", name, "top")):
+            models["top"] = build_top(recipe.model.top, width, recipe.task.outputs)
+    return models
+
+
+def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
+    """Weights from a job's state. Raises InputError where they do not fit the models."""
+    try:
+        for name, model in models.items():
+            model.load_state_dict(tree["models"][name])
+    except (KeyError, RuntimeError):
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            "the checkpoint holds other models than the recipe and the data give; use those of the trained run",
+        ) from None
+
+
+def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: str | None) -> None:
+    """The encoder of another run's job, and nothing else of it: this run has preprocessing and a top model of its own.
+
+    ``tower``: of an encoder of two, this one alone. Raises InputError where it does not fit.
+    """
+    try:
+        if "encoder" in models:
+            weights = tree["models"]["encoder"]
+            if tower is not None:
+                prefix = f"{tower}."
+                weights = {name[len(prefix) :]: each for name, each in weights.items() if name.startswith(prefix)}
+            models["encoder"].load_state_dict(weights)
+    except (KeyError, RuntimeError):
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            f"recipe: start.run: the encoder of {run_id} is another one than this recipe and the data give; give both "
+            "recipes the same model and columns, and start.phases that run's phases",
+        ) from None

@@ -1,0 +1,56 @@
+"""Finds methods, transforms, codecs and policies by name: the modules of our own rooms, and entry points of others."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any
+
+from vfl_common.errors import Code, InputError
+
+
+@dataclass(frozen=True)
+class Room:
+    """A package in which every module, or folder, exports one thing.
+
+    Args:
+        package: the package; others add to it with entry points of ``group``.
+        attribute: what each module exports; an entry point names the thing itself.
+        what: what a person calls it, for error messages.
+    """
+
+    package: ModuleType
+    group: str
+    attribute: str
+    what: str
+
+    def names(self) -> list[str]:
+        """All known names, sorted."""
+        own = {module.name for module in pkgutil.iter_modules(self.package.__path__)}
+        return sorted(own | {each.name for each in self._others()})
+
+    def load(self, name: str, where: str) -> Any:
+        """Imports the thing of that name; our own come first.
+
+        Raises InputError that names ``where`` and the nearest name if there is none, or if it cannot be imported.
+        """
+        if any(module.name == name for module in pkgutil.iter_modules(self.package.__path__)):
+            return getattr(importlib.import_module(f"{self.package.__name__}.{name}"), self.attribute)
+        found = next((each for each in self._others() if each.name == name), None)
+        if found is None:
+            names = self.names()
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+            raise InputError(Code.CONFIG_INVALID, f"{where}: there is no {self.what} {name!r}; {hint}")
+        try:
+            return found.load()
+        except Exception as error:
+            text = f"{where}: the plug-in {found.value} cannot be loaded ({type(error).__name__}: {error})"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; reinstall or remove it") from error
+
+    def _others(self) -> list[EntryPoint]:
+        return list(entry_points(group=self.group))

@@ -1,0 +1,45 @@
+"""Gaussian noise on the representations that a passive party sends (FedOnce, Section 5.8 and Table 8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from vfl_common.config.base import Section
+from vfl_party.filter import Filter, Tensors
+from vfl_party.noise import Amplifier, PrivateGaussian
+from vfl_party.transforms import Transform
+
+
+class GaussianSettings(Section):
+    """``sigma``: σ."""
+
+    sigma: Amplifier = 0.0
+
+
+class GaussianNoise(Filter):
+    """R + N(0, σ²), from a private generator."""
+
+    def __init__(self, sigma: float) -> None:
+        self._sigma, self.text = sigma, f"Gaussian noise (σ = {sigma:g})"
+        self._random = PrivateGaussian()
+
+    def noise(self, r_ND: Tensor) -> Tensor:
+        """r_ND with noise, of its shape, dtype and device, without graph; r_ND itself if σ is 0."""
+        if self._sigma == 0:
+            return r_ND
+        r_ND = r_ND.detach()
+        return r_ND + (self._sigma * self._random.like(r_ND)).to(r_ND.dtype)
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        return {name: self.noise(x) for name, x in tensors.items()}
+
+    def state(self) -> dict[str, Any]:
+        return self._random.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._random.load_state(state)
+
+
+TRANSFORM = Transform(GaussianSettings, lambda settings: GaussianNoise(settings.sigma))

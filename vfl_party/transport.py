@@ -1,0 +1,173 @@
+"""A party's exchange over gRPC: what it listens on, and the links and the hub of each generation."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vfl_common.errors import Code, InternalError, PeerError, VflError
+from vfl_common.identity.diagnose import diagnose
+from vfl_common.ledger import Ledger
+from vfl_common.link import Hub, Link
+from vfl_common.logs import Console
+from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.health import Health
+from vfl_common.rpc.hub import MAX_STREAMS, ExchangeHub, ExchangeService
+from vfl_common.rpc.hub import SERVICE as EXCHANGE
+from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc.session import Start
+from vfl_common.rpc.tcp import TcpMeter
+from vfl_party.files import PartyFiles
+
+_CLOSE_S = 5.0  # for the passive parties to end their streams
+_DIAGNOSIS_S = 2.0
+_COME_S = 10.0  # for all passive parties to open their streams, before anybody is told who is missing
+
+
+@dataclass
+class GrpcTransport:
+    """One generation's exchange over gRPC; see ``vfl_party.job.Transport``."""
+
+    service: ExchangeService | None
+    meter: TcpMeter
+    hub: Hub | None = None
+    link: Link | None = None
+    server: Link | None = None
+    grpc_hub: ExchangeHub | None = None
+    grpc_links: Sequence[ExchangeLink] = ()
+    roll_call: threading.Timer | None = None
+
+    def end(self, error: VflError) -> None:
+        if self.grpc_hub is not None:
+            self.grpc_hub.end(error)
+        for link in self.grpc_links:
+            link.end(error)
+
+    def close(self, error: BaseException | None) -> None:
+        if self.roll_call is not None:
+            self.roll_call.cancel()
+        if self.grpc_hub is not None and error is None:
+            self.grpc_hub.wait_for_late()
+        if self.service is not None and error is None:
+            self.service.wait_until_idle(_CLOSE_S)
+        self.meter.sample()  # the kernel's counts go with the sockets
+        if self.service is not None and error is not None:
+            self.service.use(None)
+        if error is not None:
+            self.end(error if isinstance(error, VflError) else InternalError(str(error)))
+        for link in self.grpc_links:
+            link.close()
+
+
+@dataclass
+class Network:
+    """Makes this party's transports, a generation after the other.
+
+    Args:
+        files: who this is, and whom it knows.
+        console: where a person hears who is missing.
+    """
+
+    files: PartyFiles
+    console: Console
+    ledger: Ledger
+    meter: TcpMeter
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[tuple[ExchangeService | None, str]]:
+        """The exchange's service and its address, at the active party; a passive party listens on nothing."""
+        if not self.files.is_active:
+            yield None, ""
+            return
+        recipe = self.files.recipe
+        roster = [party.name for party in recipe.passives]
+        service = ExchangeService(roster, self.ledger, self.meter, attach_timeout_s=recipe.run.rejoin_deadline_s)
+        health = Health({EXCHANGE: lambda: True}, may_ask=[self.files.name, recipe.server, *roster])
+        threads = MAX_STREAMS * len(roster) + 4  # and callers that are to be refused
+        with listening(self.files.file.listen, self.files.credentials, [service, health], threads) as (_, address):
+            self.console.emit("ready", name=self.files.name, address=address)
+            try:
+                yield service, address
+            finally:
+                service.close()
+
+    def transport(self, start: Start, service: ExchangeService | None) -> GrpcTransport:
+        """The links, and the active party's hub, of a generation; nothing is dialled before the first bundle.
+
+        Raises PeerError if the server names no address
+        of the active party, and the party file neither.
+        """
+        files, recipe = self.files, self.files.recipe
+        # The server gives a party that is late the whole of its time and then names it: we wait for that.
+        patience_s = 2 * recipe.run.step_timeout_s
+        server = self._link(files.file.server, recipe.server, start, patience_s)
+        if service is not None:
+            roster = [party.name for party in recipe.passives if party.name not in start.left]
+            hub = ExchangeHub(
+                start.run_id,
+                start.generation,
+                roster,
+                self.ledger,
+                timeout_s=recipe.run.step_timeout_s,
+                allocate=self._allocate,
+            )
+            service.use(hub)
+            roll_call = self._roll_call(hub)
+            return GrpcTransport(
+                service, self.meter, hub=hub, server=server, grpc_hub=hub, grpc_links=[server], roll_call=roll_call
+            )
+        address, peer = files.file.active or start.exchange_address, recipe.active.name
+        if not address:
+            text = f"the server names no address of {peer}; set 'active' in the party file"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=recipe.server)
+        self.meter.name_address(address, peer)
+        link = self._link(address, peer, start, recipe.run.step_timeout_s)
+        return GrpcTransport(None, self.meter, link=link, server=server, grpc_links=[link, server])
+
+    def _roll_call(self, hub: ExchangeHub) -> threading.Timer:
+        """Says after a while who has not come: the passive parties know why, this one can only name them."""
+        left_s = max(0.0, self.files.recipe.run.rejoin_deadline_s - _COME_S)
+
+        def tell() -> None:
+            if hub.absent:
+                self.waiting(hub.absent, left_s)
+
+        timer = threading.Timer(_COME_S, tell)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def waiting(self, missing: Sequence[str], left_s: float, why: str = "") -> None:
+        """Tells the person who is missing, and for how long the run still waits."""
+        because = {"why": why} if why else {}
+        self.console.emit("waiting", missing=list(missing), left_s=round(left_s, 1), **because)
+
+    @property
+    def _allocate(self) -> Callable[[int], memoryview] | None:
+        return pinned if self.files.device.type == "cuda" else None
+
+    def _link(self, address: str, peer: str, start: Start, timeout_s: float) -> ExchangeLink:
+        """This generation's way to ``peer``; nothing is dialled before the first bundle."""
+        files = self.files
+        return ExchangeLink(
+            lambda: dial(address, files.credentials, peer),
+            me=files.name,
+            peer=peer,
+            run_id=start.run_id,
+            generation=start.generation,
+            ledger=self.ledger,
+            reconnect_s=files.recipe.run.rejoin_deadline_s,
+            timeout_s=timeout_s,
+            allocate=self._allocate,
+            explain=lambda: str(diagnose(address, files.credentials, peer, _DIAGNOSIS_S)),
+            on_waiting=lambda left_s, why: self.waiting([peer], left_s, why),
+        )
+
+
+def pinned(nbytes: int) -> memoryview:
+    """A writable buffer in page-locked memory, from which a GPU copies without a detour."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
