@@ -36,10 +36,10 @@ class Stopped(BaseException):
 
 
 def run_program(command: click.Command, name: str, *, at_once: bool = False) -> None:
-    """Runs a click command as a program and exits: errors become one sentence on standard error and an exit code.
+    """Runs a click command as a program and exits. An error becomes one sentence on standard error and an exit code.
 
-    ``at_once``: leave the interpreter as it is. A program needs that if threads outside Python may still run at its
-    end: one that asks for the interpreter while it is taken down, to release a tensor say, aborts the process.
+    ``at_once``: exit without taking the interpreter down. A program needs that if threads outside Python may still run
+    at its end: a thread that then uses the interpreter, for example to release a tensor, aborts the process.
     """
     signal.signal(signal.SIGTERM, _stop)
     logging.getLogger().addHandler(logging.NullHandler())  # until a run has a folder for its log
@@ -50,11 +50,11 @@ def run_program(command: click.Command, name: str, *, at_once: bool = False) -> 
 
 
 def _leave(status: int) -> NoReturn:
-    """Exits with all that was written and logged, and without anything else that usually happens at an exit."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it would ask for no more than what happens here
+    """Flushes output and logs, then exits without the interpreter's other steps."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process exits here anyway
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # the reader may be gone
             stream.flush()
     os._exit(status)
 

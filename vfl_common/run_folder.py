@@ -80,6 +80,6 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
 
 
 def planned(folder: RunFolder | None) -> list[Planned]:
-    """The phases that an unfinished run has planned; empty if it had not come so far."""
+    """Returns the phases that an unfinished run has planned; empty if it ended before that."""
     facts = folder.facts().get("plan", []) if folder is not None else []
     return [Planned(**{**each, "skippable": tuple(each["skippable"])}) for each in facts]

@@ -102,10 +102,10 @@ class Privacy(_Model):
 
 
 class ExchangeSummary(_Model):
-    """What a phase sends in one direction of one exchange, and the chain through which it leaves.
+    """The tensors of a phase in one direction of one exchange, and the chain through which they leave.
 
     ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``: kind and tensors, with
-    words for sizes. ``chain``: what is done to them on their way out, in order. ``when``: in words.
+    words for sizes. ``chain``: the steps applied to them, in order. ``when``: in words.
     """
 
     phase: str
@@ -134,7 +134,7 @@ class Summary(_Model):
     wall_s: float  # from the first start of training to the last report
     interruptions: int = 0
     without: list[str] = []  # parties that came too late: the model has not seen their data
-    exchanges: list[ExchangeSummary] = []  # what the phases exchange, from the active party
+    exchanges: list[ExchangeSummary] = []  # the phases' exchanges, as the active party reports them
     privacy: Privacy | None = None  # if a phase trains with differential privacy
 
 

@@ -125,7 +125,7 @@ def _by_party(forecast: Forecast) -> Table:
 
 
 def _by_exchange(forecast: Forecast) -> Table:
-    table = new_table("What crosses, and what is done to it on its way out")
+    table = new_table("Exchanges, and the chain through which their tensors leave")
     for heading in ("phase", "exchange", "from", "to", "carries", "through", "when"):
         table.add_column(heading, overflow="fold")
     before = ""

@@ -39,7 +39,7 @@ class PartyFile(Section):
     out: str = "runs"  # a folder for this party's runs
     tls: TlsSettings
     data: DataSettings | None = None
-    policy: str = "allow_all"  # what this party lets out at all
+    policy: str = "allow_all"  # decides what may leave this party
     encoder: EncoderSettings | None = None  # replaces the recipe's encoder; must give the recipe's embedding size
 
 

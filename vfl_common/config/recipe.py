@@ -48,7 +48,7 @@ class RowsSettings(Section):
 
 
 def _gathered(value: Any, own: tuple[str, ...]) -> Any:
-    """``{own…, rest…}``, as people write it, becomes ``{own…, settings: {rest…}}``."""
+    """Turns ``{own…, rest…}``, as people write it, into ``{own…, settings: {rest…}}``."""
     if not isinstance(value, dict) or "kind" not in value or "settings" in value:
         return value
     kept = {key: value[key] for key in own if key in value}
@@ -56,10 +56,10 @@ def _gathered(value: Any, own: tuple[str, ...]) -> Any:
 
 
 class TransformSettings(Section):
-    """A transform on what a phase sends, beside those of its method; ``settings`` are the transform's own.
+    """A transform of tensors that a phase sends, beside its method's transforms; ``settings`` are the transform's own.
 
-    ``exchange``: the exchange's name, as `vfl-party check` prints it. ``sent_by``: who applies it, passive parties on
-    what they ask with, or the active party on what it answers.
+    ``exchange``: the exchange's name, as `vfl-party check` prints it. ``sent_by``: who applies it, passive parties to
+    their requests, or the active party to its replies.
     """
 
     kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -74,10 +74,9 @@ class TransformSettings(Section):
 
 
 class PhaseSettings(Section):
-    """One phase: ``kind`` names a method; ``settings`` are the method's own, checked by it.
+    """One phase: ``kind`` names a method; the method checks its own ``settings``.
 
-    ``codec``: how the phase's float32 tensors are written on the wire between parties. ``transforms``: what is done to
-    them before.
+    ``codec``: the wire format of the phase's float32 tensors between parties. ``transforms``: applied before the codec.
     """
 
     kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -89,7 +88,7 @@ class PhaseSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, value: Any) -> Any:
-        """``{kind, name?, rest…}``, as people write it, becomes ``{kind, name, settings: {rest…}}``."""
+        """Turns ``{kind, name?, rest…}``, as people write it, into ``{kind, name, settings: {rest…}}``."""
         if isinstance(value, dict) and "kind" in value:
             value = {"name": value["kind"], **value}
         return _gathered(value, ("kind", "name", "codec", "transforms"))

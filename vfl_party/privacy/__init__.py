@@ -1,1 +1,1 @@
-"""Trains with differential privacy: what it costs, and the steps that keep to it."""
+"""Trains with differential privacy: plans its cost, and takes the steps within the budget."""

@@ -43,7 +43,7 @@ class Member:
     heard_s: float
     joined: bool = False
     join: control_pb2.Join = field(default_factory=control_pb2.Join)
-    plan: tuple[AggregationPlan, ...] | None = None  # of this generation; None: it has not said yet
+    plan: tuple[AggregationPlan, ...] | None = None  # for this generation; None: not received yet
     progress: control_pb2.Progress | None = None  # the last one of this generation
     report: control_pb2.Report | None = None
     alone: bool = False  # the active party: it needs no other party for the rest of this generation
@@ -87,8 +87,8 @@ class Coordinator:
         generation: the last generation that an earlier process of this server started.
         on_start: called, under the lock, with (generation, checkpoint) when a generation starts, before the
             parties hear of it.
-        on_plan: called, under the lock, with (generation, checkpoint, agreed aggregations) once all parties have said
-            what they are going to do.
+        on_plan: called, under the lock, with (generation, checkpoint, agreed aggregations) once all parties have sent
+            their plans.
         on_end: called, under the lock, with the reason when a started generation or the run ends.
         on_leave: called, under the lock, with a party that is no longer needed, before it hears that it may leave.
         left: the parties that left before this process of the server began.
@@ -114,7 +114,7 @@ class Coordinator:
         self._phases = tuple(phase.name for phase in recipe.phases)
         self._on_start, self._on_plan, self._on_end = on_start, on_plan, on_end
         self._on_leave, self._emit = on_leave, emit
-        self._checkpoint = ""  # from which the generation began
+        self._checkpoint = ""  # the checkpoint from which the generation started
         self._lock = threading.Condition()
         self._members: dict[str, Member] = {}
         self._identities = {name: each.identity for name, each in left.items()}
@@ -363,9 +363,9 @@ class Coordinator:
         self._emit("started", run_id=self.run_id, generation=self.generation, checkpoint=decision.checkpoint)
 
     def _planned(self, member: Member, plan: control_pb2.Plan) -> None:
-        """Once all parties have said what they are going to do, it is compared, and the aggregation begins."""
+        """Takes a party's plan; once all plans are there, compares them and begins the aggregation."""
         if self.state is not RunState.RUNNING:
-            return  # the party has not heard yet that its generation has ended
+            return  # the party does not know yet that its generation has ended
         member.plan = declarations.declared(plan, self._phases if self.job == "train" else (), member.name)
         plans = {name: each.plan for name, each in self._in_order() if each.plan is not None}
         if len(plans) < len(self._members):

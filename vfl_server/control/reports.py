@@ -76,7 +76,7 @@ def privacy_of(report: control_pb2.Report) -> Privacy | None:
 
 
 def exchanges_of(report: control_pb2.Report) -> list[ExchangeSummary] | None:
-    """Reads what a party reports of its phases' exchanges; None if it is anything else."""
+    """Reads a party's report on its phases' exchanges; returns None if it has another form."""
     try:
         return TypeAdapter(list[ExchangeSummary]).validate_json(report.exchanges_json or "[]")
     except ValueError:
