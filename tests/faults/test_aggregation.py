@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -15,10 +14,11 @@ import torch
 from torch import Tensor
 
 from tests.contract.exchanges import WAIT_S, soon
-from tests.harness import averaging_party, cases
+from tests.harness import cases
+from tests.harness.averaging import drift
 from tests.harness.federation import Federation, Program
 from tests.harness.hostile import AggregatingMember, aggregation
-from tests.harness.methods.averaging import drift
+from tests.harness.plugins import environment, metadata
 from vfl.certs.authority import issue
 from vfl_common.errors import AbortedError, Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.rpc.session import Start
@@ -216,8 +216,12 @@ def test_a_party_that_is_lost_before_the_reply_sends_everyone_back(members: Memb
 
 
 def start(federation: Federation, name: str) -> Program:
-    """A real party that knows the tests' own method."""
-    return federation.start(name, sys.executable, averaging_party.__file__, "run", federation.write_party(name).name)
+    """A real party that has the tests' own method as a plug-in."""
+    site = federation.folder / "site"
+    if not site.exists():
+        metadata(site, {"vfl.methods": {"averaging": "tests.harness.averaging:METHOD"}})
+    party = federation.write_party(name).name
+    return federation.start(name, "vfl-party", "run", party, environment=environment(site, Path(__file__).parents[2]))
 
 
 def reference(parties: list[str], phases: dict[str, int], widths: dict[str, int]) -> dict[str, dict[str, Tensor]]:

@@ -222,14 +222,15 @@ class Federation:
         for name in self.names:
             self.start_party(name)
 
-    def start(self, name: str, *args: str) -> Program:
-        """Any of the three programs, under a name of its own."""
-        return self._start(name, [str(BIN / args[0]), *args[1:]])
+    def start(self, name: str, *args: str, environment: dict[str, str] | None = None) -> Program:
+        """Any of the three programs, under a name of its own; afresh, if it is given an environment of its own."""
+        return self._start(name, [str(BIN / args[0]), *args[1:]], environment)
 
-    def _start(self, name: str, args: list[str]) -> Program:
+    def _start(self, name: str, args: list[str], environment: dict[str, str] | None = None) -> Program:
         if name in self.programs:
             self.programs[name].close()
-        self.programs[name] = Program(name, args, self.folder, fresh=self.fresh)
+        fresh = self.fresh or environment is not None
+        self.programs[name] = Program(name, args, self.folder, fresh=fresh, environment=environment)
         return self.programs[name]
 
     def finish(self, timeout_s: float = RUN_S) -> dict[str, Any]:

@@ -1,0 +1,109 @@
+"""A method: split training with plain SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pydantic import PositiveInt
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.base import Section
+from vfl_party.context import Party, Rows
+from vfl_party.declared import Exchange, Occurrence, Sent, Traffic, f32
+from vfl_party.method import Method
+from vfl_party.metrics import loss_fn
+from vfl_party.models import combine
+from vfl_party.phase import Phase, RoundReport
+from vfl_party.seeds import batches
+
+EMBEDDING = Exchange(  # declared once: passive parties ask the active party with z, and it answers with dz
+    "embedding",
+    up=Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}),
+    down=Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}),
+)
+
+
+class PlainSettings(Section):
+    """The phase's keys beside kind and name."""
+
+    epochs: PositiveInt
+    batch_size: PositiveInt = 64
+    lr: float = 0.1
+
+
+def steps(party: Party, name: str, round_: int, settings: PlainSettings) -> list[tuple[StepKey, Rows]]:
+    """Drawn from the seed: the same on all sides."""
+    epoch = batches(party.recipe.seed, name, round_, party.rows("train"), settings.batch_size)
+    return [(StepKey(name, round_, batch), rows) for batch, rows in enumerate(epoch)]
+
+
+class Side(Phase):
+    """What both sides share."""
+
+    def __init__(self, party: Party, name: str, settings: PlainSettings) -> None:
+        self.name, self.rounds, self.party, self.settings = name, settings.epochs, party, settings
+        self.models = torch.nn.ModuleDict(party.models)  # "encoder"; "top" at the active party; on party.device
+        self.optimizer = torch.optim.SGD(self.models.parameters(), lr=settings.lr)
+
+    def state(self) -> dict[str, Any]:
+        """All that the next round needs beyond the models and torch's generators."""
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(tree["optimizer"])
+
+
+class Passive(Side):
+    def __init__(self, party: Party, name: str, settings: PlainSettings) -> None:
+        super().__init__(party, name, settings)
+        self.embedding = party.asking(name, EMBEDDING, width=party.embedding_size)
+
+    def run_round(self, round_: int) -> RoundReport:
+        self.models.train()
+        todo = steps(self.party, self.name, round_, self.settings)
+        for step, rows in todo:
+            z_BD = self.party.encode(*self.party.need_features().inputs(rows))
+            dz_BD = self.embedding.swap(step, {"z": z_BD}, rows=len(rows))["dz"]
+            self.optimizer.zero_grad()
+            z_BD.backward(dz_BD)
+            self.optimizer.step()
+        return RoundReport(len(todo))
+
+
+class Active(Side):
+    def __init__(self, party: Party, name: str, settings: PlainSettings) -> None:
+        super().__init__(party, name, settings)
+        self.embedding = party.answering(name, EMBEDDING, width=party.embedding_size)
+
+    def run_round(self, round_: int) -> RoundReport:
+        self.models.train()
+        party, total, todo = self.party, 0.0, steps(self.party, self.name, round_, self.settings)
+        (_, targets), loss_of = party.need_labels(), loss_fn(party.recipe.task)
+        for step, rows in todo:
+            own = [party.encode(*party.features.inputs(rows))] if party.features is not None else []
+            received = self.embedding.collect(step, rows=len(rows))
+            z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
+            combined = combine(party.recipe.model.combine, [*own, *z_BD.values()])
+            loss = loss_of(party.outputs(combined), party.take(targets, rows))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.embedding.reply(step, {name: {"dz": z.grad} for name, z in z_BD.items()})
+            self.optimizer.step()
+            total += loss.item()
+        return RoundReport(len(todo), {"train": {"loss": total / len(todo)}})
+
+
+def traffic(party: Party, name: str, settings: PlainSettings) -> Traffic:
+    """What `vfl forecast` counts; the party has rows and recipe, and may have no data."""
+
+    def occurrences() -> Iterator[Occurrence]:
+        for round_ in range(settings.epochs):
+            for step, rows in steps(party, name, round_, settings):
+                yield Occurrence.of(EMBEDDING, step, rows=len(rows), width=party.embedding_size)
+
+    return Traffic(occurrences())
+
+
+METHOD = Method(PlainSettings, Active, Passive, traffic=traffic, encodes=True)

@@ -1,0 +1,20 @@
+"""A codec: float16 in which too large a number becomes the largest, instead of an error."""
+
+from __future__ import annotations
+
+import torch
+
+from vfl_party.codecs.float16 import Float16
+from vfl_party.filter import Tensors
+
+LARGEST = torch.finfo(torch.float16).max
+
+
+class Saturating(Float16):
+    text = "saturating float16"
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        return super().apply({name: x.detach().clamp(-LARGEST, LARGEST) for name, x in tensors.items()})
+
+
+CODEC = Saturating
