@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,13 @@ from vfl_common.link import Hub, Link
 from vfl_party.chains import make_chains
 from vfl_party.data import Features, Labels
 from vfl_party.declared import Exchange, Role
+from vfl_party.devices import index_on
 from vfl_party.exchange import Answering, Asking, Chains, Ways
 from vfl_party.models import InputSpec, checked_encoder, forward, seeded
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.privacy.plan import Plan
 from vfl_party.seeds import derive_seed
-from vfl_party.tensors import index_on
 
 Rows = npt.NDArray[np.int64]
 
@@ -52,6 +53,10 @@ class MakeEncoder:
             return checked_encoder(self.settings, self.spec, width or self.width, party=self.party)
 
 
+def _without_encoder(*_inputs: Tensor) -> Tensor:
+    raise InputError(Code.DATA_INVALID, "a party without features has no encoder")
+
+
 def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
     return
 
@@ -64,7 +69,8 @@ class Party:
     ``targets``: the encoded labels of all rows at the active party.
     ``splits``: see ``vfl_party.seeds.split_rows``; ``local`` may end with rows that this party alone has.
     ``make_encoder``: for methods that train more encoders than the one that they hand on.
-    ``spread``: the encoder on several GPUs (``vfl_party.ranks``), called with whole batches; None on one.
+    ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
+    and on all of the party's GPUs; by default ``models["encoder"]`` on one.
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
     ``policy``: what this party lets out at all.
     ``privacy``: what the phases with differential privacy are to spend; None without any.
@@ -82,13 +88,17 @@ class Party:
     targets: Tensor | None
     splits: dict[str, Rows]
     make_encoder: MakeEncoder | None = None
-    spread: Callable[..., Tensor] | None = None
+    encode: Callable[..., Tensor] = field(default=_without_encoder)
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     policy: Policy = field(default_factory=AllowAll)
     privacy: Plan | None = None
     sent_noise: float = 0.0
     ways: Ways | None = None
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.encode is _without_encoder and "encoder" in self.models:
+            self.encode = partial(forward, self.models["encoder"], precision=self.recipe.model.precision)
 
     # -- what the phases exchange -------------------------------------------------------------------------------
 
@@ -146,15 +156,9 @@ class Party:
     def embedding_size(self) -> int:
         return self.recipe.model.embedding_size
 
-    def encode(self, *inputs: Tensor) -> Tensor:
-        """The party's embeddings of a batch, float32 [B, D], in the recipe's precision and on all its GPUs."""
-        if self.spread is not None:
-            return self.spread(*inputs)
-        return forward(self.models["encoder"], inputs, self.recipe.model.precision)
-
     def outputs(self, z_BD: Tensor) -> Tensor:
         """The top model's outputs for combined embeddings, float32 [B, O], in the recipe's precision."""
-        return forward(self.models["top"], (z_BD,), self.recipe.model.precision)
+        return forward(self.models["top"], z_BD, precision=self.recipe.model.precision)
 
     def need_privacy(self) -> Plan:
         """What the phases with differential privacy are to spend. Raises InternalError if nothing was planned."""

@@ -13,15 +13,33 @@ from typing import Any, Literal
 
 import torch
 
-from vfl_common.bundle import BundleSpec, Kind, StepKey
+from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.config.base import parse
+from vfl_common.errors import InternalError
 from vfl_party import transforms
 from vfl_party.filter import Filter, Tensors
-from vfl_party.tensors import spec_of
+
+TORCH: dict[DType, torch.dtype] = {
+    DType.FLOAT32: torch.float32,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.INT64: torch.int64,
+    DType.INT32: torch.int32,
+    DType.UINT8: torch.uint8,
+    DType.BOOL: torch.bool,
+}
+WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
 
 Role = Literal["active", "passive"]
 Shape = tuple[int | str, ...]  # a word stands for a size that is known when the tensor is sent: "rows", "width"
 Declared = tuple[torch.dtype, Shape]
+
+
+def spec_of(dtype: torch.dtype, *shape: int) -> TensorSpec:
+    """The spec of a tensor of this dtype and shape. Raises InternalError where the wire has no such dtype."""
+    if dtype not in WIRE:
+        raise InternalError(f"a tensor of {dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}")
+    return TensorSpec(WIRE[dtype], shape)
 
 
 def f32(*shape: int | str) -> Declared:

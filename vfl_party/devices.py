@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from vfl_common.errors import Code, InputError
 
@@ -80,3 +81,12 @@ def set_threads(n: int) -> None:
     if torch.get_num_interop_threads() != 1:
         with suppress(RuntimeError):  # torch allows this once, before the first parallel work
             torch.set_num_interop_threads(1)
+
+
+def index_on(rows: Tensor, device: torch.device) -> Tensor:
+    """Row numbers, on the CPU or there already, on ``device``.
+
+    Copied from ordinary memory, they would make the host wait until the GPU has done all its work so far. torch keeps a
+    pinned block that it has made itself until the copies out of it are done.
+    """
+    return rows if rows.device.type == device.type else rows.pin_memory().to(device, non_blocking=True)

@@ -256,7 +256,7 @@ def assemble(
         policy=policy if policy is not None else AllowAll(),
     )
     if spread is not None and features is not None:
-        party.spread = spread(party.models["encoder"], features.spec)
+        party.encode = spread(party.models["encoder"], features.spec)
     phases = work.phases(party, prepared)
     return Assembled(opened, prepared, party, phases, torch.get_rng_state())
 

@@ -15,9 +15,8 @@ from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
 from vfl_common.link import Hub, Link
-from vfl_party.declared import Exchange, Sent, f32
-from vfl_party.exchange import Answering, Asking, Chain, Chains
-from vfl_party.tensors import TORCH, to_bundle, to_tensors
+from vfl_party.declared import TORCH, Exchange, Sent, f32
+from vfl_party.exchange import Answering, Asking, Chain, Chains, to_bundle, to_tensors
 
 pytestmark = pytest.mark.parametrize("transport", ["memory", "grpc"])
 

@@ -26,7 +26,7 @@ from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 from vfl_party.align.digest import rows_digest
 from vfl_party.data import load_table
-from vfl_party.tensors import to_bundle, to_tensors
+from vfl_party.exchange import to_bundle, to_tensors
 
 DTYPES = {np.dtype(np.float32): DType.FLOAT32, np.dtype(np.float16): DType.FLOAT16}
 

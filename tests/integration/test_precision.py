@@ -57,7 +57,7 @@ def test_it_is_near_to_float32_and_resumes_bit_for_bit(tmp_path: Path, record_pr
 
 def test_a_model_gives_float32_and_has_gradients_of_float32() -> None:
     layer, x_BF = torch.nn.Linear(64, 8), torch.randn(16, 64)
-    plain, half = forward(layer, (x_BF,), "float32"), forward(layer, (x_BF,), "bfloat16")
+    plain, half = forward(layer, x_BF, precision="float32"), forward(layer, x_BF, precision="bfloat16")
     assert plain.dtype == half.dtype == torch.float32
     assert not torch.equal(plain, half)
     assert torch.allclose(plain, half, atol=0.05)

@@ -22,7 +22,7 @@ for height, width in ((8, 4), (4, 2), (8, 8)):
     found = {}
     for precision in ("float32", "bfloat16"):
         model.zero_grad()
-        z_ND = forward(model, (x_NCHW,), precision)
+        z_ND = forward(model, x_NCHW, precision=precision)
         z_ND.square().mean().backward()
         found[precision] = [z_ND.detach(), *(each.grad.clone() for each in model.parameters())]
     pairs = zip(found["bfloat16"], found["float32"], strict=True)

@@ -15,8 +15,8 @@ import torch
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.table import Table
+from vfl_party.devices import index_on
 from vfl_party.models import InputSpec
-from vfl_party.tensors import index_on
 
 # Codes: a category not seen in training; no category; one that augmentation hides; the first category.
 UNKNOWN, MISSING, HIDDEN, RESERVED = 0, 1, 2, 3

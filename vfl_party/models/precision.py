@@ -10,7 +10,7 @@ from torch import Tensor, nn
 Precision = Literal["float32", "bfloat16"]
 
 
-def forward(model: nn.Module, inputs: tuple[Tensor, ...], precision: Precision) -> Tensor:
+def forward(model: nn.Module, *inputs: Tensor, precision: Precision) -> Tensor:
     """Returns the model's output, always in float32: the loss and the wire need that.
 
     ``bfloat16``: torch's autocast chooses the matrix products and convolutions that it is safe for, forward and

@@ -52,7 +52,7 @@ class _Share:
         ranks.spread(encoder)
         inputs = self._receive(shares(rows, ranks.size)[ranks.rank])
         with torch.set_grad_enabled(bool(learns)):
-            self._z_BD = forward(self._parallel if learns else encoder, inputs, self._precision)
+            self._z_BD = forward(self._parallel if learns else encoder, *inputs, precision=self._precision)
         ranks.send([self._z_BD], [0])
 
     def backward(self) -> None:

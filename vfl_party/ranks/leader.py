@@ -43,7 +43,7 @@ class SpreadEncoder:
         for x_r in parts:
             ranks.send(x_r[1:], range(1, ranks.size))
         own = tuple(x_r[0] for x_r in parts)
-        z_BD = forward(self._parallel if learns else encoder, own, self._precision)
+        z_BD = forward(self._parallel if learns else encoder, *own, precision=self._precision)
         gathered: Tensor = _Gather.apply(z_BD, ranks, sizes)
         return gathered
 
