@@ -56,7 +56,7 @@ class Code(IntEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class Meaning:
     """What a code means to a peer (``public``), to a shell (``exit_code``) and to a retry loop (``retryable``)."""
 
     public: str
@@ -64,35 +64,35 @@ class Entry:
     retryable: bool = False
 
 
-CATALOGUE: dict[Code, Entry] = {
-    Code.INTERNAL: Entry("the party met an internal error; its own log has the details", 1),
-    Code.CONFIG_INVALID: Entry("the party's configuration cannot be used; its own log has the details", 2),
-    Code.FILE_INVALID: Entry("a file of the party cannot be used; its own log has the details", 2),
-    Code.DATA_INVALID: Entry("the party's data cannot be used; its own log has the details", 2),
-    Code.ROWS_DIFFER: Entry("the parties do not hold the same rows", 2),
-    Code.CERTIFICATE_INVALID: Entry("a certificate cannot be used", 2),
-    Code.IDENTITY_MISMATCH: Entry("the certificate names another party", 2),
-    Code.NOT_IN_RECIPE: Entry("the party is not in the recipe", 2),
-    Code.NAME_TAKEN: Entry("a party of this name has already joined", 2),
-    Code.ROLE_MISMATCH: Entry("the party's role does not allow this call", 2),
-    Code.RECIPE_DIFFERS: Entry("the party's recipe differs from the server's", 2),
-    Code.PROTOCOL_DIFFERS: Entry("the party speaks another version of the protocol", 2),
-    Code.ADDRESS_IN_USE: Entry("an address is in use", 2),
-    Code.UNREACHABLE: Entry("a peer does not answer", 2),
-    Code.TENSOR_MISMATCH: Entry("a tensor's name, dtype or shape is not what the step expects", 2),
-    Code.TENSOR_TOO_LARGE: Entry("a message is larger than its spec allows", 2),
-    Code.NON_FINITE: Entry("a tensor holds NaN or infinity", 2),
-    Code.STEP_OUT_OF_ORDER: Entry("a message arrived for a step that is not the current one", 2),
-    Code.STALE_GENERATION: Entry("the message belongs to an earlier generation of the run", 2, retryable=True),
-    Code.MODEL_INVALID: Entry("a model does not fit the recipe", 2),
-    Code.DEVICE_MISSING: Entry("a requested device does not exist", 2),
-    Code.PARTY_LOST: Entry("a party was lost and did not come back in time", 3),
-    Code.STEP_TIMEOUT: Entry("a party did not finish its step in time", 3),
-    Code.ABORTED: Entry("another party stopped the run", 4),
-    Code.INTERRUPTED: Entry("the run was interrupted and resumes from a checkpoint", 4, retryable=True),
-    Code.CHECKPOINT_INVALID: Entry("a checkpoint cannot be used", 2),
-    Code.MALFORMED_MESSAGE: Entry("a message cannot be read", 2),
-    Code.MODELS_DIFFER: Entry("the parties would aggregate different weights", 2),
+CATALOGUE: dict[Code, Meaning] = {
+    Code.INTERNAL: Meaning("the party met an internal error; its own log has the details", 1),
+    Code.CONFIG_INVALID: Meaning("the party's configuration cannot be used; its own log has the details", 2),
+    Code.FILE_INVALID: Meaning("a file of the party cannot be used; its own log has the details", 2),
+    Code.DATA_INVALID: Meaning("the party's data cannot be used; its own log has the details", 2),
+    Code.ROWS_DIFFER: Meaning("the parties do not hold the same rows", 2),
+    Code.CERTIFICATE_INVALID: Meaning("a certificate cannot be used", 2),
+    Code.IDENTITY_MISMATCH: Meaning("the certificate names another party", 2),
+    Code.NOT_IN_RECIPE: Meaning("the party is not in the recipe", 2),
+    Code.NAME_TAKEN: Meaning("a party of this name has already joined", 2),
+    Code.ROLE_MISMATCH: Meaning("the party's role does not allow this call", 2),
+    Code.RECIPE_DIFFERS: Meaning("the party's recipe differs from the server's", 2),
+    Code.PROTOCOL_DIFFERS: Meaning("the party speaks another version of the protocol", 2),
+    Code.ADDRESS_IN_USE: Meaning("an address is in use", 2),
+    Code.UNREACHABLE: Meaning("a peer does not answer", 2),
+    Code.TENSOR_MISMATCH: Meaning("a tensor's name, dtype or shape is not what the step expects", 2),
+    Code.TENSOR_TOO_LARGE: Meaning("a message is larger than its spec allows", 2),
+    Code.NON_FINITE: Meaning("a tensor holds NaN or infinity", 2),
+    Code.STEP_OUT_OF_ORDER: Meaning("a message arrived for a step that is not the current one", 2),
+    Code.STALE_GENERATION: Meaning("the message belongs to an earlier generation of the run", 2, retryable=True),
+    Code.MODEL_INVALID: Meaning("a model does not fit the recipe", 2),
+    Code.DEVICE_MISSING: Meaning("a requested device does not exist", 2),
+    Code.PARTY_LOST: Meaning("a party was lost and did not come back in time", 3),
+    Code.STEP_TIMEOUT: Meaning("a party did not finish its step in time", 3),
+    Code.ABORTED: Meaning("another party stopped the run", 4),
+    Code.INTERRUPTED: Meaning("the run was interrupted and resumes from a checkpoint", 4, retryable=True),
+    Code.CHECKPOINT_INVALID: Meaning("a checkpoint cannot be used", 2),
+    Code.MALFORMED_MESSAGE: Meaning("a message cannot be read", 2),
+    Code.MODELS_DIFFER: Meaning("the parties would aggregate different weights", 2),
 }
 
 

@@ -33,7 +33,7 @@ from vfl_party.prediction import Prediction, TrainedRun, load_start
 from vfl_party.progress import Progress
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
 from vfl_party.runner import Outcome, Runner
-from vfl_party.transport import Network
+from vfl_party.transport import Transports
 
 JobName = Literal["train", "predict"]
 
@@ -119,7 +119,7 @@ class PartyApp:
             check_ranks(first.party, trains=job == "train")
             ready.clear()  # made without the other ranks
         ledger, meter = Ledger(), TcpMeter()
-        network = Network(files, self.console, ledger, meter)
+        network = Transports(files, self.console, ledger, meter)
         session = Session(
             files.file.server,
             files.credentials,

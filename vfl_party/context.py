@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -24,10 +22,8 @@ from vfl_party.exchange import Answering, Asking, Chains, Ways
 from vfl_party.models import InputSpec, checked_encoder, forward, seeded
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
-from vfl_party.privacy.plan import Plan
-from vfl_party.seeds import derive_seed
-
-Rows = npt.NDArray[np.int64]
+from vfl_party.privacy.plan import PrivacyPlan
+from vfl_party.seeds import Rows, derive_seed
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ class Party:
     encode: Callable[..., Tensor] = field(default=_without_encoder)
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     policy: Policy = field(default_factory=AllowAll)
-    privacy: Plan | None = None
+    privacy: PrivacyPlan | None = None
     sent_noise: float = 0.0
     ways: Ways | None = None
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
@@ -160,7 +156,7 @@ class Party:
         """The top model's outputs for combined embeddings, float32 [B, O], in the recipe's precision."""
         return forward(self.models["top"], z_BD, precision=self.recipe.model.precision)
 
-    def need_privacy(self) -> Plan:
+    def need_privacy(self) -> PrivacyPlan:
         """What the phases with differential privacy are to spend. Raises InternalError if nothing was planned."""
         if self.privacy is None:
             raise InternalError(f"{self.name}: a phase with dp was made without a plan of its budget")

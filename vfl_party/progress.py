@@ -85,7 +85,7 @@ class Progress:
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
             so_far = self.standing.run_steps  # as of the last round's end
-            self._tell(rpc.Progress(phase, round_, rounds, batch, batches, so_far, self._metrics))
+            self._tell(rpc.ProgressUpdate(phase, round_, rounds, batch, batches, so_far, self._metrics))
 
     def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
         """After each round: its line, and word of it where there was none lately."""
@@ -126,10 +126,10 @@ class Progress:
         nothing = not (report.steps or report.metrics or report.note)
         idle = self._is_active and nothing and rounds > 1  # the others, who may be at work, set the pace
         if report.done or report.note or round_ == rounds or time.monotonic() >= self._next_tell_s:
-            own = rpc.Progress(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note)
+            own = rpc.ProgressUpdate(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note)
             self._tell(own, idle=idle)
 
-    def _tell(self, progress: rpc.Progress, *, idle: bool = False) -> None:
+    def _tell(self, progress: rpc.ProgressUpdate, *, idle: bool = False) -> None:
         self._next_tell_s = time.monotonic() + _TELL_S
         if (self._is_active and not idle) or progress.metrics or progress.note:  # the others go in step with it
             self._session.progress(progress)

@@ -13,9 +13,8 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Rows
 from vfl_party.data import Features, Labels, Preprocessor, Table
-from vfl_party.seeds import split_rows
+from vfl_party.seeds import Rows, split_rows
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
-from vfl_party.context import Party, Rows
+from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.exchange import Answering, Asking
 from vfl_party.models import combine, combined_size
+from vfl_party.seeds import Rows
 
 CHUNK_ROWS = 1024
 

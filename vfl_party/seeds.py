@@ -7,6 +7,8 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
+Rows = npt.NDArray[np.int64]  # row numbers
+
 
 def derive_seed(root: int, *names: object) -> int:
     """Derives a 63-bit seed from the recipe's seed and a path of names: equal at all parties, unrelated per path."""

@@ -64,7 +64,7 @@ class GrpcTransport:
 
 
 @dataclass
-class Network:
+class Transports:
     """Makes this party's transports, a generation after the other.
 
     Args:

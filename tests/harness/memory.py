@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
 from vfl_common.link import Hub, Link
-from vfl_common.rpc.arrivals import GiveUp, Proceed, decide
+from vfl_common.rpc.arrivals import Proceed, TimedOut, decide
 from vfl_common.rpc.failures import from_failure, to_failure
 
 
@@ -48,7 +48,7 @@ class MemoryHub(Hub):
             if isinstance(decision, Proceed):
                 self._hurried, self._due = True, set(self.roster)
                 return {party: got[party] for party in self.roster if party in got}
-            if isinstance(decision, GiveUp):
+            if isinstance(decision, TimedOut):
                 text = f"{', '.join(decision.late)} took longer than {self._timeout_s:g} s for {step}"
                 raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
             with self.changed:

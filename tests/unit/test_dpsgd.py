@@ -23,8 +23,8 @@ from vfl_party.models.spec import InputSpec
 from vfl_party.optim import build_optimizer
 from vfl_party.privacy import poisson
 from vfl_party.privacy.dpsgd import DpTraining, check_model
-from vfl_party.privacy.poisson import Rows
 from vfl_party.privacy.settings import DpSettings
+from vfl_party.seeds import Rows
 
 N, B, CLIP = 96, 16, 0.05
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))

@@ -20,7 +20,7 @@ from vfl_party.methods.fedonce.nat import Nat
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.privacy import accountant
 from vfl_party.privacy.accountant import Spending
-from vfl_party.privacy.plan import Plan, make_plan
+from vfl_party.privacy.plan import PrivacyPlan, make_plan
 from vfl_party.privacy.settings import DpSettings
 
 N, WIDTH = 300, 3
@@ -42,7 +42,7 @@ def recipe(*phases: dict[str, Any], passives: int = 2, **more: Any) -> Recipe:
     return Recipe.model_validate(tables | more)
 
 
-def plan_of(*phases: dict[str, Any], **more: Any) -> Plan:
+def plan_of(*phases: dict[str, Any], **more: Any) -> PrivacyPlan:
     found = privacy_plan(recipe(*phases, **more), N)
     assert found is not None
     return found

@@ -13,9 +13,9 @@ from torch import nn
 
 from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings, TabularSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.budget import Budget
 from vfl_party.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
 from vfl_party.seeds import batches, full_batches, split_rows
+from vfl_party.training import TrainingSettings
 
 
 @given(
@@ -45,7 +45,7 @@ def test_fewer_labels_are_a_part_of_more() -> None:
 
 @given(rows=st.integers(2, 200), size=st.integers(1, 64), steps=st.integers(1, 500))
 def test_a_budget_of_steps_is_the_fewest_epochs_that_give_them(rows: int, size: int, steps: int) -> None:
-    epochs = Budget(steps=steps, batch_size=size).epochs_over(rows)
+    epochs = TrainingSettings(steps=steps, batch_size=size).epochs_over(rows)
     an_epoch = len(batches(0, "p", 0, np.arange(rows), size))
     assert (epochs - 1) * an_epoch < steps <= epochs * an_epoch
 
@@ -53,7 +53,7 @@ def test_a_budget_of_steps_is_the_fewest_epochs_that_give_them(rows: int, size: 
 @pytest.mark.parametrize("values", [{}, {"epochs": 3, "steps": 4}])
 def test_a_budget_is_epochs_or_steps(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="either epochs or steps"):
-        Budget(**values)
+        TrainingSettings(**values)
 
 
 def test_full_batches_leave_the_rest_out() -> None:

@@ -28,7 +28,7 @@ from vfl_common.files import unwritable
 from vfl_common.ledger import TcpCount
 from vfl_common.pb.vfl.v1 import failure_pb2
 from vfl_common.rpc import tcp
-from vfl_common.rpc.arrivals import GiveUp, Proceed, Wait, decide
+from vfl_common.rpc.arrivals import KeepWaiting, Proceed, TimedOut, decide
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.tcp import TcpMeter
@@ -41,10 +41,10 @@ ROSTER = ("north", "south", "west")
 @pytest.mark.parametrize(
     ("waited_s", "arrived", "decision"),
     [
-        (0.0, (), Wait(10.0)),
-        (9.5, ("south",), Wait(0.5)),
-        (10.0, ("south",), GiveUp(("north", "west"))),
-        (11.0, (), GiveUp(ROSTER)),
+        (0.0, (), KeepWaiting(10.0)),
+        (9.5, ("south",), KeepWaiting(0.5)),
+        (10.0, ("south",), TimedOut(("north", "west"))),
+        (11.0, (), TimedOut(ROSTER)),
         (0.0, ("west", "south", "north"), Proceed()),
         (99.0, ROSTER, Proceed()),  # all are there: however late it is
     ],
@@ -58,10 +58,10 @@ def test_a_step_without_parties_goes_on() -> None:
 
 
 def test_a_deadline_leaves_the_late_out() -> None:
-    assert decide(1.0, ("north",), ROSTER, 10.0, 2.0) == Wait(1.0)
+    assert decide(1.0, ("north",), ROSTER, 10.0, 2.0) == KeepWaiting(1.0)
     assert decide(2.0, ("north",), ROSTER, 10.0, 2.0) == Proceed()
     assert decide(2.0, (), ROSTER, 10.0, 2.0) == Proceed()
-    assert decide(10.0, ("north",), ROSTER, 10.0, 20.0) == GiveUp(tuple(each for each in ROSTER if each != "north"))
+    assert decide(10.0, ("north",), ROSTER, 10.0, 20.0) == TimedOut(tuple(each for each in ROSTER if each != "north"))
 
 
 # -- failures -------------------------------------------------------------------------------------------------------

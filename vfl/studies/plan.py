@@ -111,7 +111,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Pipeline:
     """The runs of one method with one seed: pretraining, if any, then a run for each label count.
 
     The pretraining may be shared with an earlier chain.
@@ -125,7 +125,7 @@ class Chain:
         return (*([self.pretrain] if self.pretrain is not None else ()), *self.finetune)
 
 
-def load_study(path: Path) -> tuple[Study, list[Chain]]:
+def load_study(path: Path) -> tuple[Study, list[Pipeline]]:
     """Reads a study file and plans it, seed by seed. Raises InputError if it, or a recipe that it makes, is wrong."""
     study = parse(Study, read_toml(path), str(path))
     base = path.resolve().parent / study.recipe
@@ -146,7 +146,7 @@ def load_study(path: Path) -> tuple[Study, list[Chain]]:
     return study, chains
 
 
-def _check_metric(path: Path, study: Study, chain: Chain) -> None:
+def _check_metric(path: Path, study: Study, chain: Pipeline) -> None:
     """Raises InputError if the method's task has no such metric."""
     task = chain.finetune[0].recipe.task
     if study.metric not in task.metrics:
@@ -161,7 +161,7 @@ def _chain(
     base: dict[str, Any],
     seed: int,
     pretrained: Mapping[str, PlannedRun],
-) -> Chain:
+) -> Pipeline:
     """Plans one method with one seed. ``pretrained``: {method: its pretraining} of the methods above."""
     where = f"{path}: methods: {method.name}"
     tables = copy.deepcopy(base) | {"method": method.name, "seed": seed}
@@ -196,7 +196,7 @@ def _chain(
             own["rows"] = tables.get("rows", {}) | {"labelled": labels}
         recipe = parse(Recipe, own, f"{where}: finetune")
         runs.append(PlannedRun(run_id, "finetune", method.name, seed, labels, own, recipe))
-    return Chain(pretrain, tuple(runs))
+    return Pipeline(pretrain, tuple(runs))
 
 
 def _overrides(key: str, value: Any, ours: str) -> bool:

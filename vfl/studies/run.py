@@ -25,7 +25,7 @@ from vfl.launcher.forks import Launcher, launching
 from vfl.launcher.processes import ProcessFailed
 from vfl.simulation.live import View, view
 from vfl.simulation.run import run_federation
-from vfl.studies.plan import Chain, PlannedRun, Study, load_study
+from vfl.studies.plan import Pipeline, PlannedRun, Study, load_study
 from vfl.studies.report import Cost, Result, cost_of, write_csv
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe, first_difference
@@ -151,7 +151,7 @@ class Running:
     study: Study
     base: Path  # the study's recipe file
     folder: Path
-    chains: list[Chain]
+    chains: list[Pipeline]
     tell: Tell
     jobs: int
     live: bool
@@ -211,11 +211,11 @@ class Running:
             for chain in self.chains:
                 self._chain(chain, launcher)
             return
-        groups: dict[str, list[Chain]] = {}  # chains that share a pretraining run one after the other
+        groups: dict[str, list[Pipeline]] = {}  # chains that share a pretraining run one after the other
         for chain in self.chains:
             groups.setdefault(chain.runs[0].run_id, []).append(chain)
 
-        def group(chains: list[Chain]) -> None:
+        def group(chains: list[Pipeline]) -> None:
             for chain in chains:
                 self._chain(chain, launcher)
 
@@ -237,7 +237,7 @@ class Running:
             for checkpoints in (self.folder / result.finetune.run).glob("*/checkpoints"):
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
-    def _chain(self, chain: Chain, launcher: Launcher | None) -> None:
+    def _chain(self, chain: Pipeline, launcher: Launcher | None) -> None:
         for run in chain.runs:
             if run.run_id in self._summaries or run.run_id in self._failed or self._stop.is_set():
                 continue
@@ -304,7 +304,7 @@ class Running:
             self._failed.add(run.run_id)
             self.tell({"event": "failed", "run": run.run_id, "title": run.title, **place, "error": sentence})
 
-    def _result(self, chain: Chain, run: PlannedRun) -> Result:
+    def _result(self, chain: Pipeline, run: PlannedRun) -> Result:
         summary = self._summaries[run.run_id]
         before = cost_of(self._summaries[chain.pretrain.run_id]) if chain.pretrain is not None else Cost()
         name, preset = self.study.name, run.recipe.preset

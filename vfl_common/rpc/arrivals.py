@@ -13,14 +13,14 @@ class Proceed:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class KeepWaiting:
     """Someone is missing, and has ``for_s`` seconds left."""
 
     for_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class TimedOut:
     """``late``, in roster order, have used up their time."""
 
     late: tuple[str, ...]
@@ -35,10 +35,10 @@ def decide(
     roster: Sequence[str],
     timeout_s: float,
     deadline_s: float = math.inf,
-) -> Proceed | Wait | GiveUp:
+) -> Proceed | KeepWaiting | TimedOut:
     """Proceed when all of ``roster`` have arrived or at ``deadline_s``; give up on the late at ``timeout_s``."""
     if len(arrived) == len(roster) or waited_s >= deadline_s:
         return _PROCEED
     if waited_s < timeout_s:
-        return Wait(min(timeout_s, deadline_s) - waited_s)
-    return GiveUp(tuple(party for party in roster if party not in arrived))
+        return KeepWaiting(min(timeout_s, deadline_s) - waited_s)
+    return TimedOut(tuple(party for party in roster if party not in arrived))

@@ -21,7 +21,7 @@ from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import exchange_pb2
-from vfl_common.rpc.arrivals import GiveUp, Proceed, decide
+from vfl_common.rpc.arrivals import Proceed, TimedOut, decide
 from vfl_common.rpc.channel import PROTOCOL, Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.tcp import TcpMeter
@@ -254,7 +254,7 @@ class ExchangeHub:
                 self._hurried, self._collecting = True, False
                 self._late = frozenset(self.roster) - self._arrived.keys()
                 return {party: self._arrived[party] for party in self.roster if party in self._arrived}
-            if isinstance(decision, GiveUp):
+            if isinstance(decision, TimedOut):
                 late = ", ".join(decision.late)
                 text = f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
                 raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])

@@ -57,7 +57,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressUpdate:
     """How far a party is: ``round`` rounds of ``rounds`` are done, ``batch`` batches of ``batches`` of the next one."""
 
     phase: str
@@ -184,7 +184,7 @@ class Session:
         plan = control_pb2.Plan(aggregations=[_described(aggregation) for aggregation in aggregations])
         self._send(control_pb2.PartyMessage(plan=plan))
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: ProgressUpdate) -> None:
         """Tells the server how far this party is, with its metrics."""
         message = control_pb2.Progress(
             phase=progress.phase,

@@ -17,7 +17,7 @@ from vfl_party.context import MakeEncoder, Party
 from vfl_party.method import Method
 from vfl_party.phase import Phase
 from vfl_party.plugins import Room
-from vfl_party.privacy.plan import Plan, make_plan
+from vfl_party.privacy.plan import PrivacyPlan, make_plan
 
 ROOM = Room(sys.modules[__name__], "vfl.methods", "METHOD", "phase of kind")
 
@@ -87,7 +87,7 @@ def evaluated(recipe: Recipe) -> set[str]:
     return {split for phase in recipe.phases for split in getattr(parse_settings(phase), "splits", ())}
 
 
-def privacy_plan(recipe: Recipe, rows: int) -> Plan | None:
+def privacy_plan(recipe: Recipe, rows: int) -> PrivacyPlan | None:
     """What the phases with ``dp`` are to spend over so many training rows, the same at every party; None without any.
 
     Raises InputError where the phases do not fit together.

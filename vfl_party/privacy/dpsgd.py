@@ -21,7 +21,7 @@ from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.noise import PrivateGaussian
 from vfl_party.privacy import poisson
 from vfl_party.privacy.accountant import Spending
-from vfl_party.privacy.poisson import Rows
+from vfl_party.seeds import Rows
 
 
 def check_model(module: nn.Module) -> None:

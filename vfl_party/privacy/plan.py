@@ -42,7 +42,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrivacyPlan:
     """All shares of a run. ``dp``: the common settings of all private phases; ``outside``: phases without privacy."""
 
     dp: DpSettings
@@ -104,7 +104,7 @@ class Plan:
         return epsilon(own, self.dp.delta / len(self.parties))
 
 
-def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] = ()) -> Plan | None:
+def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] = ()) -> PrivacyPlan | None:
     """Plans a recipe's private phases over ``rows`` training rows; returns None if there are no such phases or rows.
 
     outside: names of phases that train without privacy. Raises InputError if two phases do not share one budget, if
@@ -135,7 +135,7 @@ def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] 
     mode: Mode = "matched" if any(phase.dp.mode == "matched" for phase in phases) else "fixed"
     if dp.epsilon is not None:
         shares = _with_noise(dp.epsilon, dp, shares)
-    return Plan(dp, mode, tuple(shares), tuple(outside))
+    return PrivacyPlan(dp, mode, tuple(shares), tuple(outside))
 
 
 def _with_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[Share]:

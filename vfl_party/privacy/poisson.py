@@ -8,11 +8,8 @@ RDP of two parties adds up only if they sample independently.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from vfl_party.seeds import derive_seed
-
-Rows = npt.NDArray[np.int64]
+from vfl_party.seeds import Rows, derive_seed
 
 
 def sampling_rate(rows: int, batch_size: int) -> float:

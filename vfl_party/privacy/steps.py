@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from vfl_common.errors import InternalError
 from vfl_party.privacy import poisson
 from vfl_party.privacy.dpsgd import DpTraining, check_model
-from vfl_party.privacy.plan import Plan
-from vfl_party.privacy.poisson import Rows
+from vfl_party.privacy.plan import PrivacyPlan
+from vfl_party.seeds import Rows
 
 
 class PrivateSteps:
@@ -25,7 +25,7 @@ class PrivateSteps:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PrivacyPlan,
         phase: str,
         party: str,
         module: nn.Module,

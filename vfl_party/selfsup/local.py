@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party, Rows
-from vfl_party.seeds import derive_seed, full_batches
+from vfl_party.context import Party
+from vfl_party.seeds import Rows, derive_seed, full_batches
 from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.losses import KeyQueue, nt_xent, variance_kept
-from vfl_party.selfsup.plan import Plan
+from vfl_party.selfsup.plan import SelfSupPlan
 from vfl_party.selfsup.tower import Tower, Trained, follow, loss_against, make_queue, target_of
 
 
@@ -44,7 +44,7 @@ class LocalSelfSup:
         self,
         party: Party,
         phase: str,
-        plan: Plan,
+        plan: SelfSupPlan,
         tower: Tower,
         *,
         epochs: int,

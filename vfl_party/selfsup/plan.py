@@ -15,7 +15,7 @@ _MOMENTUM = {"byol": 0.995, "moco": 0.99}
 
 
 @dataclass(frozen=True)
-class Plan:
+class SelfSupPlan:
     """The settings. ``negatives``: the source of negatives in losses between a party's own and received (or guiding)
     projections; MoCo's own local loss always uses its queue."""
 
@@ -41,7 +41,7 @@ class Plan:
         return self.ssl in ("byol", "moco")
 
 
-def make_plan(settings: SelfSupSettings, preset: Literal["paper", "released"], gamma: float = 0.0) -> Plan:
+def make_plan(settings: SelfSupSettings, preset: Literal["paper", "released"], gamma: float = 0.0) -> SelfSupPlan:
     """Fills in the defaults of the method and the preset.
 
     The learning rate is 0.05 · B / 256, times 0.5 / (0.5 + gamma) if the local loss has the two guidance terms too.
@@ -60,7 +60,7 @@ def make_plan(settings: SelfSupSettings, preset: Literal["paper", "released"], g
     augment = settings.augment
     if released and "corrupt" not in augment.model_fields_set:
         augment = augment.model_copy(update={"corrupt": "one"})
-    return Plan(
+    return SelfSupPlan(
         ssl=settings.ssl,
         batch_size=settings.batch_size,
         widths=settings.projector or _WIDTHS[settings.ssl],

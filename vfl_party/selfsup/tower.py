@@ -14,7 +14,7 @@ from vfl_party.models import build_predictor, build_projector, seeded
 from vfl_party.optim import build_optimizer, build_schedule, clip
 from vfl_party.seeds import derive_seed
 from vfl_party.selfsup.losses import KeyQueue, byol, ema_update, moco, nt_xent, simsiam
-from vfl_party.selfsup.plan import Plan
+from vfl_party.selfsup.plan import SelfSupPlan
 
 
 class Tower(nn.Module):
@@ -35,7 +35,7 @@ class Tower(nn.Module):
         return p_BP
 
 
-def build_tower(party: Party, phase: str, label: str, encoder: nn.Module, plan: Plan, *, shared: bool) -> Tower:
+def build_tower(party: Party, phase: str, label: str, encoder: nn.Module, plan: SelfSupPlan, *, shared: bool) -> Tower:
     """Puts heads on ``encoder`` (of width E), drawn from the recipe's seed; ``shared``: equal at every party."""
     width = encoder_width(encoder, party)
     names = (phase, label) if shared else (phase, party.name, label)
@@ -59,7 +59,7 @@ def encoder_width(encoder: nn.Module, party: Party) -> int:
 class Trained:
     """A tower with its optimizer, checkpointed together; the job keeps the encoder's weights."""
 
-    def __init__(self, tower: Tower, plan: Plan, epochs: int) -> None:
+    def __init__(self, tower: Tower, plan: SelfSupPlan, epochs: int) -> None:
         self.tower, self._plan = tower, plan
         self._params = list(tower.parameters())
         self._optimizer = build_optimizer(plan.optimizer, self._params)
@@ -102,7 +102,7 @@ def follow(target: Tower, online: Tower, momentum: float) -> None:
     ema_update(target.projector, online.projector, momentum)
 
 
-def make_queue(party: Party, phase: str, label: str, plan: Plan, rows: int) -> KeyQueue:
+def make_queue(party: Party, phase: str, label: str, plan: SelfSupPlan, rows: int) -> KeyQueue:
     """Makes a queue of ``plan.queue`` MoCo keys, at first random directions.
 
     Raises InputError unless it is smaller than ``rows``: otherwise it would hold every row's own key, as a negative.
@@ -116,7 +116,7 @@ def make_queue(party: Party, phase: str, label: str, plan: Plan, rows: int) -> K
     return KeyQueue(plan.queue, plan.widths[-1], seed, party.device)
 
 
-def loss_against(plan: Plan, p_BP: Tensor, z_BP: Tensor, queue: KeyQueue | None) -> Tensor:
+def loss_against(plan: SelfSupPlan, p_BP: Tensor, z_BP: Tensor, queue: KeyQueue | None) -> Tensor:
     """Computes L_SSL(p, z) of FedHSSL's Eqs. 2 to 4; no gradient flows into z."""
     match plan.ssl:
         case "simsiam":

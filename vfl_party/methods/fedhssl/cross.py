@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party, Rows
+from vfl_party.context import Party
 from vfl_party.methods.fedhssl.encoders import CROSS
 from vfl_party.methods.fedhssl.exchanges import projection
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
-from vfl_party.seeds import full_batches
+from vfl_party.seeds import Rows, full_batches
 from vfl_party.selfsup.local import Epochs, finite, require_rows
 from vfl_party.selfsup.losses import KeyQueue, variance_kept
-from vfl_party.selfsup.plan import Plan
+from vfl_party.selfsup.plan import SelfSupPlan
 from vfl_party.selfsup.tower import Trained, build_tower, loss_against, make_queue
 
 Inputs = tuple[Tensor, ...]
@@ -30,7 +30,13 @@ class CrossStep:
     """
 
     def __init__(
-        self, party: Party, phase: str, settings: FedHSSLSettings, plan: Plan, encoder: nn.Module, peers: list[str]
+        self,
+        party: Party,
+        phase: str,
+        settings: FedHSSLSettings,
+        plan: SelfSupPlan,
+        encoder: nn.Module,
+        peers: list[str],
     ) -> None:
         self._party, self._phase, self._settings, self._plan = party, phase, settings, plan
         self._rows = require_rows(party, phase, "aligned", plan.batch_size)
@@ -101,7 +107,13 @@ class ActiveCross(CrossStep):
     """The active party collects and answers: every passive party's z comes in, its own goes out to all."""
 
     def __init__(
-        self, party: Party, phase: str, settings: FedHSSLSettings, plan: Plan, encoder: nn.Module, peers: list[str]
+        self,
+        party: Party,
+        phase: str,
+        settings: FedHSSLSettings,
+        plan: SelfSupPlan,
+        encoder: nn.Module,
+        peers: list[str],
     ) -> None:
         super().__init__(party, phase, settings, plan, encoder, peers)
         self._projection = party.answering(phase, projection(settings), rows=plan.batch_size, width=plan.widths[-1])
@@ -118,7 +130,13 @@ class PassiveCross(CrossStep):
     """A passive party sees the active party's z alone."""
 
     def __init__(
-        self, party: Party, phase: str, settings: FedHSSLSettings, plan: Plan, encoder: nn.Module, peers: list[str]
+        self,
+        party: Party,
+        phase: str,
+        settings: FedHSSLSettings,
+        plan: SelfSupPlan,
+        encoder: nn.Module,
+        peers: list[str],
     ) -> None:
         super().__init__(party, phase, settings, plan, encoder, peers)
         self._projection = party.asking(phase, projection(settings), rows=plan.batch_size, width=plan.widths[-1])

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from vfl_party.context import Party, Rows
+from vfl_party.context import Party
 from vfl_party.methods.fedonce.rows import diverged, rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.methods.fedonce.training import Training
+from vfl_party.methods.fedonce.training import LocalTraining
 from vfl_party.phase import RoundReport
-from vfl_party.seeds import derive_seed
+from vfl_party.seeds import Rows, derive_seed
 
 
 def on_sphere(n: int, d: int, seed: int) -> Tensor:
@@ -55,7 +55,7 @@ class Nat:
         self._party, self._phase, self._settings = party, phase, settings
         self._rows = rows_to_learn(party, phase, settings.rows)
         self._encoder = party.models["encoder"]
-        self._training = Training(party, phase, settings, self._encoder, len(self._rows))
+        self._training = LocalTraining(party, phase, settings, self._encoder, len(self._rows))
         seed = derive_seed(party.recipe.seed, phase, party.name, "targets")
         self.targets = on_sphere(len(self._rows), party.embedding_size, seed).to(party.device)  # line 3
 

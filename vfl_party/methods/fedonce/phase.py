@@ -27,7 +27,7 @@ class Learner(Protocol):
     def load_state(self, tree: Tree) -> None: ...
 
 
-class Contrastive:
+class ContrastiveLearner:
     """SimCLR's loss on two views of each row: what SS-VFL learns with (``vfl_party.selfsup``)."""
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
@@ -64,7 +64,7 @@ _LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], Learner]] = {
     "nat": Nat,
     "pca": Pca,
     "reconstruction": Reconstruction,
-    "contrastive": Contrastive,
+    "contrastive": ContrastiveLearner,
 }
 
 

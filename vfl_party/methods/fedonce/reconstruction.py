@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import TopSettings
-from vfl_party.context import Party, Rows
+from vfl_party.context import Party
 from vfl_party.methods.fedonce.rows import rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.methods.fedonce.training import Training
+from vfl_party.methods.fedonce.training import LocalTraining
 from vfl_party.models import build_top, seeded
 from vfl_party.phase import RoundReport
-from vfl_party.seeds import derive_seed
+from vfl_party.seeds import Rows, derive_seed
 
 
 class Reconstruction:
@@ -31,7 +31,7 @@ class Reconstruction:
             decoder = build_top(TopSettings(hidden=settings.decoder), party.embedding_size, width)
         self._decoder = decoder.to(party.device)
         both = nn.ModuleDict({"encoder": self._encoder, "decoder": self._decoder})
-        self._training = Training(party, phase, settings, both, len(self._rows))
+        self._training = LocalTraining(party, phase, settings, both, len(self._rows))
 
     def _given(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """What is to be given back, [B, F]: the numbers, and the categories one-hot."""

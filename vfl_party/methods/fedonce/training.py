@@ -9,15 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl_party.context import Party, Rows
+from vfl_party.context import Party
 from vfl_party.methods.fedonce.rows import finite, own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
 from vfl_party.optim import build_optimizer, build_schedule, clip
 from vfl_party.phase import RoundReport
 from vfl_party.privacy.steps import PrivateSteps
+from vfl_party.seeds import Rows
 
 
-class Training:
+class LocalTraining:
     """The optimizer over a module, its schedule and, with ``dp``, what makes its steps private.
 
     n: how many rows are learnt from; batches hold positions 0 to n - 1.

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vfl_party.budget import Budget
 from vfl_party.noise import Amplifier
 from vfl_party.privacy.settings import DpSettings
+from vfl_party.training import TrainingSettings
 
 UPLOAD, TRAIN = 0, 1  # the two rounds: a checkpoint lies between them, so that a later death need not repeat the upload
 
 
-class HeadSettings(Budget):
+class HeadSettings(TrainingSettings):
     """Training of the top model on representations that are received once. A step is one batch.
 
     ``deadline_s``: a party whose upload is not whole so long after the active party began to wait for it is left out:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import accumulate
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party, Rows
+from vfl_party.context import Party
 from vfl_party.methods.splitnn.exchanges import embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.seeds import batches
+from vfl_party.seeds import Rows, batches
 
 
 class Batches:

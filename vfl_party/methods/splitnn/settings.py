@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
-from vfl_party.budget import Budget
 from vfl_party.noise import Amplifier
+from vfl_party.training import TrainingSettings
 
 
 class EarlyStopping(Section):
@@ -23,7 +23,7 @@ class EarlyStopping(Section):
         return self.metric in ("loss", "rmse")
 
 
-class SplitNNSettings(Budget):
+class SplitNNSettings(TrainingSettings):
     """A step is one batch; a round, after which the parties validate and keep a checkpoint, so many epochs.
 
     ``max_bytes``: ends the phase, within an epoch too, with the step whose embeddings and gradients, as payload and of

@@ -10,7 +10,7 @@ from vfl_common.config.base import Section
 from vfl_common.config.models import OptimizerSettings
 
 
-class Budget(Section):
+class TrainingSettings(Section):
     """``epochs`` over the training rows or, for few rows, ``steps``: whole epochs with at least that many batches."""
 
     epochs: PositiveInt | None = None
