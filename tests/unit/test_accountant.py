@@ -15,15 +15,10 @@ from opacus.accountants import RDPAccountant
 
 from vfl_common.errors import InputError
 from vfl_party.privacy import accountant
-from vfl_party.privacy.accountant import MORE_ORDERS, ORDERS, Budget, Spending, epsilon, noise_for
+from vfl_party.privacy.accountant import MORE_ORDERS, ORDERS, Budget, Spending, epsilon, noise_for, simple_epsilon
 from vfl_party.privacy.statement import statement
 
 DELTA = 1e-5
-
-
-def simple_epsilon(spendings: Sequence[Spending], delta: float) -> float:
-    """The joint ε by simple division (FedOnce's Priv-Baseline, Theorem 2): the sum of each party's ε at δ/k."""
-    return sum(epsilon([spending], delta / len(spendings)) for spending in spendings)
 
 
 def drawn(seed: int) -> list[Spending]:

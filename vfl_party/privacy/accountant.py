@@ -66,6 +66,12 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
     return max(0.0, value)
 
 
+def simple_epsilon(spendings: Sequence[Spending], delta: float) -> float:
+    """Returns the joint ε by simple division (FedOnce's Priv-Baseline, Theorem 2): the sum of each party's ε at δ/k."""
+    _check(delta)
+    return sum(epsilon([spending], delta / len(spendings)) for spending in spendings)
+
+
 def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]]) -> float:
     """Finds the common noise multiplier with a joint ε of at most ``target``, and within 1 % of it.
 
