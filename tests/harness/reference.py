@@ -157,8 +157,29 @@ def _train(
         parties[name].models.load_state_dict(weights)
 
 
+class _Rounded(torch.autograd.Function):
+    """What a codec of two bytes a number makes of an embedding, and of its gradient on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, z_BD: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = dtype
+        return z_BD.to(dtype).float()
+
+    @staticmethod
+    def backward(ctx: Any, dz_BD: Tensor) -> tuple[Tensor, None]:
+        return dz_BD.to(ctx.dtype).float(), None
+
+
+def _sent(recipe: Recipe, party: _OneParty, active: _OneParty, z_BD: Tensor | None) -> Tensor | None:
+    codec = recipe.phases[0].codec
+    if z_BD is None or party is active or codec == "identity":
+        return z_BD
+    rounded: Tensor = _Rounded.apply(z_BD, getattr(torch, codec))
+    return rounded
+
+
 def _forward(recipe: Recipe, active: _OneParty, ordered: list[_OneParty], rows: np.ndarray[Any, Any]) -> Tensor:
-    embeddings = [z for z in (party.embed(rows) for party in ordered) if z is not None]
+    embeddings = [z for z in (_sent(recipe, party, active, party.embed(rows)) for party in ordered) if z is not None]
     rule = recipe.model.combine
     if rule == "concat":
         combined = torch.cat(embeddings, dim=1)

@@ -63,6 +63,16 @@ def test_parties_get_the_parameters_of_one_process(
     check(tmp_path, recipe, cases.digits(parties), record_property)
 
 
+@pytest.mark.parametrize("codec", ["bfloat16", "float16"])
+def test_a_codec_is_the_rounding_of_what_crosses_and_nothing_else(
+    codec: str, tmp_path: Path, record_property: Any
+) -> None:
+    recipe = cases.recipe(4, phase={"codec": codec})
+    got = check(tmp_path, recipe, cases.digits(4), record_property)
+    plain = reference.train(cases.recipe(4), cases.digits(4))
+    assert largest_deviation(got, plain) > 5 * TOLERANCE  # so the reference's rounding was needed
+
+
 def test_the_installed_commands_do_as_well(tmp_path: Path, record_property: Any) -> None:
     recipe = cases.recipe(2)
     check(tmp_path, recipe, cases.digits(2), record_property, fresh=True)

@@ -1,0 +1,186 @@
+"""What a phase declares, and the chain through which it leaves: transform -> policy -> codec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.harness import cases
+from vfl_common.bundle import BundleSpec, DType, Kind
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError, VflError
+from vfl_party import codecs
+from vfl_party.chains import make_chains
+from vfl_party.checkpoint import pack, unpack
+from vfl_party.context import Party
+from vfl_party.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
+from vfl_party.filter import Filter, Tensors
+from vfl_party.methods import build_phases
+from vfl_party.policies.allow_all import AllowAll
+from vfl_party.rows import divide_rows
+
+WHERE = "recipe"
+UP = Sent(Kind.EMBEDDING, {"z": f32("rows", "width"), "count": i64(1)}, noise("gaussian", sigma=0.5))
+DOWN = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, noise("iso", amplifier=1.0))
+SWAP = Exchange("embedding", UP, DOWN)
+
+
+def recipe(**phase: Any) -> Recipe:
+    return Recipe.model_validate(cases.recipe(3, phase=phase))
+
+
+def chains(role: str, exchange: Exchange = SWAP, policy: Any = None, **phase: Any) -> Any:
+    return make_chains(recipe(**phase), "splitnn", exchange, role, policy or AllowAll())  # type: ignore[arg-type]
+
+
+# -- declarations ---------------------------------------------------------------------------------------------------
+
+
+def test_words_of_shapes_stand_for_sizes() -> None:
+    spec = UP.spec(rows=3, width=8)
+    assert {name: (each.dtype, each.shape) for name, each in spec.tensors.items()} == {
+        "z": (DType.FLOAT32, (3, 8)),
+        "count": (DType.INT64, (1,)),
+    }
+    assert UP.spec(rows=3, width=8) is spec  # one object for equal sizes: what is derived from it is kept by identity
+    assert str(UP) == "embedding z float32 [rows, width], count int64 [1]"
+    many = Sent(Kind.WEIGHTS, {f"w{n}": f32(n) for n in range(4)} | {"seen": u8(1)})
+    assert str(many) == "weights: 5 tensors, float32, uint8"
+
+
+def test_noise_of_nothing_is_no_transform() -> None:
+    assert noise("iso", amplifier=0.0) == ()
+    assert [use.kind for use in noise("iso", amplifier=0.1)] == ["iso"]
+
+
+# -- the chain ------------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_says_what_is_done_in_order() -> None:
+    passive = chains("passive", codec="bfloat16")
+    assert str(passive.up) == "Gaussian noise (σ = 0.5) -> allow all -> bfloat16"
+    assert str(passive.down) == "iso noise (λ = 1) -> bfloat16"  # the active party's policy is its own
+    assert str(chains("active").down) == "iso noise (λ = 1) -> allow all -> identity"
+    server = chains("active", Exchange("weights", UP, UP, asks="server"), codec="bfloat16")
+    assert "bfloat16" not in str(server.up) + str(server.down)  # the server averages what the phase declares
+
+
+def test_a_transform_may_be_for_one_role_and_leave_tensors_alone() -> None:
+    noisy = noise("gaussian", role="active", leave=["mean"], sigma=1.0)
+    weights = Exchange("weights", Sent(Kind.WEIGHTS, {"w": f32(4), "mean": f32(4)}, noisy), NOTHING, asks="server")
+    given_ = {"w": torch.zeros(4), "mean": torch.zeros(4)}
+    sent = chains("active", weights).up.apply(given_)
+    assert bool((sent["w"] != 0).all())
+    assert sent["mean"] is given_["mean"]
+    assert chains("passive", weights).up.apply(given_)["w"] is given_["w"]
+
+
+def test_noise_resumes_from_a_checkpoint() -> None:
+    first, second, x = chains("passive"), chains("passive"), {"z": torch.zeros(3, 8)}
+    first.up.apply(x)
+    state = unpack(*pack(first.state()))
+    wanted = [first.up.apply(x)["z"] for _ in range(2)]
+    second.load_state(state)
+    assert all(torch.equal(second.up.apply(x)["z"], want) for want in wanted)
+    plain = Exchange("plain", Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}))
+    assert chains("passive", plain).state() is None
+
+
+def test_a_recipe_adds_transforms_of_its_own() -> None:
+    asked = [{"kind": "gaussian", "exchange": "embedding", "sent_by": "active", "sigma": 2.0}]
+    found = chains("active", codec="float16", transforms=asked)
+    assert str(found.down) == "iso noise (λ = 1) -> Gaussian noise (σ = 2) -> allow all -> float16"
+    assert str(found.up) == "Gaussian noise (σ = 0.5) -> float16"
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ({"codec": "bfloat61"}, ["codec 'bfloat61'", "did you mean 'bfloat16'"]),
+        ({"transforms": [{"kind": "gausian", "exchange": "embedding"}]}, ["transform 'gausian'", "'gaussian'"]),
+        ({"transforms": [{"kind": "gaussian", "exchange": "embedding", "sigma": -1}]}, ["gaussian", "sigma"]),
+        ({"transforms": [{"kind": "gaussian", "exchange": "embedding", "sgima": 1}]}, ["'sgima'", "'sigma'"]),
+        ({"transforms": [{"kind": "gaussian", "exchange": "z", "sigma": 1}]}, ["no exchange 'z'", "embedding"]),
+    ],
+)
+def test_what_a_recipe_asks_for_wrongly_is_one_sentence(phase: dict[str, Any], words: list[str]) -> None:
+    given_ = recipe(**phase)
+    layer = torch.nn.ModuleDict({"encoder": torch.nn.Linear(4, 8)})
+    party = Party("p1", given_, torch.device("cpu"), dict(layer), None, None, None, divide_rows(given_, 100))
+    with pytest.raises(InputError) as caught:
+        build_phases(given_, party)
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# -- codecs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", codecs.ROOM.names())
+@given(values=st.lists(st.floats(width=32, min_value=-60000, max_value=60000), min_size=1, max_size=20))
+def test_a_codec_sends_what_its_spec_says_and_comes_near(name: str, values: list[float]) -> None:
+    codec = codecs.make(name, WHERE)
+    x: dict[str, Tensor] = {"z": torch.tensor(values), "count": torch.tensor([len(values)])}
+    sent = codec.apply(x)
+    spec = codec.wire_spec(Sent(Kind.EMBEDDING, {"z": f32(len(values)), "count": i64(1)}).spec())
+    assert {key: each.nbytes for key, each in spec.tensors.items()} == {key: each.nbytes for key, each in sent.items()}
+    back = codec.undo(sent)
+    assert torch.equal(back["count"], x["count"])
+    assert back["z"].dtype is torch.float32
+    assert bool(((back["z"] - x["z"]).abs() <= x["z"].abs() / 256 + 1e-7).all())
+    assert torch.equal(codec.undo(codec.apply(back))["z"], back["z"])  # what has been rounded stays
+
+
+def test_a_number_that_a_codec_cannot_write_is_one_sentence() -> None:
+    x = {"z": torch.tensor([1.0, 70000.0])}
+    with pytest.raises(InputError, match="codec float16: tensor 'z' holds 7e\\+04") as caught:
+        codecs.make("float16", WHERE).apply(x)
+    assert caught.value.code is Code.NON_FINITE
+    assert "70000" not in caught.value.public
+    assert codecs.make("bfloat16", WHERE).apply(x)["z"].isfinite().all()
+    nan = {"z": torch.tensor([float("nan"), float("inf")])}
+    assert not codecs.make("float16", WHERE).apply(nan)["z"].isfinite().any()  # the receiver says so
+
+
+# -- policies -------------------------------------------------------------------------------------------------------
+
+
+class OnlyEmbeddings(Filter):
+    """A policy that lets no gradient out, and no tensor of more than four rows."""
+
+    text = "embeddings of four rows"
+
+    def __call__(self, phase: str, exchange: Exchange, /) -> Filter:
+        if exchange.name == "secret":
+            raise InputError(Code.CONFIG_INVALID, f"{phase}: {exchange.name} may not leave")
+        return self
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        if any(len(x) > 4 for x in tensors.values()):
+            raise VflError(Code.CONFIG_INVALID, "more than four rows may not leave")
+        return tensors
+
+
+def test_a_policy_sees_what_leaves_after_the_transforms_and_may_refuse_it() -> None:
+    policy = OnlyEmbeddings()
+    with pytest.raises(InputError, match="secret may not leave"):
+        chains("passive", Exchange("secret", UP), policy)
+    up = chains("passive", SWAP, policy, codec="bfloat16").up
+    assert str(up) == "Gaussian noise (σ = 0.5) -> embeddings of four rows -> bfloat16"
+    assert up.apply({"z": torch.zeros(4, 2)})["z"].dtype is torch.bfloat16
+    with pytest.raises(VflError, match="more than four rows"):
+        up.apply({"z": torch.zeros(5, 2)})
+    assert chains("active", SWAP, policy).up.undo({"z": torch.zeros(9, 2)})["z"].shape == (9, 2)  # only what leaves
+
+
+def test_a_wire_spec_is_made_once() -> None:
+    up = chains("passive", codec="float16").up
+    spec = UP.spec(rows=2, width=2)
+    found: BundleSpec = up.wire_spec(spec)
+    assert found is up.wire_spec(spec)
+    assert found.payload_bytes == 2 * 2 * 2 + 8
