@@ -111,7 +111,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
         assert "bad, seed 1, 40 labels: its pretraining failed" in errors
         assert "heir, seed 1, 40 labels: its pretraining failed" in errors
         assert "Traceback" not in errors
-    assert "4 runs, 1 done already" in errors
+    assert "4 runs, 1 already finished" in errors
 
 
 @pytest.mark.parametrize(
