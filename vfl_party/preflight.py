@@ -11,6 +11,7 @@ from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.rpc.channel import check_address, connect
+from vfl_common.rpc.session import SAID
 from vfl_party.align import alignment_of
 from vfl_party.app import training
 from vfl_party.data import describe
@@ -88,6 +89,9 @@ def _data(files: PartyFiles) -> Iterator[Finding]:
         for each in party.leaves:
             what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
             yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
+        for message, fields in SAID.items():
+            said = f"{message}: {', '.join(fields.values())}" if fields else f"{message}: nothing else"
+            yield Finding("leaves", True, f"session with {files.recipe.server}: {said}")
     except VflError as error:
         yield Finding("data", False, str(error))
 

@@ -24,6 +24,48 @@ from vfl_common.stages import AggregationPlan
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 STATES = ("waiting", "running", "completed", "failed")  # of the run, as a party sees it; the server's are the same
+# All that a party says to the server: {message: in words, with every field}. A test holds it to the schema.
+SAID: dict[str, dict[str, str]] = {
+    "join": {
+        "role": "active or passive",
+        "protocol": "its version",
+        "recipe_json": "the recipe",
+        "job": "train or predict",
+        "run_id": "the run to resume or predict with",
+        "checkpoints": "labels of its checkpoints",
+        "exchange_address": "active party: where passive parties reach it",
+        "pid": "its process id",
+        "device": "cpu or GPU",
+        "device_name": "the device's name",
+    },
+    "plan": {"aggregations": "names and shapes of the weights that it shares"},
+    "heartbeat": {},
+    "progress": {
+        "phase": "phase",
+        "round": "rounds done",
+        "rounds": "rounds planned",
+        "batch": "batches done",
+        "batches": "batches planned",
+        "steps": "steps done",
+        "metrics": "losses and metrics",
+        "note": "a sentence for people",
+    },
+    "report": {
+        "ledger": "its counts of bytes",
+        "tcp": "the kernel's counts of its connections",
+        "interfaces": "the kernel's counts of its network interfaces",
+        "metrics_json": "active party: metrics",
+        "steps": "steps done",
+        "wall_s": "seconds",
+        "privacy_json": "active party: what differential privacy cost",
+        "exchanges_json": "active party: what the phases exchange",
+        "free_from": "labels after which it exchanges nothing",
+        "without": "active party: parties that came too late",
+        "peak_memory_bytes": "GPU memory",
+    },
+    "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
+    "alone": {},
+}
 _CLOSE_S = 5.0
 _LONGEST_S = 1e6
 _PATIENCE_S = 3.0  # without an answer of the server, before a person hears of it
