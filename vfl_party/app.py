@@ -25,7 +25,7 @@ from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import MakeEncoder
 from vfl_party.devices import device_name, peak_memory, set_threads
 from vfl_party.files import PartyFiles
-from vfl_party.job import PartyJob
+from vfl_party.job import Jobs, PartyJob
 from vfl_party.methods import handed_on
 from vfl_party.models import InputSpec
 from vfl_party.party import Assembled, Opened, Training, Work, assemble, check_ranks, load_encoder, open_party
@@ -109,17 +109,16 @@ class PartyApp:
     ) -> tuple[Outcome, RunFolder]:
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
-        alignment = alignment_of(recipe, files.policy)
         make = partial(assemble, opened, work=work, device=files.device, policy=files.policy)
-        # Everything that can be refused without the others is refused before joining.
-        expected = alignment.offline(opened.table.ids)
-        ready = [(expected, make(expected))] if expected is not None else []
-        first = ready[0][1] if ready else None
-        if self.ranks is not None and first is not None:
-            check_ranks(first.party, trains=job == "train")
-            ready.clear()  # made without the other ranks
+        spread = partial(self._spread, make, self.ranks) if self.ranks is not None else None
+        jobs = Jobs(opened, alignment_of(recipe, files.policy), make, spread)
+        expected = jobs.expected
+        if self.ranks is not None and expected is not None:
+            check_ranks(expected.party, trains=job == "train")
+        plan = expected.plan if expected is not None else planned(resume)
+        del expected
         ledger, meter = Ledger(), TcpMeter()
-        network = Transports(files, self.console, ledger, meter)
+        transports = Transports(files, self.console, ledger, meter)
         session = Session(
             files.file.server,
             files.credentials,
@@ -128,48 +127,33 @@ class PartyApp:
             meter,
             heartbeat_s=recipe.run.heartbeat_s,
             wait_s=self.wait_s,
-            on_waiting=network.waiting,
+            on_waiting=transports.waiting,
         )
         progress = Progress(self.console, session, ledger, files.is_active)
-        with network.listening() as (service, address), self._exposed(session, progress, service):
+        with transports.listening() as (service, address), self._exposed(session, progress, service):
 
             def tick(phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
                 session.check()  # a party at work on its own hears of an interruption too
                 progress.tick(phase, round_, rounds, batch, batches)
 
-            def assembled(aligned: Aligned) -> Assembled:
-                return make(aligned) if self.ranks is None else self._spread(make, aligned)
-
             def make_job(start: Start, folder: RunFolder) -> PartyJob:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=files.name)
                 progress.begin(folder.path / "metrics.jsonl", start)
-                transport = network.transport(start, service)
-                at_hand = ready.pop() if ready else None  # nothing survives a rollback
-                return PartyJob(opened, alignment, assembled, start.run_id, transport, tick=tick, ready=at_hand)
+                return jobs.make(start.run_id, transports.transport(start, service), tick)
 
             runner = Runner(
                 session,
-                Joining(
-                    role=files.settings.role,
-                    recipe_json=recipe.canonical_json(),
-                    job=job,
-                    pid=os.getpid(),
-                    device=str(files.device) if self.ranks is None else f"{self.ranks.size} x {files.device.type}",
-                    device_name=device_name(files.device),
-                    run_id=work.run_id,
-                    exchange_address=files.file.advertise or address,
-                ),
+                self._joining(job, work.run_id, address),
                 make_job,
                 open_folder,
                 ledger,
                 checkpoint_every=recipe.run.checkpoint_every,
                 observe=progress.observe,
                 begin_round=progress.begin_round,
-                plan=first.plan if first is not None else planned(resume),
+                plan=plan,
                 resume=resume,
                 peak_memory=lambda: peak_memory(files.device),
             )
-            del first
             try:
                 outcome, folder = runner.run()
             finally:
@@ -179,15 +163,24 @@ class PartyApp:
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
         return outcome, folder
 
-    def _spread(self, make: Callable[..., Assembled], aligned: Aligned) -> Assembled:
-        """The party with its encoder on all ranks; a lost rank ends the process, and not the run."""
-        ranks, precision = self.ranks, self.files.recipe.model.precision
-        assert ranks is not None  # noqa: S101 - see the call
+    def _joining(self, job: JobName, run_id: str, address: str) -> Joining:
+        """Returns what this party is and offers. ``run_id``: the trained run, for a prediction."""
+        files, ranks = self.files, self.ranks
+        return Joining(
+            role=files.settings.role,
+            recipe_json=files.recipe.canonical_json(),
+            job=job,
+            pid=os.getpid(),
+            device=str(files.device) if ranks is None else f"{ranks.size} x {files.device.type}",
+            device_name=device_name(files.device),
+            run_id=run_id,
+            exchange_address=files.file.advertise or address,
+        )
 
-        def spread(encoder: nn.Module, spec: InputSpec) -> SpreadEncoder:
-            return SpreadEncoder(ranks, encoder, spec, precision)
-
-        found = make(aligned, spread=spread)
+    def _spread(self, make: Callable[..., Assembled], ranks: Ranks, aligned: Aligned) -> Assembled:
+        """Returns the party with its encoder on all ranks; a lost rank ends the process, and not the run."""
+        precision = self.files.recipe.model.precision
+        found = make(aligned, spread=lambda encoder, spec: SpreadEncoder(ranks, encoder, spec, precision))
         found.phases = [Guarded(phase) for phase in found.phases]
         return found
 

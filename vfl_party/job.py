@@ -89,3 +89,40 @@ class PartyJob(Job):
 
     def close(self, error: BaseException | None) -> None:
         self._transport.close(error)
+
+
+class Jobs:
+    """Makes the job of each generation.
+
+    What can be refused without the others is refused here, before joining: the party is assembled with the rows that it
+    expects. The first generation uses that party if its rows turn out to be these; every later one is made afresh, so
+    that nothing survives a rollback.
+
+    Args:
+        opened: the party's data.
+        alignment: how the rows are decided.
+        assemble: makes the party of aligned rows, in this process alone.
+        spread: makes it with the party's other processes; None if there are none.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        alignment: Alignment,
+        assemble: Callable[[Aligned], Assembled],
+        spread: Callable[[Aligned], Assembled] | None = None,
+    ) -> None:
+        self._opened, self._alignment, self._assemble = opened, alignment, spread or assemble
+        aligned = alignment.offline(opened.table.ids)
+        self._ready = (aligned, assemble(aligned)) if aligned is not None else None
+        self._usable = spread is None
+
+    @property
+    def expected(self) -> Assembled | None:
+        """The party as it is before joining, until the first job is made; None if only the others know the rows."""
+        return self._ready[1] if self._ready is not None else None
+
+    def make(self, run_id: str, transport: Transport, tick: Tick) -> PartyJob:
+        """Returns the job of the next generation."""
+        ready, self._ready = self._ready if self._usable else None, None
+        return PartyJob(self._opened, self._alignment, self._assemble, run_id, transport, tick=tick, ready=ready)
