@@ -54,7 +54,7 @@ def rows_of(kind: str, lines: list[ExchangeSummary]) -> list[tuple[str, ...]]:
     made = cases.recipe(2)
     names = {made["parties"][0]["name"]: "active party", "server": "server", PASSIVES: PASSIVES}
     names["every party"] = "every party"
-    found = []
+    found: list[tuple[str, ...]] = []
     for each in lines:
         sent = re.sub(r": \d+ tensors, ", " ", each.sent)  # their number follows from the encoder
         found.append((f"`{kind}`", f"`{each.exchange}`", names[each.sender], names[each.receiver], sent, each.when))
