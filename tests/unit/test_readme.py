@@ -1,0 +1,135 @@
+"""The documents say what the code declares: the table of what crosses the network, excerpts of the example, links."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import cases
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import InputError
+from vfl_common.summary import ExchangeSummary
+from vfl_party import methods
+from vfl_party.chains import PASSIVES, summarised
+from vfl_party.party import Assembled, assemble, expected_rows, open_party
+from vfl_party.policies import Policy
+from vfl_party.prediction import PHASE, embeddings
+
+REPO = Path(__file__).parents[2]
+README = REPO / "README.md"
+HOW_TO = REPO / "docs" / "how-to.md"
+DOCUMENTS = [README, REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))]
+BEGIN, END = "<!-- exchanges -->\n", "<!-- /exchanges -->\n"
+HEADINGS = ("kind", "exchange", "from", "to", "carries", "when")
+
+FEDHSSL = {"kind": "fedhssl", "rounds": 1, "batch_size": 16, "cross": True, "local": True, "aggregate": True}
+PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a kind occur
+    "splitnn": {"epochs": 1, "early_stopping": {"patience": 1}},
+    "evaluate": {},
+    "fedhssl": FEDHSSL | {"ssl": "simsiam", "projector": [8, 8, 8], "predictor": 8},
+    "contrastive": {"rounds": 1, "batch_size": 16, "ssl": "simclr"},
+    "fedonce": {"epochs": 1},
+    "head": {"epochs": 1, "deadline_s": 10},
+    "gbdt": {},
+}
+
+
+def recipe(kind: str) -> Recipe:
+    return Recipe.model_validate(cases.recipe(2) | {"phases": [{"kind": kind, **PHASES[kind]}]})
+
+
+def assembled(kind: str, policy: Policy | None = None) -> Assembled:
+    """A passive party of a recipe with one phase."""
+    made, name = recipe(kind), "p1"
+    opened = open_party(made, name, DataSettings.model_validate(cases.digits(2)[name]), made.model.encoder)
+    return assemble(opened, expected_rows(opened), policy=policy)
+
+
+def rows_of(kind: str, lines: list[ExchangeSummary]) -> list[tuple[str, ...]]:
+    """The table's rows of one kind of phase; none if it exchanges nothing."""
+    made = cases.recipe(2)
+    names = {made["parties"][0]["name"]: "active party", "server": "server", PASSIVES: PASSIVES}
+    names["every party"] = "every party"
+    found: list[tuple[str, ...]] = []
+    for each in lines:
+        sent = re.sub(r": \d+ tensors, ", " ", each.sent)  # their number follows from the encoder
+        found.append((f"`{kind}`", f"`{each.exchange}`", names[each.sender], names[each.receiver], sent, each.when))
+    return found
+
+
+def wanted() -> str:
+    """The table as the declarations give it."""
+    rows: list[tuple[str, ...]] = []
+    silent: list[str] = []
+    for kind in PHASES:
+        party = assembled(kind)
+        if not rows:
+            rows += rows_of("open", [line for line in party.exchanges if line.phase == "open"])
+        own = rows_of(kind, [line for line in party.exchanges if line.phase == kind])
+        rows += own
+        silent += [] if own else [f"`{kind}`"]
+        if kind == "evaluate":
+            exchange = embeddings(party.party)
+            chains = party.party.chains(PHASE, exchange)
+            rows += rows_of("predict", summarised(party.party.recipe, PHASE, exchange, chains))
+    rows.append((", ".join(silent), "–", "–", "–", "nothing", "–"))
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def test_the_table_has_every_kind_of_phase() -> None:
+    """A plug-in that is installed here is no part of it."""
+    assert sorted(PHASES) == sorted(module.name for module in pkgutil.iter_modules(methods.__path__))
+
+
+def test_the_readme_says_what_crosses_the_network() -> None:
+    text, want = README.read_text(), wanted()
+    assert text.count(BEGIN) == text.count(END) == 1
+    got = text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip("\n") + "\n"
+    assert got == want, f"README.md: between {BEGIN.strip()} and {END.strip()} there should be:\n\n{want}"
+
+
+def test_the_guide_to_plug_ins_shows_the_example_as_it_is() -> None:
+    """Every block of section 14 with the name of a file is a part of that file."""
+    text = HOW_TO.read_text()
+    section = text[text.index("\n## 14.") : text.index("\n## 15.")]
+    blocks = re.findall(r"^```\w+ ([\w.]+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert {name for name, _ in blocks} == {"plain_split.py", "row_clip.py", "saturating.py", "pyproject.toml"}
+    for name, block in blocks:
+        assert block in (REPO / "examples" / "plugin" / name).read_text(), f"{name} does not have:\n\n{block}"
+
+
+def test_the_guides_policy_lets_out_embeddings_alone() -> None:
+    code = next(
+        each for each in re.findall(r"^```python\n(.*?)^```", HOW_TO.read_text(), re.M | re.S) if "Only" in each
+    )
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - our own document
+    policy = names["EmbeddingsOnly"]()
+    assert [line.chain for line in assembled("splitnn", policy).leaves][1:] == ["embeddings only -> identity"] * 2
+    with pytest.raises(InputError, match="policy: weights of phase fedhssl may not leave"):
+        assembled("fedhssl", policy)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPO)))
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), f"{document.name}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            assert anchor in {anchor_of(heading) for heading in headings}, f"{document.name}: {link}"
+
+
+def anchor_of(heading: str) -> str:
+    """As GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
