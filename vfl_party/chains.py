@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
@@ -65,14 +65,25 @@ def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -
     ]
 
 
-def check_transforms(recipe: Recipe, opened: Collection[tuple[str, str]]) -> None:
-    """Raises InputError if a transform of the recipe names an exchange that its phase does not open."""
+def check_transforms(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
+    """Raises InputError if a transform of the recipe would do nothing: whoever asks for noise must get it.
+
+    ``opened``: {(phase, exchange's name): the exchange}, as the phases have opened them.
+    """
     for phase in recipe.phases:
         names = [exchange for of, exchange in opened if of == phase.name]
         for each in phase.transforms:
-            if each.exchange not in names:
-                text = f"recipe: phases: {phase.name}: transforms: there is no exchange {each.exchange!r}"
-                raise InputError(Code.CONFIG_INVALID, f"{text} in this phase (it has {', '.join(names) or 'none'})")
+            where = f"recipe: phases: {phase.name}: transforms"
+            exchange = opened.get((phase.name, each.exchange))
+            if exchange is None:
+                text = f"there is no exchange {each.exchange!r} in this phase (it has {', '.join(names) or 'none'})"
+                raise InputError(Code.CONFIG_INVALID, f"{where}: {text}")
+            if exchange.asks == "server":
+                text = f"exchange {each.exchange!r} is with the server, and a recipe's transforms are between parties"
+                raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; take a setting of the method, or remove it")
+            if not (exchange.up if each.sent_by == "passive" else exchange.down).tensors:
+                text = f"in exchange {each.exchange!r} {each.sent_by} parties send nothing"
+                raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; give the other sent_by, or remove it")
 
 
 def _asked(settings: PhaseSettings | None, exchange: Exchange, direction: str) -> list[Use]:

@@ -164,7 +164,9 @@ class Assembled:
     def exchanges(self) -> list[ExchangeSummary]:
         """What the phases exchange, and through which chains; empty if the active party is alone."""
         party, recipe = self.party, self.party.recipe
-        first = [(phase, each, party.chains(phase, each)) for phase, each in alignment_of(recipe).exchanges]
+        aligning = alignment_of(recipe).occurrences(len(self.prepared.table))
+        keys = {(each.step.phase, each.exchange.name): each for each in aligning}.values()
+        first = [(each.step.phase, each.exchange, party.chains(each.step.phase, each.exchange)) for each in keys]
         opened = [(phase, each.exchange, each.chains) for (phase, _), each in party.exchanges.items()]
         found = [summarised(recipe, phase, each, chains) for phase, each, chains in (*first, *opened)]
         return [line for lines in found for line in lines] if recipe.passives else []

@@ -16,12 +16,21 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_party.data import Table
 from vfl_party.methods import evaluated
 from vfl_party.party import Assembled, Load, assemble, encoder_settings, expected_rows, load, open_party
+from vfl_party.policies import Policy
 
 
-def try_party(recipe: Recipe, name: str, data: DataSettings, encoder: EncoderSettings, load: Load = load) -> Assembled:
+def try_party(
+    recipe: Recipe,
+    name: str,
+    data: DataSettings,
+    encoder: EncoderSettings,
+    load: Load = load,
+    *,
+    policy: Policy | None = None,
+) -> Assembled:
     """One party as it is before it joins, on the CPU. Raises InputError where the party's program would."""
     opened = open_party(recipe, name, data, encoder, load)
-    return assemble(opened, expected_rows(opened))
+    return assemble(opened, expected_rows(opened), policy=policy)
 
 
 def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, Assembled]:

@@ -106,6 +106,10 @@ def test_a_recipe_adds_transforms_of_its_own() -> None:
         ({"transforms": [{"kind": "gaussian", "exchange": "embedding", "sigma": -1}]}, ["gaussian", "sigma"]),
         ({"transforms": [{"kind": "gaussian", "exchange": "embedding", "sgima": 1}]}, ["'sgima'", "'sigma'"]),
         ({"transforms": [{"kind": "gaussian", "exchange": "z", "sigma": 1}]}, ["no exchange 'z'", "embedding"]),
+        (
+            {"transforms": [{"kind": "gaussian", "exchange": "validation", "sent_by": "active", "sigma": 1}]},
+            ["exchange 'validation'", "active parties send nothing", "sent_by"],
+        ),
     ],
 )
 def test_what_a_recipe_asks_for_wrongly_is_one_sentence(phase: dict[str, Any], words: list[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from vfl_party.data import Table
-from vfl_party.declared import Exchange
+from vfl_party.declared import Occurrence
 from vfl_party.exchange import Ways
 
 
@@ -28,9 +28,11 @@ class Aligned:
 
 
 class Alignment(Protocol):
-    """Decides the rows, before models and phases are made. ``exchanges``: (phase, exchange) of all that it sends."""
+    """Decides the rows, before models and phases are made."""
 
-    exchanges: Sequence[tuple[str, Exchange]]
+    def occurrences(self, rows: int) -> Sequence[Occurrence]:
+        """All that it exchanges in a generation if the parties hold ``rows`` rows each, in order."""
+        ...
 
     def offline(self, ids: tuple[str, ...]) -> Aligned | None:
         """The rows as far as this party knows without the others; None if only the others can tell."""

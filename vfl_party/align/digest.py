@@ -13,7 +13,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_party.align.aligned import Aligned
 from vfl_party.chains import make_chains
-from vfl_party.declared import Exchange, Sent, i64, u8
+from vfl_party.declared import Exchange, Occurrence, Sent, i64, u8
 from vfl_party.exchange import Answering, Asking, Ways
 from vfl_party.policies import Policy
 
@@ -25,10 +25,12 @@ ROWS = Exchange("rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), wh
 class DigestAlignment:
     """See ``Alignment``."""
 
-    exchanges: Sequence[tuple[str, Exchange]] = ((OPENING, ROWS),)
-
     def __init__(self, recipe: Recipe, policy: Policy) -> None:
         self._recipe, self._policy = recipe, policy
+
+    def occurrences(self, rows: int) -> list[Occurrence]:
+        _ = rows
+        return [Occurrence.of(ROWS, StepKey(OPENING, 0, 0))]
 
     def offline(self, ids: tuple[str, ...]) -> Aligned:
         return Aligned(ids)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
 import torch
 
-from vfl_common.bundle import StepKey
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.division import divide
@@ -20,7 +19,8 @@ from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
-from vfl_party.align.digest import OPENING, ROWS
+from vfl_party.align import alignment_of
+from vfl_party.align.digest import OPENING
 from vfl_party.chains import summarised
 from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
@@ -28,6 +28,9 @@ from vfl_party.exchange import Chains
 from vfl_party.forecast.result import Forecast, PhaseForecast
 from vfl_party.methods import check_together, load_method, parse_settings
 from vfl_party.party import encoder_settings
+from vfl_party.policies import Policy
+from vfl_party.policies import load as load_policy
+from vfl_party.policies.allow_all import AllowAll
 from vfl_party.rows import divide_rows
 from vfl_party.trial import try_parties, try_party
 
@@ -44,6 +47,7 @@ class Outlook:
     data: DataSettings | None
     encoder: EncoderSettings
     folder: Path | None = None
+    policy: Policy = field(default_factory=AllowAll)
 
 
 def read_outlook(path: Path) -> Outlook:
@@ -61,7 +65,8 @@ def read_outlook(path: Path) -> Outlook:
         text = f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
         raise InputError(Code.NOT_IN_RECIPE, text)
     data = file.data if file.data is None or place.features else ids_only(file.data)
-    return Outlook(recipe, file.name, data, encoder_settings(recipe, file.name, file.encoder))
+    encoder, policy = encoder_settings(recipe, file.name, file.encoder), load_policy(file.policy, f"{path}: policy")
+    return Outlook(recipe, file.name, data, encoder, policy=policy)
 
 
 def outlook_of(recipe: Recipe, folder: Path) -> Outlook:
@@ -91,6 +96,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
             labels=None,
             targets=None,
             splits=splits,
+            policy=outlook.policy,
         )
         return party, rows
     if data is None:
@@ -100,7 +106,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
         tried = try_parties(recipe, outlook.folder)  # what another party would refuse is refused here too
         assembled = tried[name]
     else:
-        assembled = try_party(recipe, name, data, outlook.encoder)
+        assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)
     return assembled.party, len(assembled.prepared.table)
 
 
@@ -111,7 +117,7 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
     """
     recipe, count = outlook.recipe, _Count()
     party, rows = lone_party(outlook, rows)
-    opening = [Occurrence.of(ROWS, StepKey(OPENING, 0, 0))]
+    opening = alignment_of(recipe).occurrences(rows)
     phases = [PhaseForecast(name=OPENING, kind=OPENING, round_trips=count.add(party, opening))]
     limits = dict(ended or {})
     for phase in recipe.phases:

@@ -131,7 +131,7 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), party.role)
         phases.append(side(party, phase.name, parse_settings(phase)))
-    check_transforms(recipe, party.exchanges)
+    check_transforms(recipe, {key: each.exchange for key, each in party.exchanges.items()})
     rounds = sum(phase.rounds for phase in phases)
     if rounds > MOST_ROUNDS:
         text = f"recipe: phases: {rounds:,} rounds in all, and the labels of checkpoints count to {MOST_ROUNDS:,}"
