@@ -722,3 +722,23 @@ def test_a_new_generation_asks_for_new_plans() -> None:
     assert [generation for generation, _, _ in run.planned] == [1]
     run.plan(members["p0"], rounds=2)
     assert [(generation, len(agreed)) for generation, _, agreed in run.planned] == [(1, 0), (2, 1)]
+
+
+def test_a_party_that_never_says_what_it_plans_ends_the_run() -> None:
+    assert membership.unplanned(5.0, {"p0": True, "p1": False}, 5.0) == ()
+    assert membership.unplanned(5.1, {"p0": True, "p1": False, "p2": False}, 5.0) == ("p1", "p2")
+    assert membership.unplanned(99.0, {"p0": True, "p1": True}, 5.0) == ()
+    run = Run(step_timeout_s=0.05, lost_after_s=60.0)
+    members = run.begin()
+    run.plan(members["p0"])
+    run.plan(members["p2"])
+
+    def tick() -> bool:
+        run.coordinator.tick()
+        return run.coordinator.finished.is_set()
+
+    until(tick)
+    failure = run.coordinator.failure
+    assert isinstance(failure, LostError)
+    assert (failure.code, failure.party) == (Code.STEP_TIMEOUT, "p1")
+    assert "p1 did not say within 0.05 s after the start" in str(failure)

@@ -115,6 +115,7 @@ class Coordinator:
         self._on_start, self._on_plan, self._on_end = on_start, on_plan, on_end
         self._on_leave, self._emit = on_leave, emit
         self._checkpoint = ""  # the checkpoint from which the generation started
+        self._began_s = 0.0  # and when
         self._lock = threading.Condition()
         self._members: dict[str, Member] = {}
         self._identities = {name: each.identity for name, each in left.items()}
@@ -197,6 +198,13 @@ class Coordinator:
                 self._lose(self._members[name], f"has been silent for {self.recipe.run.lost_after_s:g} s")
             if self.state is RunState.WAITING:
                 self._decide()
+            elif self.state is RunState.RUNNING:
+                planned = {name: member.plan is not None for name, member in self._in_order()}
+                late = membership.unplanned(now_s - self._began_s, planned, self.recipe.run.step_timeout_s)
+                if late:
+                    names, limit = ", ".join(late), f"{self.recipe.run.step_timeout_s:g} s"
+                    text = f"{names} did not say within {limit} after the start what it is going to do"
+                    self._fail(LostError(Code.STEP_TIMEOUT, text, party=late[0]))
 
     def fail(self, error: VflError) -> None:
         """Ends the run and sends ``error`` to every party."""
@@ -341,7 +349,7 @@ class Coordinator:
 
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
-        self._checkpoint = decision.checkpoint
+        self._checkpoint, self._began_s = decision.checkpoint, time.monotonic()
         self._on_start(self.generation, decision.checkpoint)
         self.state = move(self.state, RunState.RUNNING)
         if self._started_s is None:

@@ -66,3 +66,8 @@ def newest_common(held: Collection[Sequence[str]]) -> str:
 def silent(now_s: float, heard_s: Mapping[str, float], lost_after_s: float) -> tuple[str, ...]:
     """Returns the parties that have sent nothing, not even a heartbeat, for ``lost_after_s``."""
     return tuple(party for party, last_s in heard_s.items() if now_s - last_s > lost_after_s)
+
+
+def unplanned(since_start_s: float, planned: Mapping[str, bool], timeout_s: float) -> tuple[str, ...]:
+    """Returns the parties that have not said, ``timeout_s`` after a generation's start, what they are going to do."""
+    return tuple(party for party, said in planned.items() if not said) if since_start_s > timeout_s else ()
