@@ -134,7 +134,7 @@ def test_fedhssl_without_data() -> None:
 
 
 def test_what_nobody_knows_is_asked_for() -> None:
-    with pytest.raises(InputError, match=r"how many rows there are: give --rows N, or a party file"):
+    with pytest.raises(InputError, match=r"the number of rows is unknown: give --rows N, or a party file"):
         forecast(outlook_of(recipe({"kind": "evaluate"}), HERE))
     with pytest.raises(InputError, match="only 35 rows are aligned"):
         of({"kind": "evaluate"}, rows=50, labelled=40)
