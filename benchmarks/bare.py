@@ -42,5 +42,5 @@ def run(task: Task, workdir: Path, wire: Wire = PLAIN) -> Measurement:
 
 
 def run_tuned(task: Task, workdir: Path) -> Measurement:
-    """The same with the poller that the real system chooses (``vfl_common/rpc/__init__.py``)."""
+    """Train as `bare` does, with the poller of the real system (``vfl_common/rpc/__init__.py``)."""
     return run(task, workdir, TUNED)

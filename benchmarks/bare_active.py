@@ -66,7 +66,7 @@ class TopLoop:
         return self._step == self._task.warmup + self._task.steps
 
     def report(self) -> None:
-        """Announce what the stopwatch says and the last loss."""
+        """Announce the stopwatch's fields and the last loss."""
         announce("done", **self._watch.stop(), loss=self._loss.item())
 
 

@@ -41,16 +41,16 @@ class Wire:
 
     @property
     def channel_options(self) -> list[tuple[str, int | str]]:
-        """gRPC options of both ends: no message limits, and this wire's own."""
+        """The gRPC options of both ends: no message limits, and this wire's own."""
         return [*_UNLIMITED, *self.options]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for another process."""
+        """Return the fields, for another process."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Wire:
-        """The inverse of `to_json`."""
+        """Make the wire from `to_json`'s fields."""
         return cls(**{**fields, "options": tuple((name, value) for name, value in fields["options"])})
 
 

@@ -29,13 +29,13 @@ class Measurement:
 
 
 def measurement(done: Mapping[str, Any]) -> Measurement:
-    """Return what the ``done`` line of a process says: the fields of `benchmarks.stopwatch` and ``loss``."""
+    """Return the measurement in the ``done`` line of a process: the fields of `benchmarks.stopwatch` and ``loss``."""
     numbers = {name: value for name, value in done.items() if name not in ("kind", "steps_per_s", "loss")}
     return Measurement(done["steps_per_s"], done["loss"], numbers)
 
 
 Contestant = Callable[[Task, Path], Measurement]
-"""Solves a task in fresh processes, with an empty directory of its own, and says how fast it went."""
+"""Solves a task in fresh processes, with an empty directory of its own, and returns how fast it was."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class Score:
 
     @property
     def steps_per_s(self) -> float:
-        """Median over the turns."""
+        """The median over the turns."""
         return statistics.median(turn.steps_per_s for turn in self.turns)
 
     @property
     def quiet_steps_per_s(self) -> float | None:
-        """Median over the turns of the rate in the quiet quarter of the steps; None where it was not measured."""
+        """The median over the turns of the rate in the quiet quarter of the steps; None if it was not measured."""
         rates = [turn.extra["quiet_steps_per_s"] for turn in self.turns if "quiet_steps_per_s" in turn.extra]
         return statistics.median(rates) if rates else None
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Slowest and fastest turn, steps per second."""
+        """The slowest and the fastest turn, steps per second."""
         rates = [turn.steps_per_s for turn in self.turns]
         return min(rates), max(rates)
 
@@ -73,7 +73,7 @@ def compete(
 ) -> list[Score]:
     """Let every contestant run every task ``repeats`` times, in turns, so that a noisy minute hits all alike.
 
-    ``workdir`` receives one directory a run. Raises `RuntimeError` where two contestants end with losses that differ:
+    ``workdir`` receives one directory a run. Raises `RuntimeError` if two contestants end with different losses:
     they did not train the same network.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that a run ends the processes it started
@@ -132,7 +132,7 @@ def _ratio(value: float | None, base: float | None) -> str:
 
 
 def print_bytes(scores: Sequence[Score], console: Console) -> None:
-    """For every contestant that accounts for its bytes: its ledger against the payload and against the kernel."""
+    """Print, for contestants that account for their bytes, the ledger against the payload and against the kernel."""
     for score in scores:
         extra = score.turns[-1].extra
         if "message_over_payload" in extra:

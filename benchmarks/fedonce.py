@@ -32,7 +32,7 @@ from vfl.studies.report import table
 from vfl_party.seeds import split_rows
 
 Make = Callable[[Path, Path], Tables]  # from the folder of data and one for files of its own: the recipe
-MOST_ENVELOPE = 1.02  # message bytes of the upload by its payload
+MOST_ENVELOPE = 1.02  # message bytes of the upload over its payload
 QUICK_ROWS = 1000
 
 
@@ -42,7 +42,7 @@ def adam(lr: float, weight_decay: float = 0.0) -> Tables:
 
 @dataclass(frozen=True)
 class Task:
-    """A study. ``after``: checks, prints and draws what its runs left. ``kept``: which results go to the repository."""
+    """A study. ``after``: checks, prints and draws its runs' results. ``kept``: the results for the repository."""
 
     recipe: Make
     metric: str
@@ -65,7 +65,7 @@ def phishing(parties: int, hidden: list[int], top: list[int]) -> Make:
 
 
 def uji(parties: int, embedding_size: int, hidden: list[int], top: list[int]) -> Make:
-    """The longitude, scaled to [0, 1]: the paper does not say which of the two coordinates it takes."""
+    """Predicts the longitude, scaled to [0, 1]: the paper does not say which of the two coordinates it takes."""
 
     def make(data: Path, own: Path) -> Tables:
         path = studies.write_uji(data, own, "LONGITUDE")
@@ -78,7 +78,7 @@ def uji(parties: int, embedding_size: int, hidden: list[int], top: list[int]) ->
 
 
 def mnist(data: Path, _own: Path) -> Tables:
-    """Without batch normalisation, as the paper's CNN0: with it, what is learnt from noise is worth 4 points less."""
+    """Omits batch normalisation, as the paper's CNN0 does: with it, learning from noise is worth 4 points less."""
     source = {"source": str(data / "mnist10k.npz"), "label": "labels"}
     encoder = {"kind": "cnn", "channels": [16, 32], "batch_norm": False}
     model = {"embedding_size": 16, "encoder": encoder, "top": {"hidden": [128]}}
@@ -87,7 +87,7 @@ def mnist(data: Path, _own: Path) -> Tables:
 
 
 def places(data: Path, own: Path) -> Tables:
-    """UJIIndoorLoc's building and floor, 520 columns: enough for 51 parties. The roster is each method's."""
+    """Uses UJIIndoorLoc's building and floor, 520 columns: enough for 51 parties. Each method has its own roster."""
     source = {"source": str(studies.write_uji(data, own, "place")), "id": "id", "label": "place", "scale": "minmax"}
     model = {"embedding_size": 3, "encoder": {"kind": "mlp", "hidden": [30, 30]}, "top": {"hidden": [30]}}
     task = {"kind": "multiclass", "classes": 13}
@@ -99,7 +99,7 @@ def places(data: Path, own: Path) -> Tables:
 
 @dataclass(frozen=True)
 class Training:
-    """What was chosen for a task. ``alone``: Solo and Combine; ``wide``: their model, where it is not ``recipe``'s."""
+    """The settings chosen for a task. ``alone``: for Solo and Combine; ``wide``: their model, if not ``recipe``'s."""
 
     local: Tables
     head: Tables
@@ -110,11 +110,11 @@ class Training:
     wide: Tables
     trees: Tables
     outputs: int = 1
-    table5: Tables | None = None  # the paper's head, where it differs from what was chosen
+    table5: Tables | None = None  # the paper's head, if it differs from the chosen one
 
 
 def methods_of(training: Training, upload_bytes: int) -> list[Tables]:
-    """``upload_bytes``: payload of FedOnce's upload, at which SplitNN-Comm stops."""
+    """Makes the methods to compare. ``upload_bytes``: payload of FedOnce's upload, at which SplitNN-Comm stops."""
     local, head = {"kind": "fedonce", **training.local}, {"kind": "head", "own_encoder": "trained", **training.head}
     split, more = {"kind": "splitnn", **training.split}, {"kind": "splitnn", **training.more}
     one_shot = EVALUATE | {"name": "one-shot"}
@@ -149,7 +149,7 @@ def methods_of(training: Training, upload_bytes: int) -> list[Tables]:
 
 
 def comparison(make: Make, title: str, metric: str, parties: int, d: int, training: Training) -> Callable[[int], Task]:
-    """The task, given the number of rows: the upload's size follows from it."""
+    """Returns a function from the number of rows to the task: the upload's size depends on that number."""
 
     def task(rows: int) -> Task:
         upload_bytes = 4 * training_rows(rows) * d * (parties - 1)
@@ -171,7 +171,7 @@ def training_rows(rows: int) -> int:
 
 
 def check_upload(done: Done, payload_bytes: int) -> None:
-    """Asserts that FedOnce's only exchange in training is what the paper says, 4 * n * d * (k - 1) bytes."""
+    """Asserts that FedOnce's only exchange in training is the paper's, 4 * n * d * (k - 1) bytes."""
     for result in done.of("FedOnce-L0"):
         summary = done.summary(result)
         sent = summary.bytes.by_phase["head"]
@@ -233,7 +233,7 @@ VARIANTS: dict[str, Tables] = {
 
 @dataclass(frozen=True)
 class Private:
-    """Table 10, for one epsilon: SGD, batches, epochs and the clipping norm."""
+    """Settings of Table 10 for one epsilon: SGD, batches, epochs and the clipping norm."""
 
     batch_size: int
     norm: float
@@ -258,7 +258,7 @@ PRIVATE_UJI = {
 
 
 def private_methods(chosen: dict[float, Private]) -> list[Tables]:
-    """A method for each epsilon and variant. Without noise, at infinity, the division means nothing."""
+    """Makes a method for each epsilon and variant. Without noise (infinity) the division has no meaning."""
     lines = []
     for variant, switches in VARIANTS.items():
         for epsilon in EPSILONS:
@@ -335,14 +335,14 @@ OTHERS = {
 
 
 def with_solos(task: Task, roster: list[Tables]) -> Task:
-    """Solo of the passive parties too: ``Solo-passive1``, …"""
+    """Adds Solo of the passive parties: ``Solo-passive1``, …"""
     (solo,) = (line for line in task.methods if line["name"] == "Solo")
     more = [solo | {"name": f"Solo-{each['name']}", "alone": each["name"]} for each in roster[1:]]
     return replace(task, methods=[*task.methods, *more])
 
 
 def quick(task: Task) -> Task:
-    """Only whether it still runs: few rows, one epoch."""
+    """Shrinks a task to a check that it still runs: few rows, one epoch."""
 
     def make(data: Path, own: Path) -> Tables:
         made = task.recipe(data, own)
@@ -376,7 +376,7 @@ def _one_epoch(phase: Tables) -> Tables:
 def main(
     name: str, data: Path, seeds: str | None, out: Path, methods: str, jobs: int, solos: bool, short: bool
 ) -> None:
-    """Runs one table; what is done already in --out is not run again."""
+    """Runs one table; skips runs that are already finished in --out."""
     rows = QUICK_ROWS if short else ROWS.get(name, 0)
     task = COMPARISONS[name](rows) if name in COMPARISONS else OTHERS[name]
     task = quick(task) if short else task

@@ -33,9 +33,9 @@ APART = 0.045  # of the height, between two labels
 
 
 def draw_comparison(done: Done, title: str, path: Path) -> None:
-    """The metric of the validation rows against message bytes of training (the paper's Fig. 6).
+    """Draws the metric of the validation rows against message bytes of training (the paper's Fig. 6).
 
-    What needs no bytes is a line across, with its name at the right.
+    A method that needs no bytes is a line across, with its name at the right.
     """
     factor, unit = points(done.study.metric)
     figure = Figure(figsize=(8.6, 4.8), layout="constrained")
@@ -61,7 +61,7 @@ def draw_comparison(done: Done, title: str, path: Path) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
-    if unit != "points":  # errors: what has hardly been trained is many times as wrong as the rest
+    if unit != "points":  # errors: the first ones, after little training, are many times as large as the rest
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -85,9 +85,9 @@ def _sent(done: Done, method: str) -> list[float]:
 
 
 def _levels(axes: Axes, values: dict[str, float]) -> None:
-    """Lines across, their names at the right, moved apart where they would lie on each other.
+    """Draws lines across, with their names at the right, moved apart if they would overlap.
 
-    What is farther off than the height of all that is drawn already is only named, with an arrow at that edge.
+    A line that is farther away than the height of the drawn curves is only named, with an arrow at that edge.
     """
     log = axes.get_yscale() == "log"
     low, high = (math.log10(each) if log else each for each in axes.get_ylim())
@@ -120,7 +120,7 @@ def _seeds(done: Done) -> str:
 
 
 def draw_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float], title: str, path: Path) -> None:
-    """The metric of the test rows against epsilon, a line a variant; without noise at the right."""
+    """Draws the metric of the test rows against epsilon, one line for each variant; without noise at the right."""
     factor, unit = points(done.study.metric)
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -149,7 +149,7 @@ def draw_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float],
 
 
 def draw_scale(done: Done, path: Path) -> None:
-    """Seconds, memory and accuracy by the number of passive parties."""
+    """Draws seconds, memory and accuracy by the number of passive parties."""
     found = scaled(done)
     figure = Figure(figsize=(9.6, 3.2), layout="constrained")
     FigureCanvasAgg(figure)

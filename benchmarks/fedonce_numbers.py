@@ -1,4 +1,4 @@
-"""What FedOnce's studies come to, beyond ``vfl study``'s table: curves and bytes to an accuracy, privacy, memory."""
+"""Evaluates FedOnce's studies beyond ``vfl study``'s table: curves and bytes to an accuracy, privacy, memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALONE = ("Combine", "LightGBM-Combine", "Linear-Combine", "LightGBM", "Solo")
 class Curve:
     """Means and standard deviations over the seeds of the study's metric on validation rows.
 
-    ``bytes_``: message bytes of training until then, all parties together, validation's left out.
+    ``bytes_``: message bytes of training up to each point, all parties together, without validation's.
     """
 
     bytes_: list[float]
@@ -36,12 +36,12 @@ def upload_bytes(done: Done, result: Result) -> int:
 
 
 def validation(done: Done, method: str) -> list[float]:
-    """The metric of the validation rows at the end, by seed."""
+    """Returns the metric of the validation rows at the end, by seed."""
     return [result.metrics["validation"][done.study.metric] for result in done.of(method)]
 
 
 def split_curve(done: Done, method: str) -> Curve:
-    """Of ``SPLIT`` and ``COMM``, after each epoch; of ``MULTI``, whose first point is that after the one upload."""
+    """Returns the curve of ``SPLIT`` or ``COMM``, after each epoch; that of ``MULTI`` begins after the one upload."""
     metric, runs = done.study.metric, done.of(method)
     points: list[list[tuple[float, float]]] = []
     for result in runs:
@@ -61,7 +61,7 @@ def split_curve(done: Done, method: str) -> Curve:
 
 
 def print_reach(done: Done) -> None:
-    """How many bytes split training needs until it is as good as FedOnce-L0: means over the seeds, validation rows."""
+    """Prints the bytes after which split training is as good as FedOnce-L0: means over the seeds, validation rows."""
     if not done.of(L0) or not done.of(SPLIT):
         return
     as_good, uploaded = mean(validation(done, L0)), mean(upload_bytes(done, result) for result in done.of(L0))
@@ -83,7 +83,7 @@ def print_reach(done: Done) -> None:
 
 
 def write_curves(done: Done, path: Path) -> None:
-    """The curves that are drawn, for drawing them again."""
+    """Writes the drawn curves, so that they can be drawn again."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["method", "bytes", f"validation_{done.study.metric}", "sd"])
@@ -95,7 +95,7 @@ def write_curves(done: Done, path: Path) -> None:
 
 
 def print_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float]) -> None:
-    """A line for each epsilon: the metric of the test rows, and the noise."""
+    """Prints a line for each epsilon: the metric of the test rows, and the noise."""
     shown = Table(title=f"test {done.study.metric}; the noise multiplier below it", title_justify="left")
     for heading in ("epsilon", *variants):
         shown.add_column(heading)
@@ -112,8 +112,11 @@ def print_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float]
 
 @dataclass(frozen=True)
 class Scaled:
-    """One number of passive parties: seconds of training, and of the passive processes the median of the largest PSS
-    (RSS) that each had, in MiB; ``accuracy`` of the test rows. Memory is None where the run was not watched."""
+    """The results for one number of passive parties.
+
+    Seconds of training; of the passive processes the median of the largest PSS (RSS) that each had, in MiB, or None if
+    the run was not watched; ``accuracy`` of the test rows.
+    """
 
     passives: int
     seconds: float

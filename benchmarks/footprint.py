@@ -1,4 +1,4 @@
-"""What the programs cost to import and to hold: seconds and memory of ``vfl-party --help`` and of a running party."""
+"""Measures what the programs cost: seconds and memory of ``vfl-party --help`` and of a running party."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ RUN_S = 120.0
 
 
 def measure(workdir: Path, repeats: int) -> dict[str, Any]:
-    """Seconds (median) and peak MiB of ``--help``; peak MiB of the parties of a small ``mlp`` federation, seconds from
-    their start until training begins, and whether any of them has loaded torchvision."""
+    """Measures ``--help`` and a small ``mlp`` federation.
+
+    Returns seconds (median) and peak MiB of ``--help``; peak MiB of the federation's parties, seconds from their start
+    until training begins, and whether any of them has loaded torchvision.
+    """
     helps = [_help() for _ in range(max(1, repeats))]
     return {
         "help_s": median(seconds for seconds, _ in helps),
@@ -32,10 +35,10 @@ def measure(workdir: Path, repeats: int) -> dict[str, Any]:
 
 
 def _help() -> tuple[float, float]:
-    """Seconds and peak MiB of one ``vfl-party --help``.
+    """Returns seconds and peak MiB of one ``vfl-party --help``.
 
-    Measured by a small interpreter: a child's peak counts what its parent held when it was forked, and this process
-    holds all of torch.
+    A small interpreter measures: a child's peak counts what its parent held when it was forked, and this process holds
+    all of torch.
     """
     out = subprocess.run([sys.executable, "-S", "-c", _HELP, *HELP], check=True, capture_output=True, text=True).stdout
     seconds, kib = out.splitlines()[-1].split()
@@ -58,7 +61,7 @@ def _running(workdir: Path) -> dict[str, Any]:
     torchvision = False
     with (workdir / "stdout").open("w+") as out, (workdir / "stderr").open("w") as errors:
         began_s = time.perf_counter()
-        own = os.environ | {"VFL_NO_FORK": "1"}  # each process imports for itself, as on machines of their own
+        own = os.environ | {"VFL_NO_FORK": "1"}  # each process imports for itself, as on separate machines
         launcher = psutil.Popen(command, stdout=out, stderr=errors, env=own)
         while launcher.poll() is None and time.perf_counter() - began_s < RUN_S:
             for child in launcher.children():

@@ -1,8 +1,8 @@
-"""Forecast beside ledger: runs recipes in full and compares what `vfl forecast` said with what was counted.
+"""Compares forecast and ledger: runs recipes in full and sets `vfl forecast`'s numbers beside the counted ones.
 
     python -m benchmarks.forecast [RECIPE …] [--json FILE]
 
-Ends with exit code 1 where a link, in a phase and direction, is off by more than 3 %.
+Ends with exit code 1 if a link, in a phase and direction, is off by more than 3 %.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MOST = 0.03
 
 
 def recipes() -> list[Path]:
-    """Every example that ``vfl simulate`` can run."""
+    """Returns every example that ``vfl simulate`` can run."""
     return sorted(path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text())
 
 
 def compare(path: Path, folder: Path) -> dict[str, Any]:
-    """Forecasts, runs and compares one recipe. Early stopping: also as if its rounds had been known."""
+    """Forecasts, runs and compares one recipe; with early stopping, also with a forecast that knows its rounds."""
     tables, base = read_toml(path), path.resolve().parent
     recipe = parse(Recipe, tables, str(path))
     outlook = outlook_of(recipe, base)
@@ -72,7 +72,7 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Where to write everything.")
 def main(paths: tuple[Path, ...], out: Path | None) -> None:
-    """Runs RECIPE … or, without any, all of examples/."""
+    """Compares RECIPE …, or all of examples/ if none is given."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for path in paths or recipes():

@@ -15,10 +15,10 @@ Seen = dict[str, dict[str, float]]  # pid: {"pss_mib": the largest, "rss_mib": t
 
 
 class Watch:
-    """Writes a JSON file at the end: the largest PSS and RSS that each process was seen to have, and of all together.
+    """Writes a JSON file at the end: the largest PSS and RSS seen of each process, and of all together.
 
     PSS counts a page that n processes share as 1/n of it, so that the sum over all is what the machine must have; RSS
-    counts it whole in each. ``total``: the largest sum. What an earlier watch left in the file stays in it.
+    counts it whole in each. ``total``: the largest sum. The file keeps what an earlier watch has written to it.
     """
 
     def __init__(self, path: Path) -> None:

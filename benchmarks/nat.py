@@ -1,4 +1,4 @@
-"""How long noise as targets takes: ``python -m benchmarks.nat``.
+"""Measures how long noise as targets takes: ``python -m benchmarks.nat``.
 
 One epoch of FedOnce's local learning on 6,050 rows of 7 columns (a party's share of phishing, k = 10) with d = 3 and
 batches of 100, in processor time of one core, so that what else the machine does hardly counts; and the matching of one

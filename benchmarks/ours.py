@@ -25,7 +25,7 @@ VFL = Path(sys.executable).with_name("vfl")
 
 
 def run(task: Task, workdir: Path) -> Measurement:
-    """Train ``task`` in a federation of K + 2 processes, forked by one launcher where the machine allows it."""
+    """Train ``task`` in a federation of K + 2 processes, forked by one launcher if the machine allows it."""
     recipe = write_recipe(task, workdir)
     done = subprocess.run(
         [str(VFL), "simulate", str(recipe), "--out", str(workdir / "runs"), "--json"],
@@ -54,14 +54,14 @@ def run(task: Task, workdir: Path) -> Measurement:
 
 
 def write_recipe(task: Task, workdir: Path) -> Path:
-    """The recipe's file and the parties' data, in ``workdir``."""
+    """Write the recipe's file and the parties' data to ``workdir``; return the file."""
     recipe = workdir / "recipe.toml"
     recipe.write_text(to_toml(make_recipe(task, workdir)))
     return recipe
 
 
 def tcp_over_message(summary: dict[str, Any]) -> float:
-    """The kernel's bytes over the ledger's, on the connections between active and passive parties."""
+    """Return the kernel's bytes over the ledger's, on the connections between active and passive parties."""
     kernel = sum(
         count["sent_bytes"] + count["received_bytes"]
         for count in summary["bytes"]["tcp"]
@@ -76,7 +76,7 @@ def tcp_over_message(summary: dict[str, Any]) -> float:
 
 
 def make_recipe(task: Task, workdir: Path) -> dict[str, Any]:
-    """The task as a recipe whose parties read NPZ files in ``workdir``; an epoch more than asked for, as warm-up."""
+    """Return the task as a recipe whose parties read NPZ files in ``workdir``, with one more epoch, as warm-up."""
     steps_an_epoch = -(-task.rows // task.batch)
     epochs = 1 + max(1, -(-task.steps // steps_an_epoch))
     np.savez(workdir / "active.npz", x=np.zeros((task.rows, 1), np.float32), y=labels_of(task).numpy().ravel())

@@ -35,7 +35,7 @@ NAMES = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}
 
 @dataclass(frozen=True)
 class Task:
-    """A study: its recipe (made from the folder of data and a folder for files of its own), and its lines."""
+    """A study: its recipe (made from the folder of data and a folder for the study's own files), and its lines."""
 
     recipe: Callable[[Path, Path], Tables]
     labels: tuple[int, ...]
@@ -49,7 +49,7 @@ def recipe(parties: int, task: Tables, rows: Tables, model: Tables, simulate: Ta
 
 
 def mnist(aligned: float = 0.4) -> Callable[[Path, Path], Tables]:
-    """FedHSSL shares the second block alone: the linear layer's weights belong to positions of its quadrant."""
+    """Shares only the second block in FedHSSL: the linear layer's weights belong to positions of its quadrant."""
 
     def make(data: Path, _own: Path) -> Tables:
         source = {"source": str(data / "mnist10k.npz"), "label": "labels"}
@@ -74,7 +74,7 @@ def uji(parties: int) -> Callable[[Path, Path], Tables]:
 
 
 def credit(data: Path, _own: Path) -> Tables:
-    """FATE's guest has the labels; here it is the active party."""
+    """Makes the active party of FATE's guest, which has the labels."""
     sources = {
         "active": {"source": str(data / "default_credit_hetero_guest.csv.gz"), "id": "id", "label": "y"},
         "passive1": {"source": str(data / "default_credit_hetero_host.csv.gz"), "id": "id"},
@@ -84,14 +84,14 @@ def credit(data: Path, _own: Path) -> Tables:
 
 @dataclass(frozen=True)
 class Cross:
-    """What was chosen for the cross-party step: its epochs a round, and the weight of its guidance."""
+    """The chosen settings of the cross-party step: its epochs a round, and the weight of its guidance."""
 
     epochs: int
     gamma: float
 
 
 def all_methods(common: Tables, cross: dict[str, Cross], head: Tables) -> list[Tables]:
-    """Every line of the paper's tables. ``common``: settings of all pretraining; ``cross``: by SSL method."""
+    """Makes every line of the paper's tables. ``common``: settings of all pretraining; ``cross``: by SSL method."""
     lines: list[Tables] = [{"name": "FedSplitNN"}]
 
     def line(name: str, ssl: str, **switches: Any) -> None:
@@ -99,7 +99,7 @@ def all_methods(common: Tables, cross: dict[str, Cross], head: Tables) -> list[T
         lines.append({"name": f"{name}{NAMES[ssl]}", "pretrain": [settings]})
 
     def star(name: str, ssl: str) -> None:
-        """Fine-tuning of the local encoder alone: the pretraining is the same."""
+        """Adds fine-tuning of only the local encoder, after the same pretraining."""
         lines.append({"name": f"{name}-star-{NAMES[ssl]}", "pretrain_of": f"{name}-{NAMES[ssl]}", "tower": "local"})
 
     for ssl in NAMES:
@@ -151,7 +151,7 @@ TABLE: Tables = {
 
 
 def _mnist_methods() -> list[Tables]:
-    """And FedHSSL with all above the first block shared, the linear layer too."""
+    """Adds FedHSSL that shares all above the first block, including the linear layer."""
     methods, whole = all_methods(DIGITS, CROSS, HEAD), {"overrides": {"model.encoder.shared": "all"}}
     for line in [line for line in methods if line["name"].startswith("FedHSSL")]:
         renamed = {key: line[key].replace("FedHSSL", "FedHSSL-all") for key in ("name", "pretrain_of") if key in line}
@@ -164,7 +164,7 @@ ROUNDS = (2, 5, 10)
 
 
 def _rounds_methods() -> list[Tables]:
-    """FedHSSL-SimSiam with e updates on one exchange, and so many rounds; each with a schedule of its own length."""
+    """Makes FedHSSL-SimSiam with e updates on one exchange, for each number of rounds; each has its own schedule."""
     lines = []
     for e in UPDATES:
         for rounds in ROUNDS:
@@ -181,7 +181,7 @@ def _rounds_methods() -> list[Tables]:
 
 
 def _bytes_methods() -> list[Tables]:
-    """Split training is validated after every epoch, so that the step is known at which it reaches an accuracy."""
+    """Validates split training after every epoch, to know the step at which it reaches an accuracy."""
     fine = [SPLIT | {"steps": 600, "validate_every": 1}, EVALUATE]
     uploads = [line for line in all_methods(DIGITS, CROSS, HEAD) if "SS-VFL-I" in line["name"]]
     return [{"name": "FedSplitNN", "finetune": fine}, *uploads]
@@ -198,9 +198,9 @@ TASKS: dict[str, Task] = {
 
 
 def print_bytes(folder: Path, results: Sequence[Result]) -> None:
-    """For each SS-VFL-I run: its upload, and what split training of the same seed and labels sent until it was as good.
+    """Prints, for each SS-VFL-I run, its upload, and the bytes of split training (same seed, labels) until as good.
 
-    Good is accuracy on validation rows. Bytes are message bytes of training alone, gradients counted: those that carry
+    Good is accuracy on validation rows. Bytes are message bytes of training, gradients included; those that carry
     validation or test rows are left out on both sides.
     """
     shown = Table("method", "labels", "seed", "accuracy", "uploaded", "split training: best", "bytes until as good")
@@ -224,7 +224,7 @@ def print_bytes(folder: Path, results: Sequence[Result]) -> None:
 
 
 def draw_rounds(results: Sequence[Result], path: Path) -> None:
-    """Accuracy against rounds, and against pretraining bytes: a line for each e (the paper's Fig. 7)."""
+    """Draws accuracy against rounds, and against pretraining bytes: a line for each e (the paper's Fig. 7)."""
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -253,7 +253,7 @@ def draw_rounds(results: Sequence[Result], path: Path) -> None:
 
 
 def _quick(task: Task) -> Task:
-    """Only whether it still runs: three methods, one round, one number of labels."""
+    """Shrinks a task to a check that it still runs: three methods, one round, one number of labels."""
     kept = [line for line in task.methods if line["name"] in ("FedSplitNN", "FedHSSL-MoCo", "SS-VFL-I-moco", "e1-r2")]
     for line in kept:
         for phase in line.get("pretrain", []):
@@ -267,10 +267,10 @@ def _quick(task: Task) -> Task:
 @click.option("--seeds", default="1,2,3", show_default=True, help="Seeds of the runs, with commas between.")
 @click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
 @click.option("--methods", default="", help="Only these, with commas between; FedSplitNN is always among them.")
-@click.option("--jobs", default=1, show_default=True, help="Federations at a time; the seconds are told for these.")
-@click.option("--quick", is_flag=True, help="One seed, three methods, one round: only whether it still runs.")
+@click.option("--jobs", default=1, show_default=True, help="Federations to run at once; the seconds depend on it.")
+@click.option("--quick", is_flag=True, help="One seed, three methods, one round: checks only that it still runs.")
 def main(name: str, data: Path, seeds: str, out: Path, methods: str, jobs: int, quick: bool) -> None:
-    """Runs one table; what is done already in --out is not run again."""
+    """Runs one table; skips runs that are already finished in --out."""
     task, wanted = TASKS[name], [int(seed) for seed in seeds.split(",")]
     if quick:
         task, wanted = _quick(task), wanted[:1]

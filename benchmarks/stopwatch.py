@@ -12,7 +12,7 @@ from benchmarks.task import Task
 
 
 class Stopwatch:
-    """Call `lap` when a step of the task begins and `stop` after the last one."""
+    """Times steps: call `lap` when a step of the task begins and `stop` after the last one."""
 
     def __init__(self, task: Task) -> None:
         self._warmup = task.warmup
@@ -43,6 +43,6 @@ class Stopwatch:
 
 
 def _cpu_s() -> float:
-    """CPU seconds of this process so far, user and system, all threads."""
+    """Return the CPU seconds of this process so far, user and system, all threads."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

@@ -1,4 +1,4 @@
-"""What the benchmarks that are studies share: recipes, running them, and reading what their runs left."""
+"""The part that benchmarks with studies share: recipes, running them, and reading the results of their runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVALUATE: Tables = {"kind": "evaluate"}
 
 
 def roster(parties: int) -> list[Tables]:
-    """One active and some passive parties."""
+    """Makes one active and some passive parties."""
     passives = [{"name": f"passive{number}", "role": "passive"} for number in range(1, parties)]
     return [{"name": ACTIVE, "role": "active"}, *passives]
 
@@ -38,7 +38,7 @@ VALIDATION, TEST = 0.1, 0.2  # shares of the rows
 def recipe(
     name: str, parties: int, task: Tables, model: Tables, simulate: Tables, rows: Tables | None = None
 ) -> Tables:
-    """A recipe whose phases, seeds and labels the study gives."""
+    """Makes a recipe; the study adds phases, seeds and labels."""
     return {
         "name": name,
         "method": "study",
@@ -53,10 +53,10 @@ def recipe(
 
 
 def write_uji(data: Path, own: Path, label: str) -> Path:
-    """UJIIndoorLoc's access points and one label: ``LONGITUDE`` or ``LATITUDE``, or ``place``, building and floor."""
+    """Writes UJIIndoorLoc's access points and a label: ``LONGITUDE``, ``LATITUDE`` or ``place`` (building, floor)."""
     whole = pq.read_table(data / "ujiindoorloc.parquet")
     heard = [name for name in whole.column_names if name.startswith("WAP")]
-    # 100 stands for "not heard": a strength below the weakest that was.
+    # 100 means "not heard": it becomes a strength below the weakest that was heard.
     columns = {name: pc.if_else(pc.equal(whole[name], 100), -105, whole[name]) for name in heard}
     if label == "place":
         values = pc.add(pc.multiply(whole["BUILDINGID"].cast(pa.int32()), 10), whole["FLOOR"].cast(pa.int32()))
@@ -73,7 +73,7 @@ def sgd(lr: float, **more: Any) -> Tables:
 
 @dataclass(frozen=True)
 class Done:
-    """A study that was run. ``folder``: of its runs."""
+    """A study that was run. ``folder``: holds its runs."""
 
     study: Study
     folder: Path
@@ -83,19 +83,19 @@ class Done:
         return [result for result in self.results if result.method == method]
 
     def summary(self, result: Result) -> Summary:
-        """Of a fine-tuning run."""
+        """Loads the summary of a fine-tuning run."""
         return load_summary(self.folder / result.finetune.run / "summary.json")
 
 
 def files_of(name: str, out: Path) -> Path:
-    """The folder for the study's own files: recipe, study, data made for it."""
+    """Makes the folder for the study's own files: recipe, study, data made for it."""
     path = out / f"{name}-files"
     path.mkdir(parents=True, exist_ok=True)
     return path.resolve()
 
 
 def run(name: str, base: Tables, study: Tables, out: Path, jobs: int) -> Done:
-    """Runs what is left of a study, telling each run as it ends. ``study``: all but its name and recipe, ``base``."""
+    """Runs the rest of a study and reports each run as it ends. ``study``: all but its name and recipe, ``base``."""
     files, console = files_of(name, out), Console()
     (files / "recipe.toml").write_text(to_toml(base))
     path = files / "study.toml"
@@ -126,7 +126,7 @@ def message_bytes(summary: Summary, phase: str, kind: str) -> int:
 
 
 def curve(folder: Path, phase: str, metric: str) -> list[tuple[int, float]]:
-    """(steps of the phase so far, ``metric`` of the validation rows) after each round, from the run in ``folder``."""
+    """Returns (steps of the phase so far, ``metric`` of the validation rows) for each round of ``folder``'s run."""
     lines = [json.loads(line) for line in (folder / ACTIVE / "metrics.jsonl").read_text().splitlines()]
     before = max((line["steps"] for line in lines[: _first(lines, phase)]), default=0)
     own = [line for line in lines if line["phase"] == phase]
@@ -138,5 +138,5 @@ def _first(lines: Sequence[Tables], phase: str) -> int:
 
 
 def step_bytes(folder: Path, summary: Summary, phase: str, metric: str) -> float:
-    """Message bytes of a step of split training, all parties: an embedding is as large as its gradient."""
+    """Returns message bytes of a step of split training, all parties: an embedding is as large as its gradient."""
     return 2 * message_bytes(summary, phase, "gradient") / curve(folder, phase, metric)[-1][0]

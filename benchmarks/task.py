@@ -33,31 +33,31 @@ class Task:
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of one float32 embedding of a batch; its gradient has as many."""
+        """The bytes of one float32 embedding of a batch; its gradient has as many."""
         return self.batch * self.embedding * 4
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of tensors that a step must move: an embedding and a gradient for every passive party."""
+        """The bytes of tensors that a step must move: an embedding and a gradient for every passive party."""
         return 2 * self.parties * self.embedding_bytes
 
     @property
     def joint_threads(self) -> int:
-        """Torch threads when the whole network runs in one process."""
+        """The torch threads for the whole network in one process."""
         return 1 if self.bottom == "mlp" else os.cpu_count() or 1
 
     @property
     def passive_threads(self) -> int:
-        """Torch threads of one passive process: one for the MLP, a fair share of the cores for the ResNet."""
+        """The torch threads of one passive process: one for the MLP, a fair share of the cores for the ResNet."""
         return 1 if self.bottom == "mlp" else max(1, (os.cpu_count() or 1) // self.parties)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for another process."""
+        """Return the fields, for another process."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Task:
-        """The inverse of `to_json`."""
+        """Make the task from `to_json`'s fields."""
         return cls(**fields)
 
 

@@ -62,7 +62,7 @@ def measure(rows: int, columns: int, turns: int) -> dict[str, float]:
 @click.command(help=__doc__)
 @click.option("--turns", default=1000, show_default=True, help="Of each, for every shape.")
 def main(turns: int) -> None:
-    """Print a line a shape: microseconds, and how many times those of the copy."""
+    """Print a line for each shape: microseconds, and their ratio to the copy's."""
     for rows, columns in SHAPES:
         found = measure(rows, columns, turns)
         ratios = ", ".join(f"{name} {found[name]:.1f} µs ({found[name] / found['copy']:.2f})" for name in found)

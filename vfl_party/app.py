@@ -39,7 +39,7 @@ JobName = Literal["train", "predict"]
 
 
 def training(files: PartyFiles) -> Training:
-    """Training as the recipe says: from the beginning, or with the encoder of an earlier run. Raises InputError."""
+    """Prepares training from the beginning, or with the encoder of an earlier run. Raises InputError."""
     recipe = files.recipe
     start = load_start(recipe, files.name, Path(files.file.out))
     if start is None or recipe.start is None:
@@ -53,10 +53,10 @@ class PartyApp:
     """One party's program.
 
     Args:
-        files: who this is.
-        console: where events go.
+        files: the party file and all that it names.
+        console: receives events.
         wait_s: how long to wait for a server that does not answer.
-        metrics: where to listen for Prometheus: host:port, or a port alone; '' for nowhere.
+        metrics: the address where Prometheus reads: host:port, or only a port; '' for none.
         ranks: this process, the first, among several of this party; None if it is alone.
     """
 
@@ -69,7 +69,7 @@ class PartyApp:
     def train(self, *, fresh: bool) -> tuple[Outcome, RunFolder]:
         """Takes part in a training run to its end; ``fresh``: does not offer to resume an unfinished one."""
         files = self.files
-        self._metrics_address()  # sooner than the data are read
+        self._metrics_address()  # refuses a bad address before the data are read
         opened = files.open()
         out = Path(files.file.out)
         resume = None if fresh else find_unfinished(out, files.name, files.recipe)
@@ -133,7 +133,7 @@ class PartyApp:
         with transports.listening() as (service, address), self._exposed(session, progress, service):
 
             def tick(phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
-                session.check()  # a party at work on its own hears of an interruption too
+                session.check()  # so that a party at work on its own notices an interruption too
                 progress.tick(phase, round_, rounds, batch, batches)
 
             def make_job(start: Start, folder: RunFolder) -> PartyJob:
@@ -159,7 +159,7 @@ class PartyApp:
             finally:
                 session.close()
         folder.note(finished=True)
-        if outcome.summary_json:  # the active party's; on one machine it is the server's file over again
+        if outcome.summary_json:  # only the active party has it; on one machine the server writes the same file
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
         return outcome, folder
 
@@ -185,7 +185,7 @@ class PartyApp:
         return found
 
     def _metrics_address(self) -> str:
-        """host:port for Prometheus, '' for none. Raises InputError where this machine cannot listen there."""
+        """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot listen there."""
         if not self.metrics:
             return ""
         from vfl_common.prometheus import listen_address
@@ -194,7 +194,7 @@ class PartyApp:
 
     @contextlib.contextmanager
     def _exposed(self, session: Session, progress: Progress, service: ExchangeService | None) -> Iterator[None]:
-        """Metrics for Prometheus while the run lasts, where they were asked for."""
+        """Serves metrics to Prometheus while the run lasts, if they were asked for."""
         address = self._metrics_address()
         if not address:
             yield
@@ -223,7 +223,7 @@ class PartyApp:
 
 
 def lend(files: PartyFiles, ranks: Ranks) -> None:
-    """A process of the party that is not its first: its GPU computes for that one, until that one ends."""
+    """Runs a process of the party other than its first: its GPU computes for the first, until that one ends."""
     set_threads(files.file.threads)
 
     def make_encoder(spec: InputSpec) -> nn.Module:

@@ -17,10 +17,10 @@ PASSIVES = "passive parties"
 
 
 def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, policy: Policy) -> Chains:
-    """Both directions of an exchange, as the party of ``role`` has them.
+    """Makes both directions of an exchange, as the party of ``role`` has them.
 
-    A party applies its own direction's chain and undoes the other's, so it makes both. Its policy is in its own alone.
-    Raises InputError if the recipe names a transform or codec that is not there, or the policy refuses.
+    A party applies its own direction's chain and undoes the other's, so it makes both. Its policy is only in its own.
+    Raises InputError if the recipe names an unknown transform or codec, or if the policy refuses.
     """
     settings = next((each for each in recipe.phases if each.name == phase), None)
     sends = {
@@ -45,7 +45,7 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
 
 
 def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -> list[ExchangeSummary]:
-    """Both directions of an exchange, in words; a direction without tensors is left out."""
+    """Describes both directions of an exchange in words; a direction without tensors is left out."""
     asks, answers = ("every party", recipe.server) if exchange.asks == "server" else (PASSIVES, recipe.active.name)
     return [
         ExchangeSummary(
@@ -87,7 +87,7 @@ def check_transforms(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange])
 
 
 def _asked(settings: PhaseSettings | None, exchange: Exchange, direction: str) -> list[Use]:
-    """What the recipe asks for in this direction, beside the method."""
+    """Returns the transforms that the recipe adds to the method's in this direction."""
     if settings is None or exchange.asks == "server":
         return []
     sender = "passive" if direction == "up" else "active"

@@ -191,7 +191,7 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
 
 
 def main() -> None:
-    # Under torchrun, threads of gloo and NCCL outlive the ranks' last message, most of all after a lost rank.
+    # Under torchrun, threads of gloo and NCCL outlive the ranks' last message, above all after a lost rank.
     run_program(cli, "vfl-party", at_once="TORCHELASTIC_RUN_ID" in os.environ)
 
 

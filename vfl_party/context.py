@@ -1,4 +1,4 @@
-"""What the phases of one party work with."""
+"""The context in which the phases of one party work."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class MakeEncoder:
         return self.recipe.model.embedding_size
 
     def __call__(self, label: str, *, shared: bool = False, width: int | None = None) -> nn.Module:
-        """An encoder with initial weights of its own for each label; ``shared``: drawn alike at every party.
+        """Makes an encoder with its own initial weights for each label; ``shared``: the same weights at every party.
 
-        ``width``: of its output. Raises InputError where it does not fit the party's rows.
+        ``width``: of its output. Raises InputError if it does not fit the party's rows.
         """
         names = (label,) if shared else (self.party, label)
         with seeded(derive_seed(self.recipe.seed, "init", *names)):
@@ -64,13 +64,13 @@ class Party:
     ``models``: ``encoder`` (if the party has features), and ``top`` at the active party; on ``device``.
     ``targets``: the encoded labels of all rows at the active party.
     ``splits``: see ``vfl_party.seeds.split_rows``; ``local`` may end with rows that this party alone has.
-    ``make_encoder``: for methods that train more encoders than the one that they hand on.
+    ``make_encoder``: for methods that train other encoders beside the party's own.
     ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
     and on all of the party's GPUs; by default ``models["encoder"]`` on one.
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
-    ``policy``: what this party lets out at all.
-    ``privacy``: what the phases with differential privacy are to spend; None without any.
-    ``sent_noise``: σ of the noise on what a passive party sends for evaluation and prediction.
+    ``policy``: decides what may leave this party.
+    ``privacy``: the budget of the phases with differential privacy; None if there are none.
+    ``sent_noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction.
     ``ways``: the links and the hub of this generation; None before the party is connected.
     ``exchanges``: {(phase, exchange's name): its asking or answering side}, as the phases have opened them.
     """
@@ -118,9 +118,9 @@ class Party:
         return self.ways.server if self.ways is not None else None
 
     def chains(self, phase: str, exchange: Exchange) -> Chains:
-        """The chains of an exchange of ``phase``: transforms, this party's policy, the phase's codec.
+        """Makes the chains of an exchange of ``phase``: transforms, this party's policy, the phase's codec.
 
-        Raises InputError if the recipe names a transform or codec that is not there, or the policy refuses.
+        Raises InputError if the recipe names an unknown transform or codec, or if the policy refuses.
         """
         return make_chains(self.recipe, phase, exchange, self.role, self.policy)
 
@@ -135,13 +135,13 @@ class Party:
         return asking
 
     def answering(self, phase: str, exchange: Exchange, **sizes: int) -> Answering:
-        """Opens the active party's answering side of an exchange, as ``asking`` does the other."""
+        """Opens the active party's answering side of an exchange; see ``asking``."""
         answering = Answering(exchange, phase, self.chains(phase, exchange), self, self.device, sizes)
         self.exchanges[phase, exchange.name] = answering
         return answering
 
     def unhurried(self) -> None:
-        """The next exchange waits as long as the peers live: they may be at work on their own."""
+        """Lets the next exchange wait as long as the peers live: they may be at work on their own."""
         for way in (self.link, self.hub):
             if way is not None:
                 way.unhurried()
@@ -153,11 +153,11 @@ class Party:
         return self.recipe.model.embedding_size
 
     def outputs(self, z_BD: Tensor) -> Tensor:
-        """The top model's outputs for combined embeddings, float32 [B, O], in the recipe's precision."""
+        """Returns the top model's outputs for combined embeddings, float32 [B, O], in the recipe's precision."""
         return forward(self.models["top"], z_BD, precision=self.recipe.model.precision)
 
     def need_privacy(self) -> PrivacyPlan:
-        """What the phases with differential privacy are to spend. Raises InternalError if nothing was planned."""
+        """Returns the budget of the phases with differential privacy. Raises InternalError if nothing was planned."""
         if self.privacy is None:
             raise InternalError(f"{self.name}: a phase with dp was made without a plan of its budget")
         return self.privacy
@@ -168,20 +168,20 @@ class Party:
         return self.features
 
     def need_labels(self) -> tuple[Labels, Tensor]:
-        """The label encoder and the encoded labels of all rows."""
+        """Returns the label encoder and the encoded labels of all rows. Raises InputError if there are none."""
         if self.labels is None or self.targets is None:
             raise InputError(Code.DATA_INVALID, f"{self.name} has no labels; set data.label in its party file")
         return self.labels, self.targets
 
     def rows(self, split: str) -> Rows:
-        """The rows of a split, ascending: ``train``, ``aligned``, ``local``, ``validation``, ``test``, or ``all``."""
+        """Returns a split, ascending: ``train``, ``aligned``, ``local``, ``validation``, ``test``, or ``all``."""
         return self.splits[split]
 
     def ticker(self, phase: str, round_: int, rounds: int, batches: int) -> Callable[[], None]:
-        """To be called after each of the ``batches`` of a round."""
+        """Returns a function to call after each of the ``batches`` of a round."""
         done = itertools.count(1)
         return lambda: self.tick(phase, round_, rounds, next(done), batches)
 
     def take(self, values: Tensor, rows: Rows) -> Tensor:
-        """``values[rows]`` on the device of ``values``."""
+        """Returns ``values[rows]`` on the device of ``values``."""
         return values.index_select(0, index_on(torch.from_numpy(rows), values.device))

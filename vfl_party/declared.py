@@ -1,7 +1,7 @@
-"""What a phase declares that it exchanges: once, with symbolic shapes, before anything runs.
+"""Declares what a phase exchanges: once, with symbolic shapes, before anything runs.
 
-From a declaration come the receiver's spec, the forecast, what the server averages, and the table of what leaves a
-party. The chain through which tensors leave is fixed by it too: transform -> policy -> codec -> frames.
+The receiver's spec, the forecast, the weights that the server averages, and the table of what leaves a party come from
+a declaration. It also fixes the chain through which tensors leave: transform -> policy -> codec -> frames.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ Declared = tuple[torch.dtype, Shape]
 
 
 def spec_of(dtype: torch.dtype, *shape: int) -> TensorSpec:
-    """The spec of a tensor of this dtype and shape. Raises InternalError where the wire has no such dtype."""
+    """Returns the spec of a tensor of this dtype and shape. Raises InternalError if the wire lacks the dtype."""
     if dtype not in WIRE:
         raise InternalError(f"a tensor of {dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}")
     return TensorSpec(WIRE[dtype], shape)
 
 
 def f32(*shape: int | str) -> Declared:
-    """A float32 tensor of this shape."""
+    """Declares a float32 tensor of this shape."""
     return torch.float32, shape
 
 
 def u8(*shape: int | str) -> Declared:
-    """A uint8 tensor of this shape."""
+    """Declares a uint8 tensor of this shape."""
     return torch.uint8, shape
 
 
 def i64(*shape: int | str) -> Declared:
-    """An int64 tensor of this shape."""
+    """Declares an int64 tensor of this shape."""
     return torch.int64, shape
 
 
@@ -61,7 +61,7 @@ def i64(*shape: int | str) -> Declared:
 class Use:
     """A transform with its settings, as a method or a recipe asks for it.
 
-    ``role``: of the parties that apply it; None: all that send. ``leave``: names of tensors that it leaves alone.
+    ``role``: the parties that apply it; None: all that send. ``leave``: names of tensors that it leaves unchanged.
     """
 
     kind: str
@@ -70,14 +70,14 @@ class Use:
     leave: frozenset[str] = frozenset()
 
     def make(self, where: str) -> Filter:
-        """A new filter. Raises InputError that names ``where`` if kind or settings are wrong."""
+        """Makes a new filter. Raises InputError that names ``where`` if kind or settings are wrong."""
         transform = transforms.load(self.kind, where)
         made = transform.make(parse(transform.settings, dict(self.settings), f"{where}: transform {self.kind}"))
         return Leaving(made, self.leave) if self.leave else made
 
 
 class Leaving(Filter):
-    """Another filter that leaves some tensors alone, by name."""
+    """Applies another filter, but leaves some tensors unchanged, by name."""
 
     def __init__(self, of: Filter, leave: frozenset[str]) -> None:
         self._of, self._leave, self.text = of, leave, of.text
@@ -94,7 +94,7 @@ class Leaving(Filter):
 
 
 def noise(kind: str, role: Role | None = None, leave: Iterable[str] = (), **settings: float) -> tuple[Use, ...]:
-    """The transform ``kind``, or none if all its settings are zero."""
+    """Returns the transform ``kind``, or none if all its settings are zero."""
     return (Use(kind, settings, role, frozenset(leave)),) if any(settings.values()) else ()
 
 
@@ -107,11 +107,11 @@ class Sent:
     through: tuple[Use, ...] = ()
 
     def spec(self, **sizes: int) -> BundleSpec:
-        """The spec of the tensors before codec and frames; ``sizes``: what the words of their shapes stand for."""
+        """Returns the spec of the tensors before codec and frames; ``sizes``: values for words in their shapes."""
         return _spec(self, tuple(sizes.items()))
 
     def __str__(self) -> str:
-        """``embedding z float32 [rows, width]``; more than three tensors are counted instead."""
+        """Returns ``embedding z float32 [rows, width]``; more than three tensors are counted instead."""
         if len(self.tensors) > 3:
             dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype, _ in self.tensors.values())
             return f"{self.kind.label}: {len(self.tensors)} tensors, {', '.join(dtypes)}"
@@ -123,7 +123,7 @@ NOTHING = Sent(Kind.ACK)
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """What a phase swaps: one side asks with ``up``, the other computes and answers with ``down``.
+    """A swap in a phase: one side asks with ``up``, the other computes and answers with ``down``.
 
     ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks the aggregation
     server, which answers with the mean. ``when``: in words, for people.
@@ -138,7 +138,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """An exchange at one step. ``sizes``: what the words of its shapes stand for there."""
+    """An exchange at one step. ``sizes``: the values of the words in its shapes."""
 
     step: StepKey
     exchange: Exchange
@@ -146,15 +146,15 @@ class Occurrence:
 
     @classmethod
     def of(cls, exchange: Exchange, step: StepKey, **sizes: int) -> Occurrence:
-        """``exchange`` at ``step``."""
+        """Returns ``exchange`` at ``step``."""
         return cls(step, exchange, tuple(sizes.items()))
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """All exchanges of a phase, in order. ``may_end_early``: the data decide how many rounds there are, these at most.
+    """All exchanges of a phase, in order. ``may_end_early``: these are the most; the data may end the phase sooner.
 
-    Exchanges of one step key happen at the same time, those of different ones one after the other.
+    Exchanges with the same step key happen at the same time; those with different keys, one after the other.
     """
 
     occurrences: Iterable[Occurrence] = ()

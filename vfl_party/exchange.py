@@ -1,4 +1,4 @@
-"""The one way out of a party: what a phase declares, through its chain, as bundles over a link or a hub, and back."""
+"""The one way out of a party: what a phase declares goes through its chain, as bundles, over a link or a hub."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from vfl_party.filter import Filter, Tensors
 
 
 class Ways(Protocol):
-    """The links and the hub of one generation, as a phase finds them when it runs."""
+    """The links and the hub of one generation; a phase looks them up when it runs."""
 
     @property
     def link(self) -> Link | None:
-        """To the active party; None at the active party."""
+        """Connects to the active party; None at the active party."""
         ...
 
     @property
     def hub(self) -> Hub | None:
-        """The active party's own; None at a passive party."""
+        """Answers the passive parties; None at a passive party."""
         ...
 
     @property
     def server(self) -> Link | None:
-        """To the aggregation server; None if no phase of the run aggregates."""
+        """Connects to the aggregation server; None if no phase of the run aggregates."""
         ...
 
 
 class Chain:
-    """The filters of one direction of an exchange, in the order in which they are applied: fixed when it is made."""
+    """The filters of one direction of an exchange, in the order of application: fixed when the chain is made."""
 
     def __init__(self, filters: Sequence[Filter]) -> None:
         self.filters = tuple(filters)
-        # What changes nothing is not called, a thousand times a second.
+        # Filters that change nothing are not called, to save time at every step.
         self._apply = [each for each in self.filters if type(each).apply is not Filter.apply]
         self._undo = [each for each in reversed(self.filters) if type(each).undo is not Filter.undo]
-        self._specs: dict[int, tuple[BundleSpec, BundleSpec]] = {}  # by identity; kept, so that no id is used again
+        self._specs: dict[int, tuple[BundleSpec, BundleSpec]] = {}  # by id; holds the spec, so that no id is reused
 
     def apply(self, tensors: Tensors) -> Tensors:
-        """What goes to the wire. Raises VflError if it may not."""
+        """Returns what goes to the wire. Raises VflError if it may not leave."""
         for each in self._apply:
             tensors = each.apply(tensors)
         return tensors
 
     def undo(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the receiver works with."""
+        """Returns what the receiver works with."""
         found: Tensors = tensors
         for each in self._undo:
             found = each.undo(found)
         return dict(found) if self._undo else tensors
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
-        """What crosses the wire of tensors of ``spec``."""
+        """Returns the spec of tensors of ``spec`` as they cross the wire."""
         known = self._specs.get(id(spec))
         if known is None:
             changed = spec
@@ -71,11 +71,11 @@ class Chain:
         return known[1]
 
     def state(self) -> list[dict[str, Any] | None]:
-        """Of each filter."""
+        """Returns each filter's state."""
         return [each.state() for each in self.filters]
 
     def load_state(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Resumes with what ``state`` gave."""
+        """Restores what ``state`` returned."""
         for each, state in zip(self.filters, states, strict=True):
             if state is not None:
                 each.load_state(state)
@@ -92,12 +92,12 @@ class Chains:
     down: Chain
 
     def state(self) -> list[list[dict[str, Any] | None]] | None:
-        """Of both; None if there is none."""
+        """Returns the state of both; None if neither has any."""
         states = [self.up.state(), self.down.state()]
         return states if any(each is not None for state in states for each in state) else None
 
     def load_state(self, states: Sequence[Sequence[dict[str, Any] | None]]) -> None:
-        """Resumes with what ``state`` gave."""
+        """Restores what ``state`` returned."""
         self.up.load_state(states[0])
         self.down.load_state(states[1])
 
@@ -120,7 +120,7 @@ class Asking:
 
     @property
     def link(self) -> Link:
-        """Raises InputError if this party has no such link: the active party asks nobody but the server."""
+        """Returns the link. Raises InputError if there is none: the active party asks only the server."""
         link = self._ways.server if self.exchange.asks == "server" else self._ways.link
         if link is None:
             text = f"{self.exchange.name}: this party has no link to {self.peer}"
@@ -128,7 +128,7 @@ class Asking:
         return link
 
     def swap(self, step: StepKey, tensors: Tensors, **sizes: int) -> dict[str, Tensor]:
-        """``send`` and ``receive``."""
+        """Calls ``send``, then ``receive``."""
         self.send(step, tensors)
         return self.receive(step, **sizes)
 
@@ -137,7 +137,7 @@ class Asking:
         self.link.send(step, to_bundle(self.exchange.up.kind, self.chains.up.apply(tensors)))
 
     def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
-        """Waits for the reply: the peer's tensors, without gradient. Raises as ``Link.receive``."""
+        """Waits for the reply and returns the peer's tensors, without gradient. Raises as ``Link.receive``."""
         spec = self.chains.down.wire_spec(self.exchange.down.spec(**{**self._sizes, **sizes}))
         reply = take_in(self.link.receive(step, spec), self._device, party=self.peer, step=step)
         return self.chains.down.undo(reply)
@@ -160,13 +160,16 @@ class Answering:
 
     @property
     def hub(self) -> Hub:
-        """Raises InputError at a passive party."""
+        """Returns the hub. Raises InputError at a passive party."""
         if self._ways.hub is None:
             raise InputError(Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party")
         return self._ways.hub
 
     def collect(self, step: StepKey, *, deadline_s: float = math.inf, **sizes: int) -> dict[str, dict[str, Tensor]]:
-        """{party: its tensors, without gradient}, in roster order; the late are left out. Raises as ``Hub.collect``."""
+        """Returns {party: its tensors}, without gradient, in roster order and without late parties.
+
+        Raises as ``Hub.collect``.
+        """
         spec = self.chains.up.wire_spec(self.exchange.up.spec(**{**self._sizes, **sizes}))
         received: dict[str, dict[str, Tensor]] = {}
 
@@ -186,7 +189,7 @@ class Answering:
         self.hub.reply(step, dict.fromkeys(parties, bundle))
 
     def acknowledge(self, step: StepKey, parties: Iterable[str]) -> None:
-        """Answers all ``parties`` with nothing."""
+        """Answers all ``parties`` with an empty acknowledgement."""
         self.hub.reply(step, {party: Bundle(Kind.ACK) for party in parties})
 
 
@@ -194,12 +197,12 @@ class Answering:
 
 
 def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
-    """A bundle of ``tensors``, without their graph.
+    """Makes a bundle of ``tensors``, without their graph. Raises InternalError if the wire lacks a tensor's dtype.
 
-    The buffer of a contiguous CPU tensor is the tensor's own memory: whoever changes the tensor in place afterwards
-    changes the bundle, so encode or clone first. Tensors of a GPU go through pinned host memory: the copies run one
-    after the other without the host, behind the kernels that compute them, and the host waits once, for all of them,
-    because a buffer is to be complete before anybody encodes it. Raises InternalError where the wire has no such dtype.
+    The buffer of a contiguous CPU tensor is the tensor's own memory: a later change of the tensor in place changes the
+    bundle, so encode or clone first. Tensors of a GPU go through pinned host memory: the copies run one after the
+    other, behind the kernels that compute them. The host waits once, for all copies, because a buffer must be complete
+    before it is encoded.
     """
     host, streams = {}, set()
     for name, tensor in tensors.items():
@@ -215,18 +218,18 @@ def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
 
 
 def to_tensors(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
-    """The tensors of a bundle on ``device``, without gradient.
+    """Returns the tensors of a bundle on ``device``, without gradient.
 
-    On the CPU a tensor is a view of a writable buffer; a read-only or unaligned one, and one of bools, is copied. A GPU
-    gets copies, and the buffers may be used for something else when this returns.
+    On the CPU a tensor is a view of a writable buffer; a read-only or unaligned buffer, or one of bools, is copied. A
+    GPU gets copies, and the buffers may be reused when this returns.
     """
     return _move({name: _view(buffer) for name, buffer in bundle.tensors.items()}, device)
 
 
 def take_in(bundle: Bundle, device: torch.device, *, party: str, step: StepKey) -> dict[str, Tensor]:
-    """``to_tensors`` of what a peer has sent. Raises PeerError as ``check_finite``.
+    """Returns ``to_tensors`` of what a peer has sent. Raises PeerError as ``check_finite``.
 
-    It is looked at here, before it goes to a GPU: there, every look would wait for all that the GPU has to do.
+    The check comes before the copy to a GPU: there, every check would wait for all that the GPU has to do.
     """
     host = to_tensors(bundle, torch.device("cpu"))
     check_finite(host, party=party, step=step)
@@ -234,10 +237,10 @@ def take_in(bundle: Bundle, device: torch.device, *, party: str, step: StepKey) 
 
 
 def nonfinite(tensor: Tensor) -> bool:
-    """Whether ``tensor`` holds a NaN or an infinity; exact.
+    """Returns whether ``tensor`` holds a NaN or an infinity; exact.
 
-    NaN and infinity survive a sum, so that a finite sum proves all elements finite (2 µs for 64 KiB of float32, 35 µs
-    for 4 MiB); the sum of finite values may overflow, which is why another sum asks every element.
+    NaN and infinity survive a sum, so a finite sum proves that all elements are finite (2 µs for 64 KiB of float32,
+    35 µs for 4 MiB). The sum of finite values may overflow; then every element is checked.
     """
     if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return False
@@ -245,7 +248,7 @@ def nonfinite(tensor: Tensor) -> bool:
 
 
 def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) -> None:
-    """Raises PeerError (NON_FINITE) naming party, tensor and step where a tensor holds NaN or infinity."""
+    """Raises PeerError (NON_FINITE), naming party, tensor and step, if a tensor holds NaN or infinity."""
     for name, tensor in tensors.items():
         if nonfinite(tensor):
             message = f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity"
@@ -276,17 +279,17 @@ def _view(buffer: Buffer) -> Tensor:
 
 
 def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """To a GPU on a stream of their own, beside the kernels that are under way.
+    """Copies to a GPU on a separate stream, beside the kernels that are under way.
 
-    Three orders are kept. The kernels to come wait for the copies (``wait_stream``). The memory of a copy is not given
-    to another before the kernels that read it are done (``record_stream``): torch knows the stream on which memory was
-    taken, and no other. The host waits for the copies, not for the kernels: the buffers belong to the wire again.
+    Three orders are kept. Later kernels wait for the copies (``wait_stream``). The memory of a copy is not reused
+    before the kernels that read it are done (``record_stream``): torch knows only the stream that took it.
+    The host waits for the copies, not for the kernels: afterwards the wire may reuse the buffers.
     """
     if device.type != "cuda" or not host:
         return host
     kernels, copies = torch.cuda.current_stream(device), _copies(device)
     with torch.cuda.stream(copies):
-        pinned = [tensor.pin_memory() for tensor in host.values()]  # the same tensor where it is pinned already
+        pinned = [tensor.pin_memory() for tensor in host.values()]  # returns the same tensor if it is pinned already
         found = [tensor.to(device, non_blocking=True) for tensor in pinned]
     kernels.wait_stream(copies)
     for tensor in found:
@@ -297,5 +300,5 @@ def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
 
 @cache
 def _copies(device: torch.device) -> torch.cuda.Stream:
-    """The stream of copies to a GPU; used by the main thread alone."""
+    """Returns the stream for copies to a GPU; only the main thread uses it."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What a party file names: recipe, certificate, device, policy; read and checked before anything else."""
+"""Reads all that a party file names (recipe, certificate, device, policy) and checks it before anything else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vfl_party.policies import load as load_policy
 
 @dataclass(frozen=True)
 class PartyFiles:
-    """A party file with all that it names, read and checked; the data are read by `open`."""
+    """A party file with all that it names, read and checked; `open` reads the data."""
 
     file: PartyFile
     recipe: Recipe
@@ -58,7 +58,7 @@ class PartyFiles:
 def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> PartyFiles:
     """Reads a party file, its recipe and its certificate; ``device`` replaces the file's. Raises InputError."""
     file = load_party(path)
-    sys.path.append(str(path.resolve().parent))  # for an encoder of the user's own that lies beside the party file
+    sys.path.append(str(path.resolve().parent))  # for the user's own encoder, beside the party file
     recipe = recipe or load_recipe(Path(file.recipe))
     settings = recipe.party(file.name)
     if settings is None:

@@ -15,14 +15,14 @@ from vfl_party.runner import Job, Statement
 
 
 class Transport(Ways, Protocol):
-    """One generation's exchange; ``app`` makes it, over gRPC."""
+    """One generation's exchange; ``app`` makes it over gRPC."""
 
     def end(self, error: VflError) -> None:
-        """From any thread: wakes whoever waits with ``error``."""
+        """Wakes every waiting call with ``error``; any thread may call this."""
         ...
 
     def close(self, error: BaseException | None) -> None:
-        """Closes the exchange; peers are told ``error``, if any."""
+        """Closes the exchange and sends ``error``, if any, to the peers."""
         ...
 
 
@@ -31,10 +31,10 @@ class PartyJob(Job):
 
     Args:
         opened: the party's data.
-        alignment: how the rows are decided.
-        assemble: makes the party of the aligned rows.
-        ready: the party as it was assembled before joining, of the rows that it expects; None if there is none, or it
-            has been used.
+        alignment: decides the rows.
+        assemble: assembles the party from the aligned rows.
+        ready: the expected rows, and the party as it was assembled from them before joining; None if there is none, or
+            if an earlier generation used it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Method: what a method's folder, or a plug-in, exports."""
+"""Method: the type that a method's folder, or a plug-in, exports."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Method(Generic[S]):
-    """What a method's folder, or an entry point of ``vfl.methods``, exports: its settings, and a side for each role.
+    """A method, as its folder or an entry point of ``vfl.methods`` exports it: settings, and a side for each role.
 
-    ``encoder``: the encoder that the phase trains and hands on to those after it, if that is not a single one.
-    ``part``: (that encoder, a name) -> one of its parts, for a run that starts with that alone; raises ValueError with
-    what is wrong and what to do.
-    ``noise``: σ of the noise on what a passive party sends for evaluation and prediction, where the phase asks for any.
-    ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> what the phase is to spend
-    where its settings have ``dp``. ``trains``: whether rows leave a trace in the models. ``kept``: whether what it
-    learns is in the party's models at all; where it is not, it is the recipe's only phase. ``traffic``: what the phase
-    is going to exchange, for a forecast; the party may lack features and models, and the function exchanges nothing.
-    ``encodes``: all its forward passes are ``Party.encode`` and ``Party.outputs``, which know of the recipe's precision
-    and of a party's several GPUs.
+    ``encoder``: makes the encoder that the phase trains and later phases use; None: a single encoder.
+    ``part``: (that encoder, a name) -> one of its parts, for a run that starts with only that part; raises ValueError
+    that says what is wrong and what to do.
+    ``noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction, if any.
+    ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> the phase's privacy
+    budget, if its settings have ``dp``.
+    ``trains``: whether rows leave a trace in the models.
+    ``kept``: whether the party's models hold what it learns; if not, it must be the recipe's only phase.
+    ``traffic``: the exchanges of the phase, for a forecast; the function exchanges nothing, and must work for a party
+    without features and models.
+    ``encodes``: all its forward passes are ``Party.encode`` and ``Party.outputs``, which apply the recipe's precision
+    and use all of a party's GPUs.
     """
 
     settings: type[S]
@@ -49,12 +51,12 @@ class Method(Generic[S]):
 
 
 def silent(_party: Party, _phase: str, _settings: Section) -> Traffic:
-    """The traffic of a phase in which every party is alone."""
+    """Returns the traffic of a phase in which every party works alone."""
     return Traffic()
 
 
 def need_data(party: Party, phase: str, what: str) -> None:
-    """Raises InputError if only the number of rows is known, and the sizes of ``what`` follow from the columns."""
+    """Raises InputError if only the number of rows is known, but the sizes of ``what`` depend on the columns."""
     if party.features is None:
-        text = f"phase {phase}: how large {what} are follows from the parties' columns"
+        text = f"phase {phase}: the sizes of {what} depend on the parties' columns"
         raise InputError(Code.CONFIG_INVALID, f"{text}: leave out --rows, and give a recipe or party file with data")

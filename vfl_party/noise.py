@@ -28,7 +28,7 @@ class PrivateGaussian:
         return torch.from_numpy(self._random.standard_normal(reference.shape, dtype=np.float32)).to(reference.device)
 
     def state(self) -> dict[str, Any]:
-        """Returns the generator's state, for this party's own checkpoints: who knows it can subtract the noise."""
+        """Returns the generator's state, for this party's own checkpoints: whoever knows it can subtract the noise."""
         state = dict(self._random.bit_generator.state)
         counters = {name: array.tolist() for name, array in state["state"].items()}
         return {**state, "state": counters, "buffer": state["buffer"].tolist()}

@@ -1,4 +1,4 @@
-"""How many steps were made, and how long they took: kept by the training loop, read by whoever asks."""
+"""Counts and times steps: the training loop writes, other threads may read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Steps:
-    """The steps of one phase that this process has made, those included that were repeated after an interruption.
+    """The steps of one phase that this process has made, including those repeated after an interruption.
 
-    The first step of a round is timed from the round's beginning, so evaluation and checkpoints belong to none.
-    ``counts``: how many took at most each of BOUNDS_S (and more than the one before it); last, those above all.
+    The first step of a round is timed from the round's beginning, so evaluation and checkpoints belong to no step.
+    ``counts``: how many took at most each of BOUNDS_S (and more than the one before it); the last: longer than all.
     """
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class Steps:
         return self._finished + self._under_way
 
     def begin(self, now_s: float) -> None:
-        """A round begins."""
+        """Begins a round."""
         self._finished, self._under_way = self.made, 0
         self._since_s = now_s
 
     def tick(self, now_s: float) -> None:
-        """A step is done; in the training loop, so it does as little as that."""
+        """Counts a finished step; does little, because the training loop calls it."""
         took_s = now_s - self._since_s
         self.counts[bisect_left(BOUNDS_S, took_s)] += 1
         self.seconds += took_s
@@ -40,5 +40,5 @@ class Steps:
         self._under_way += 1
 
     def end(self, steps: int) -> None:
-        """A round is done, with so many steps as it says: of some phases the loop reports epochs only."""
+        """Ends a round of ``steps`` steps, by its own report: in some phases the loop ticks only once an epoch."""
         self._finished, self._under_way = self._finished + max(steps, self._under_way), 0

@@ -44,7 +44,7 @@ Tick = Callable[[str, int, int, int, int], None]
 
 @dataclass(frozen=True)
 class Opened:
-    """A party's data, read and checked; nothing has been asked of anybody.
+    """A party's data, read and checked, before any contact with the others.
 
     ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that this party alone has.
     """
@@ -58,7 +58,7 @@ class Opened:
 
 
 def load(data: DataSettings, with_label: bool) -> Table:
-    """Reads a table."""
+    """Reads a table. Raises InputError."""
     return load_table(data, with_label=with_label)
 
 
@@ -72,19 +72,19 @@ def open_party(
 
 
 def expected_rows(opened: Opened) -> Aligned:
-    """The rows that a party expects to train on, before it has asked anybody.
+    """Returns the rows that a party expects to train on, before any contact with the others.
 
-    Raises InputError if only the others can tell.
+    Raises InputError if they are known only after alignment.
     """
     aligned = alignment_of(opened.recipe).offline(opened.table.ids)
     if aligned is None:
-        text = f"party {opened.name}: which rows all parties hold is known when they are aligned"
+        text = f"party {opened.name}: the rows that all parties hold are known only after alignment"
         raise InputError(Code.DATA_INVALID, f"{text}; give --rows N")
     return aligned
 
 
 class Work(Protocol):
-    """What a party is assembled for: training, or prediction with a trained run.
+    """The purpose that a party is assembled for: training, or prediction with a trained run.
 
     ``run_id``: the trained run; '' for training.
     """
@@ -93,21 +93,21 @@ class Work(Protocol):
     def run_id(self) -> str: ...
 
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
-        """The aligned rows, ready for encoders. Raises InputError."""
+        """Returns the aligned rows, ready for encoders. Raises InputError."""
         ...
 
     def begin(self, models: dict[str, nn.Module]) -> None:
-        """Puts weights of an earlier run into models with their initial weights. Raises InputError."""
+        """Replaces the models' initial weights with those of an earlier run, if there is one. Raises InputError."""
         ...
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
-        """What is to be run. Raises InputError."""
+        """Makes the phases to run. Raises InputError."""
         ...
 
 
 @dataclass(frozen=True)
 class Training:
-    """All phases of the recipe. ``begin_with``: puts weights of an earlier run into the models."""
+    """Runs all phases of the recipe. ``begin_with``: puts weights of an earlier run into the models."""
 
     recipe: Recipe
     begin_with: Callable[[dict[str, nn.Module]], None] | None = None
@@ -128,9 +128,9 @@ class Training:
 
 @dataclass
 class Assembled:
-    """A party ready to run: rows, models, phases, and what follows from them. Nothing of it knows the network.
+    """A party ready to run: rows, models, phases, and what follows from them. It needs no network.
 
-    ``generator``: the state of torch's generator behind the making of models and phases.
+    ``generator``: the state of torch's generator after models and phases were made.
     """
 
     opened: Opened
@@ -141,7 +141,7 @@ class Assembled:
 
     @property
     def plan(self) -> list[Planned]:
-        """The phases, in order, as the labels of checkpoints mean them."""
+        """The phases, in order; the labels of checkpoints count in this plan."""
         return [Planned(phase.name, phase.rounds, phase.alone_from, tuple(phase.skippable)) for phase in self.phases]
 
     @property
@@ -156,13 +156,13 @@ class Assembled:
 
     @property
     def privacy_json(self) -> str:
-        """What the active party's summary says of differential privacy; '' if no phase has any."""
+        """The summary's part about differential privacy, from the active party; '' if no phase has any."""
         private = self.party.privacy if self.party.role == "active" else None
         return private.report().model_dump_json() if private is not None else ""
 
     @property
     def exchanges(self) -> list[ExchangeSummary]:
-        """What the phases exchange, and through which chains; empty if the active party is alone."""
+        """The exchanges of the phases, with their chains; empty if the active party is alone."""
         party, recipe = self.party, self.party.recipe
         aligning = alignment_of(recipe).occurrences(len(self.prepared.table))
         keys = {(each.step.phase, each.exchange.name): each for each in aligning}.values()
@@ -173,17 +173,17 @@ class Assembled:
 
     @property
     def leaves(self) -> list[ExchangeSummary]:
-        """Those of ``exchanges`` that this party sends."""
+        """The part of ``exchanges`` that this party sends."""
         mine = (self.party.name, "every party", *([PASSIVES] if self.party.role == "passive" else []))
         return [line for line in self.exchanges if line.sender in mine]
 
     def connect(self, ways: Ways | None, tick: Tick) -> None:
-        """Lets the phases reach the others, and torch's generator resume where the phases were made."""
+        """Connects the phases to the others, and sets torch's generator to its state after they were made."""
         self.party.ways, self.party.tick = ways, tick
         torch.set_rng_state(self.generator)
 
     def state(self) -> Tree:
-        """Models, preprocessing, generators, the state of the chains: all that no phase keeps itself."""
+        """Returns models, preprocessing, generators and the chains' state: all that no phase keeps itself."""
         party, prepared = self.party, self.prepared
         generators: dict[str, Tensor] = {"cpu": torch.get_rng_state()}
         if party.device.type == "cuda":
@@ -199,7 +199,7 @@ class Assembled:
         }
 
     def load_state(self, tree: Tree) -> None:
-        """Resumes with what ``state`` gave. Raises InputError if the data are not those of then."""
+        """Restores what ``state`` returned. Raises InputError if the data have changed since then."""
         party = self.party
         if tree["data"] != self.prepared.fingerprint:
             raise InputError(
@@ -230,9 +230,9 @@ def assemble(
     Args:
         opened: the party's data.
         aligned: the rows that all parties hold.
-        work: what for; None: training from the beginning.
+        work: training or prediction; None: training from the beginning.
         device: for models and rows.
-        policy: what the party lets out; None: everything.
+        policy: decides what may leave the party; None: everything may.
         spread: puts the encoder on several GPUs.
 
     Raises InputError.
@@ -264,25 +264,25 @@ def assemble(
 
 
 def check_ranks(party: Party, *, trains: bool) -> None:
-    """Raises InputError if the phases, or the encoder, are for one process of a party alone."""
+    """Raises InputError if a phase or the encoder can run in only one process of a party."""
     own = with_own_passes(party.recipe) if trains else None
     if own is not None:
-        text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in one process of a party alone"
+        text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in only one process of a party"
         raise InputError(Code.CONFIG_INVALID, f"{text}; start {party.name} without torchrun")
     spec = party.features.spec if party.features is not None else None
     check_spread(party.models.get("encoder"), spec, party.device, party.name)
 
 
 def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
-    """The party file's encoder, else the recipe's for this party, else the recipe's for all."""
+    """Returns the party file's encoder, else the recipe's for this party, else the recipe's for all."""
     place = recipe.party(name)
     return own or (place.encoder if place is not None else None) or recipe.model.encoder
 
 
 def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) -> dict[str, nn.Module]:
-    """This party's models with their initial weights, on the CPU: drawn from the recipe's seed and the party's name.
+    """Makes this party's models on the CPU, with initial weights drawn from the recipe's seed and the party's name.
 
-    ``make_encoder``: None for an active party with labels only. The encoder is what the phases train and hand on.
+    ``make_encoder``: None for an active party with labels only. The phases share the one encoder.
     """
     models: dict[str, nn.Module] = {}
     size = recipe.model.embedding_size
@@ -296,21 +296,21 @@ def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) ->
 
 
 def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
-    """Weights from a job's state. Raises InputError where they do not fit the models."""
+    """Loads weights from a job's state. Raises InputError if they do not fit the models."""
     try:
         for name, model in models.items():
             model.load_state_dict(tree["models"][name])
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            "the checkpoint holds other models than the recipe and the data give; use those of the trained run",
+            "the checkpoint holds other models than the recipe and the data produce; use those of the trained run",
         ) from None
 
 
 def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: str | None) -> None:
-    """The encoder of another run's job, and nothing else of it: this run has preprocessing and a top model of its own.
+    """Loads only the encoder of another run's job: this run makes its own preprocessing and top model.
 
-    ``tower``: of an encoder of two, this one alone. Raises InputError where it does not fit.
+    ``tower``: loads only this tower, of an encoder that has two. Raises InputError if it does not fit.
     """
     try:
         if "encoder" in models:
@@ -322,6 +322,6 @@ def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: s
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"recipe: start.run: the encoder of {run_id} is another one than this recipe and the data give; give both "
+            f"recipe: start.run: the encoder of {run_id} differs from what this recipe and data produce; give both "
             "recipes the same model and columns, and start.phases that run's phases",
         ) from None

@@ -11,12 +11,12 @@ Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vf
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What one round came to.
+    """The result of one round.
 
     ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends with this round (the
-    same on all sides); ``kept``: the metrics of the weights that the phase ends with, where those are an earlier
-    round's; ``note``: a sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says
-    (the same on all sides); ``without``: parties whose data the model was trained without, as they came too late.
+    same on all sides); ``kept``: the metrics of the weights that the phase ends with, if these are an earlier round's;
+    ``note``: a sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says (the
+    same on all sides); ``without``: parties that the model was trained without, because their data came too late.
     """
 
     steps: int
@@ -31,33 +31,33 @@ class RoundReport:
 class Phase(ABC):
     """One side of one stage. The runner calls ``run_round`` for round 0, 1, … and writes a checkpoint after each.
 
-    A phase gives and takes its whole state (optimizer, schedule, generators, queues, the best weights so far), so
-    that a run that goes on from a checkpoint ends with the parameters that an uninterrupted run would have had. The
-    parameters of the party's models and torch's own generators are the job's: see ``vfl_party.runner.Job``.
+    A phase returns and restores its whole state (optimizer, schedule, generators, queues, the best weights so far).
+    So a resumed run ends with the same parameters as an uninterrupted one. The job keeps the parameters of the party's
+    models and torch's own generators: see ``vfl_party.runner.Job``.
     """
 
-    name: str  # of the phase in the recipe: part of every step key, of checkpoints' labels and of the ledger
+    name: str  # in the recipe; part of every step key, checkpoint label and ledger entry
     rounds: int  # planned
-    # The round from which on this side exchanges nothing. It need not repeat those rounds because another party has to;
-    # where no phase follows, a passive party is not needed any more; and as the others may be at work on their own too,
-    # the next exchange waits as long as they live, whatever ``run.step_timeout_s`` says.
+    # First round from which this side sends and receives nothing in this phase; None if there is none. So (1) it keeps
+    # its results when others roll back, (2) a passive party may leave if no phase follows, (3) the next exchange has no
+    # step timeout, because the others may also be at work on their own.
     alone_from: int | None = None
 
-    # Rounds that leave this side as it was: what they do is at the peers, and in their checkpoints. Where the run goes
-    # on from behind such a round, because the peers hold what came of it, this side need not run it (again).
+    # Rounds that change nothing on this side (an upload, say): their result is at the peers, and in their checkpoints.
+    # On resume this side skips such a round if the peers' checkpoints hold the result.
     skippable: tuple[int, ...] = ()
 
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:
-        """One round. Raises InterruptedRun, PeerError, LostError as Link and Hub do."""
+        """Runs one round. Raises InterruptedRun, PeerError, LostError as Link and Hub do."""
 
     def state(self) -> Tree:
-        """Everything that the next round depends on, beyond the models."""
+        """Returns everything that the next round depends on, beyond the models."""
         return {}
 
     def load_state(self, tree: Tree) -> None:
-        """Takes what ``state`` gave."""
+        """Restores what ``state`` returned."""
         _ = tree
 
     def finish(self) -> None:  # noqa: B027 - most phases have nothing to do
-        """Called once after the last round, before the next phase."""
+        """Does what is due once, after the last round and before the next phase."""

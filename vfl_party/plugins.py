@@ -1,4 +1,4 @@
-"""Finds methods, transforms, codecs and policies by name: the modules of our own rooms, and entry points of others."""
+"""Finds methods, transforms, codecs and policies by name: as modules of our own rooms, or as others' entry points."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Room:
     """A package in which every module, or folder, exports one thing.
 
     Args:
-        package: the package; others add to it with entry points of ``group``.
-        attribute: what each module exports; an entry point names the thing itself.
-        what: what a person calls it, for error messages.
+        package: the package; other projects add to it with entry points of ``group``.
+        attribute: the name of each module's export; an entry point names the export itself.
+        what: the word for it in error messages.
     """
 
     package: ModuleType
@@ -29,14 +29,14 @@ class Room:
     what: str
 
     def names(self) -> list[str]:
-        """All known names, sorted."""
+        """Returns all known names, sorted."""
         own = {module.name for module in pkgutil.iter_modules(self.package.__path__)}
         return sorted(own | {each.name for each in self._others()})
 
     def load(self, name: str, where: str) -> Any:
-        """Imports the thing of that name; our own come first.
+        """Imports the export of that name; our own rooms come first.
 
-        Raises InputError that names ``where`` and the nearest name if there is none, or if it cannot be imported.
+        Raises InputError that names ``where`` and the nearest name if there is none, or if the import fails.
         """
         if any(module.name == name for module in pkgutil.iter_modules(self.package.__path__)):
             return getattr(importlib.import_module(f"{self.package.__name__}.{name}"), self.attribute)

@@ -39,7 +39,7 @@ FORMATS = (".csv", ".parquet")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run as one party holds it: ``state`` is what its job's ``state`` gave at the end."""
+    """A finished run as one party holds it. ``state``: what its job's ``state`` returned at the end."""
 
     run_id: str
     recipe: Recipe
@@ -47,7 +47,7 @@ class TrainedRun:
 
 
 def load_trained(run: Path, name: str) -> TrainedRun:
-    """The run in ``<out>/<run id>`` (or in the party's own folder therein). Raises InputError."""
+    """Loads the run in ``<out>/<run id>``, or in the party's own folder in it. Raises InputError."""
     path = run if run.name == name and (run / "run.json").exists() else run / name
     if not (path / "run.json").exists():
         raise InputError(Code.FILE_INVALID, f"{run}: holds no run of {name}; give the folder <out>/<run id>")
@@ -67,9 +67,9 @@ def load_trained(run: Path, name: str) -> TrainedRun:
 
 
 def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
-    """The run that the recipe starts from, as ``name`` holds it in its folder of runs; None where it starts from none.
+    """Loads the run that the recipe starts from, from ``name``'s folder of runs; returns None if it starts from none.
 
-    Raises InputError where it is not there, or not finished.
+    Raises InputError if the run is missing or not finished.
     """
     if recipe.start is None:
         return None
@@ -80,8 +80,10 @@ def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
 
 
 def prediction_data(settings: DataSettings | None, source: Path | None, state: Tree) -> DataSettings:
-    """The party file's [data] with another source, and of a CSV or Parquet table the columns of training alone: new
-    rows need no label, and may have more columns. Raises InputError where there is no [data].
+    """Returns the party file's [data] with another source. Raises InputError if there is no [data].
+
+    A CSV or Parquet table is read with the columns of training only: new rows need no label
+    and may have more columns.
     """
     if settings is None:
         raise InputError(Code.CONFIG_INVALID, "the party file needs a [data] table: it says which column is the id")
@@ -96,12 +98,12 @@ def prediction_data(settings: DataSettings | None, source: Path | None, state: T
 
 
 def embeddings(party: Party) -> Exchange:
-    """Of the rows to predict, with the noise that the phases of training ask for."""
+    """Declares the exchange of the rows to predict, with the noise that the phases of training ask for."""
     return scoring(sent_noise(party.recipe), name="embedding", when="once")
 
 
 class PassivePredict(Phase):
-    """One round: the embeddings of all rows."""
+    """Sends the embeddings of all rows, in one round."""
 
     def __init__(self, party: Party) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
@@ -113,7 +115,7 @@ class PassivePredict(Phase):
 
 
 class ActivePredict(Phase):
-    """One round: scores of all rows, written to ``output`` with the rows' ids."""
+    """Writes the scores of all rows to ``output``, with the rows' ids, in one round."""
 
     def __init__(self, party: Party, ids: Sequence[str], output: Path) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
@@ -134,7 +136,7 @@ class ActivePredict(Phase):
 class Prediction:
     """See ``vfl_party.party.Work``: the joint prediction of new rows with a trained run.
 
-    ``settings``: the party's, in the recipe. ``output``: where the active party writes the result.
+    ``settings``: the party's, from the recipe. ``output``: where the active party writes the result.
     """
 
     trained: TrainedRun
@@ -146,7 +148,7 @@ class Prediction:
         return self.trained.run_id
 
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
-        """The rows, with the statistics and classes of training. Raises InputError if columns differ."""
+        """Returns the rows, with the statistics and classes of training. Raises InputError if columns differ."""
         table, state = aligned.of(opened.table), self.trained.state
         preprocessor = Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
         has_features = self.settings.features and preprocessor is not None
@@ -169,8 +171,11 @@ class Prediction:
 
 
 def result_columns(recipe: Recipe, labels: Labels, outputs_NO: Tensor) -> dict[str, Any]:
-    """Regression: ``value``, in the label's own unit. Binary: ``score`` (of the second class) and ``class``.
-    Multi-class: ``score_<class>`` for each, and ``class``."""
+    """Returns the columns of the result.
+
+    Regression: ``value``, in the label's own unit. Binary: ``score`` (of the second class) and ``class``.
+    Multi-class: ``score_<class>`` for each, and ``class``.
+    """
     found = scores(recipe.task, outputs_NO).cpu()
     if recipe.task.kind == "regression":
         return {"value": labels.unscale(found.double()).reshape(-1).numpy()}
@@ -184,17 +189,17 @@ def result_columns(recipe: Recipe, labels: Labels, outputs_NO: Tensor) -> dict[s
 
 
 def check_output(path: Path) -> None:
-    """Raises InputError where ``path`` cannot become a result: another format, no folder, or a file that is there."""
+    """Raises InputError if ``path`` cannot become a result: a wrong ending, no folder, or a file that exists."""
     if path.suffix not in FORMATS:
         raise InputError(Code.FILE_INVALID, f"{path}: the result's name must end in {' or '.join(FORMATS)}")
     if path.exists():
-        raise InputError(Code.FILE_INVALID, f"{path}: is there already; move it away or give another --output")
+        raise InputError(Code.FILE_INVALID, f"{path}: exists already; move it away or give another --output")
     if not path.absolute().parent.is_dir():
         raise InputError(Code.FILE_INVALID, f"{path.absolute().parent}: no such folder")
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """CSV or Parquet, by the name's ending; whole or not at all."""
+    """Writes CSV or Parquet, by the name's ending: the whole file or nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if path.suffix == ".parquet":

@@ -1,4 +1,4 @@
-"""``vfl-party check``: everything that can be found wrong before training, one line each."""
+"""``vfl-party check``: reports everything that can be found wrong before training, one line each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONNECT_S = 3.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, whether it is fine, what was found or what to do."""
+    """One line: the subject, whether it is fine, and what was found or what to do."""
 
     about: str
     fine: bool
@@ -33,7 +33,7 @@ class Finding:
 
 
 def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]:
-    """All findings about a party file, in the order in which they would stop a run; ``offline``: no peer is tried."""
+    """Yields all findings about a party file, in the order in which they stop a run; ``offline``: tries no peer."""
     try:
         file = load_party(path)
         yield Finding("party file", True, f"{path}: {file.name}")
@@ -74,7 +74,7 @@ def _data(files: PartyFiles) -> Iterator[Finding]:
         work = training(files)
         expected = alignment_of(files.recipe).offline(opened.table.ids)
         if expected is None:
-            yield Finding("rows", True, "known when the parties align them: models and phases are made then")
+            yield Finding("rows", True, "known after alignment: models and phases are made then")
             return
         party = assemble(opened, expected, work, policy=files.policy)
         sizes = ", ".join(f"{len(rows)} {split}" for split, rows in party.prepared.splits.items())
@@ -123,7 +123,7 @@ def _reach(files: PartyFiles, about: str, address: str, peer: str) -> Finding:
 
 
 def require(findings: list[Finding]) -> None:
-    """Raises InputError where a finding is not fine."""
+    """Raises InputError if a finding is not fine."""
     bad = [finding.about for finding in findings if not finding.fine]
     if bad:
         raise InputError(Code.CONFIG_INVALID, f"not ready: {', '.join(bad)} (see above)")

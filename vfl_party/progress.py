@@ -1,4 +1,4 @@
-"""A party's progress: to the server, to the person in front of it, and to ``metrics.jsonl``."""
+"""Reports a party's progress to the server, to the person at the terminal, and to ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from vfl_party.phase import RoundReport
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0  # between two reports within a round
-_TELL_S = 0.25  # between two of many short rounds; the last one is always told
+_TELL_S = 0.25  # between two reports of short rounds; the last round is always reported
 
 
 @dataclass
 class Standing:
-    """How far this party is; other threads may read it: every value is replaced whole.
+    """This party's progress so far. Other threads may read it: every value is replaced whole.
 
     ``round``: rounds done of ``phase``; ``run_steps``: since the run began, as of the last round; ``reported``: the
-    last phase that had metrics, and these; ``without``: who came too late; ``steps``: {phase: its steps}.
+    last phase that had metrics, and these; ``without``: parties that came too late; ``steps``: {phase: its steps}.
     """
 
     generation: int = 0
@@ -42,9 +42,11 @@ class Standing:
 
 
 class Progress:
-    """One line of ``metrics.jsonl`` a round: ``time``, ``generation``, ``phase``, ``round``, ``steps``, ``seconds``
-    since this generation began, ``metrics`` (of split training: the active party's), and the ledger's message bytes so
-    far."""
+    """Writes one line of ``metrics.jsonl`` for each round, and reports it.
+
+    The line has ``time``, ``generation``, ``phase``, ``round``, ``steps``, ``seconds`` since this generation began,
+    ``metrics`` (of split training: the active party's), and the ledger's message bytes so far.
+    """
 
     def __init__(self, console: Console, session: Session, ledger: Ledger, is_active: bool) -> None:
         self.standing = Standing()
@@ -59,7 +61,7 @@ class Progress:
         self._metrics: dict[str, float] = {}
 
     def begin(self, path: Path, start: Start) -> None:
-        """A generation starts."""
+        """Begins a generation."""
         self._path, self._generation = path, start.generation
         self.standing.generation, self.standing.without = start.generation, ()
         self._began_s = time.monotonic()
@@ -68,7 +70,7 @@ class Progress:
         )
 
     def begin_round(self, phase: str, round_: int, rounds: int) -> None:
-        """Round number ``round_`` of the phase begins: so many are done."""
+        """Begins a round of the phase; ``round_`` rounds are done."""
         standing = self.standing
         if phase not in standing.steps:
             standing.steps = {**standing.steps, phase: Steps()}
@@ -77,7 +79,7 @@ class Progress:
         standing.phase, standing.round, standing.rounds = phase, round_, rounds
 
     def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
-        """After each step; ``round_`` rounds are done. Tells the server at most once a second."""
+        """Counts a step; ``round_`` rounds are done. Reports to the server at most once a second."""
         if phase != self._phase:
             self._phase, self._metrics = phase, {}
         now_s = time.monotonic()
@@ -88,7 +90,7 @@ class Progress:
             self._tell(rpc.ProgressUpdate(phase, round_, rounds, batch, batches, so_far, self._metrics))
 
     def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
-        """After each round: its line, and word of it where there was none lately."""
+        """Writes the line of a finished round, and reports it if there was no report lately."""
         self._next_tick_s = time.monotonic() + _TICK_S
         flat = {f"{split} {name}": value for split, named in report.metrics.items() for name, value in named.items()}
         self._steps.end(report.steps)
@@ -131,7 +133,7 @@ class Progress:
 
     def _tell(self, progress: rpc.ProgressUpdate, *, idle: bool = False) -> None:
         self._next_tell_s = time.monotonic() + _TELL_S
-        if (self._is_active and not idle) or progress.metrics or progress.note:  # the others go in step with it
+        if (self._is_active and not idle) or progress.metrics or progress.note:  # the others keep its pace
             self._session.progress(progress)
         self._console.emit("progress", **asdict(progress))
 

@@ -1,4 +1,4 @@
-"""What a party tells Prometheus: its standing, its ledger, whom it waits for."""
+"""A party's metrics for Prometheus: its progress, its ledger, the peers that it waits for."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from vfl_party.progress import Standing
 
 @dataclass
 class PartyMetrics:
-    """Read at each scrape, by another thread than the training's.
+    """Makes the metrics at each scrape, in another thread than the training's.
 
     Args:
-        info: what does not change: name, role, recipe, device.
-        run_state: one of STATES.
-        peers: whom this party may wait for in a step: the passive parties, at the active one.
-        waits_for: those whom it waits for now.
+        info: constant facts: name, role, recipe, device.
+        run_state: returns one of STATES.
+        peers: whom this party may wait for in a step: at the active party, the passive parties.
+        waits_for: returns those whom it waits for now.
     """
 
     info: dict[str, str]
@@ -42,7 +42,7 @@ class PartyMetrics:
         info.add_metric((), self.info)
         yield info
         yield state(self.run_state(), STATES)
-        yield gauge("vfl_generation", "How often the run has begun or gone on.", {(): standing.generation})
+        yield gauge("vfl_generation", "How often the run has begun or resumed.", {(): standing.generation})
         if standing.phase:
             place = (standing.phase,)
             yield gauge("vfl_round", "Rounds done of the phase under way.", {place: standing.round}, ("phase",))
@@ -84,7 +84,7 @@ class PartyMetrics:
 
 
 def cumulative(steps: Steps) -> tuple[list[tuple[str, float]], float]:
-    """Prometheus' buckets, each with all that took at most so long, and the sum of seconds."""
+    """Returns Prometheus' buckets, each with the number of steps up to its bound, and the sum of seconds."""
     counts, seconds = list(steps.counts), steps.seconds
     bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
     return list(zip(bounds, map(float, itertools.accumulate(counts)), strict=True)), seconds

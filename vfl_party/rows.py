@@ -40,7 +40,7 @@ class Prepared:
 
 
 def divide_rows(recipe: Recipe, count: int) -> dict[str, Rows]:
-    """The splits of so many rows. Raises InputError where there are fewer training rows than are to be labelled."""
+    """Returns the splits of ``count`` rows. Raises InputError if fewer are for training than must be labelled."""
     rows = recipe.rows
     splits = split_rows(
         recipe.seed,
@@ -66,7 +66,7 @@ def prepare(
 ) -> Prepared:
     """Splits the rows and learns statistics, vocabularies and classes from the training rows. Raises InputError.
 
-    ``unaligned``: rows that this party alone has; they come after those of ``table``, in the split ``local``.
+    ``unaligned``: rows that only this party has; they come after those of ``table``, in the split ``local``.
     """
     place, splits = recipe.party(name), divide_rows(recipe, len(table.ids))
     preprocessor = features = labels = targets = None

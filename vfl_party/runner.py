@@ -1,14 +1,18 @@
-"""The runner: join, go on from the newest checkpoint that all parties hold, run the phases, report; rejoin when lost.
+"""Runs a party's side: joins, resumes at the newest checkpoint that all hold, runs the phases, reports; or rejoins.
 
 Positions. The rounds of all phases are numbered through: a checkpoint's label is ``<position>.<phase>.<round>`` with
 the position zero-padded, so that labels sort, and parties compare labels without knowing each other's phases.
 
-A party that is ahead by rounds in which it was alone (``Phase.alone_from``) need not go back with the others: it offers
-the labels of those rounds too, though it has no checkpoint there, and goes on from the one that it has. For the same
-reason a party that was alone at the end is not needed by a run that goes on from one of them: it may leave.
+A party keeps the rounds that it did alone (``Phase.alone_from``): it offers their labels as resume points too, without
+checkpoints of its own there. For example, A and B are both alone from position 2, and the run resumes at 3:
 
-A party that is behind by rounds which leave it as it was (``Phase.skippable``: an upload) may catch up without them. It
-offers the labels after those rounds too; the run begins at one only where the peers hold what came of the round.
+    A    has a checkpoint at 5    offers 5 4 3 2    resumes at 5
+    B    has a checkpoint at 3    offers 3 2        resumes at 3, and repeats 3 and 4
+
+A party that is alone to the end of the run is not needed if the run resumes at such a label, so it may leave.
+
+A party may skip rounds that leave it unchanged (``Phase.skippable``: an upload). It offers the labels after them too;
+the run begins at one only if the peers' checkpoints hold the round's result.
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ log = logging.getLogger(__name__)
 
 
 class Job(ABC):
-    """What one generation of a run works with: models as they are at the start, phases, the exchange."""
+    """Holds what one generation of a run works with: models in their initial state, phases, the exchange."""
 
     @property
     @abstractmethod
     def phases(self) -> Sequence[Phase]:
-        """What is to be run, once the job is open."""
+        """The phases to run, once the job is open."""
 
     @abstractmethod
     def open(self) -> None:
@@ -45,32 +49,32 @@ class Job(ABC):
     @property
     @abstractmethod
     def statement(self) -> Statement:
-        """What this party plans and states, once the job is open."""
+        """This party's plan, for the server and the summary, once the job is open."""
 
     @abstractmethod
     def unhurried(self) -> None:
-        """The next exchange waits as long as the peers live: they may be at work on their own."""
+        """Lets the next exchange wait as long as the peers live: they may be at work on their own."""
 
     @abstractmethod
     def state(self) -> Tree:
-        """Models, preprocessing, torch's generators."""
+        """Returns models, preprocessing, torch's generators."""
 
     @abstractmethod
     def load_state(self, tree: Tree) -> None:
-        """Takes what ``state`` gave."""
+        """Restores what ``state`` returned."""
 
     @abstractmethod
     def end(self, error: VflError) -> None:
-        """From any thread: wakes the main thread with ``error`` wherever it waits for a peer."""
+        """Wakes the main thread with ``error`` if it waits for a peer; any thread may call this."""
 
     @abstractmethod
     def close(self, error: BaseException | None) -> None:
-        """Closes the exchange; peers are told ``error``, if any."""
+        """Closes the exchange and sends ``error``, if any, to the peers."""
 
 
 @dataclass
 class Outcome:
-    """What a run came to, for this party. ``metrics``: {split: {name: value}}."""
+    """The result of a run, for this party. ``metrics``: {split: {name: value}}."""
 
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0
@@ -81,10 +85,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Statement:
-    """What follows from rows, models and phases.
+    """The facts that follow from rows, models and phases.
 
-    ``plan``: the phases, in order. ``aggregations``: what is swapped with the server. ``privacy_json``,
-    ``exchanges_json``: what the summary is to say of differential privacy and of the exchanges, from the active party.
+    ``plan``: the phases, in order. ``aggregations``: the weights that are swapped with the server. ``privacy_json``,
+    ``exchanges_json``: the summary's parts about differential privacy and exchanges, from the active party.
     """
 
     plan: Sequence[Planned]
@@ -102,14 +106,14 @@ class Runner:
     """Runs one party's side of a run to its end.
 
     Args:
-        session: the way to the server.
-        joining: what this party says of itself.
-        make_job: everything that a generation works with, made afresh: nothing survives a rollback by accident.
-        open_folder: the folder of the run that the server names.
+        session: the connection to the server.
+        joining: this party's facts for the server.
+        make_job: makes everything that a generation works with afresh, so that nothing survives a rollback by accident.
+        open_folder: opens the folder of the run that the server names.
         resume: the folder of an unfinished run of the same recipe, offered to the server.
         observe: called after each round, with the party's own report; begin_round: before it.
-        plan: the phases, in order, as far as they are known before the rows are.
-        peak_memory: what the summary is to say of this party's GPU memory, in bytes; None without a GPU.
+        plan: the phases, in order, as far as they are known before alignment.
+        peak_memory: returns this party's peak of GPU memory for the summary, in bytes; None without a GPU.
     """
 
     session: Session
@@ -125,7 +129,7 @@ class Runner:
     peak_memory: Callable[[], int | None] = lambda: None
 
     def run(self) -> tuple[Outcome, RunFolder]:
-        """Raises VflError; the server has been told then."""
+        """Runs to the end. Raises VflError, after the server was informed of it."""
         folder = self.resume
         started_s: float | None = None
         try:
@@ -143,7 +147,7 @@ class Runner:
                 except InterruptedRun as reason:
                     log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
                 except BaseException:
-                    with contextlib.suppress(VflError):  # what went wrong first is told
+                    with contextlib.suppress(VflError):  # the first error is the one to report
                         self._save_ledger(folder)
                     raise
                 self._save_ledger(folder)
@@ -155,14 +159,14 @@ class Runner:
 
     def _offer(self, folder: RunFolder | None) -> Joining:
         if folder is None or self.joining.job != "train":
-            return self.joining  # a prediction names the trained run, and begins again
+            return self.joining  # a prediction names the trained run, and never resumes
         held = folder.checkpoints.labels() if folder.checkpoints is not None else []
         offered = ((*reachable(each, self.plan), each, *ahead(each, self.plan)) for each in held)
         labels = dict.fromkeys(label for each in offered for label in each if label)
         return replace(self.joining, run_id=folder.run_id, checkpoints=tuple(labels))
 
     def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
-        """One generation, from the checkpoint that the server names to the end of the last phase."""
+        """Runs one generation, from the checkpoint that the server names to the end of the last phase."""
         job = self.make_job(start, folder)
         error: BaseException | None = None
         try:
@@ -175,18 +179,18 @@ class Runner:
             job.open()
             said = job.statement
             self.plan = said.plan
-            folder.note(plan=[asdict(phase) for phase in said.plan])  # what the labels of its checkpoints mean
+            folder.note(plan=[asdict(phase) for phase in said.plan])  # gives the labels of its checkpoints a meaning
             self.session.plan(said.aggregations)
             if label:
                 tree = self._load(folder, label)
                 job.load_state(tree["job"])
-                log.info("going on from %s", label, extra={"event": "resumed"})
+                log.info("resuming from %s", label, extra={"event": "resumed"})
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
             outcome = self._phases(job, folder, label, tree, start.checkpoint)
             self.session.check()
             job.close(None)
-            folder.note(trained=True)  # what is left is to tell the server
+            folder.note(trained=True)  # only the report to the server is left
             self._save_ledger(folder)
             wall_s = time.monotonic() - started_s
             free = (outcome.label, *reachable(outcome.label, self.plan)) if outcome.label else ()
@@ -210,9 +214,9 @@ class Runner:
                 job.close(error)
 
     def _phases(self, job: Job, folder: RunFolder, label: str, tree: Tree, begun: str) -> Outcome:
-        """What is left after the checkpoint ``tree`` with that label; both empty at the beginning.
+        """Runs what is left after this party's checkpoint ``tree`` with ``label``; both are empty at the beginning.
 
-        ``begun``: the label from which the run goes on; this party skips what lies between.
+        ``begun``: the label at which the run resumes; this party skips the rounds between.
         """
         outcome = Outcome()
         if tree:
@@ -234,7 +238,7 @@ class Runner:
         return outcome
 
     def _rounds(self, phase: Phase, job: Job, folder: RunFolder, outcome: Outcome, begin: int, first: int) -> None:
-        """The rounds of one phase from position ``first``; the phase's round 0 is at position ``begin``."""
+        """Runs the rounds of one phase from position ``first``; the phase's round 0 is at position ``begin``."""
         for round_ in range(first - begin, phase.rounds):
             self.begin_round(phase.name, round_, phase.rounds)
             report = phase.run_round(round_)
@@ -259,12 +263,12 @@ class Runner:
                 return
 
     def _vouch(self, label: str) -> None:
-        """The active party says when it needs nobody any more: all that the others owe it is on its disk."""
+        """Reports, at the active party, that it needs nobody any more: all that the others owe it is on its disk."""
         if self.joining.role == "active" and self.joining.job == "train" and alone_after(label, self.plan):
             self.session.alone()
 
     def _own(self, folder: RunFolder, label: str) -> str:
-        """The label of the own checkpoint from which this party goes on where the run does from ``label``."""
+        """Returns the label of this party's own checkpoint to load when the run resumes at ``label``."""
         held = folder.checkpoints.labels() if folder.checkpoints is not None else []
         if label in held:
             return label
@@ -274,7 +278,7 @@ class Runner:
     def _load(self, folder: RunFolder, label: str) -> Tree:
         if folder.checkpoints is None or label not in folder.checkpoints.labels():
             raise InputError(
-                Code.CHECKPOINT_INVALID, f"{folder.path}: the checkpoint {label} that the run goes on from is not here"
+                Code.CHECKPOINT_INVALID, f"{folder.path}: the run resumes from checkpoint {label}, which is not here"
             )
         tree = folder.checkpoints.load(label)
         folder.checkpoints.discard_after(label)

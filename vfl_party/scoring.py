@@ -16,9 +16,9 @@ CHUNK_ROWS = 1024
 
 
 def scoring(sigma: float = 0.0, *, name: str = "scoring", when: str = "every round") -> Exchange:
-    """The exchange of the joint forward pass: embeddings up, an acknowledgement down.
+    """Declares the exchange of the joint forward pass: embeddings up, an acknowledgement down.
 
-    ``sigma``: of the noise that passive parties add. Its shapes have the words ``rows`` and ``width``.
+    ``sigma``: σ of the noise that passive parties add. Its shapes have the words ``rows`` and ``width``.
     """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=sigma))
     return Exchange(name, up, when=when)
@@ -30,7 +30,7 @@ def chunks(rows: Rows) -> list[Rows]:
 
 @torch.no_grad()
 def embed(party: Party, rows: Rows) -> Tensor:
-    """The party's own embeddings of ``rows`` in eval mode, [N, D]."""
+    """Returns the party's own embeddings of ``rows`` in eval mode, [N, D]."""
     features = party.need_features()
     party.models["encoder"].eval()
     found = [party.encode(*features.inputs(chunk)) for chunk in chunks(rows)]
@@ -39,9 +39,9 @@ def embed(party: Party, rows: Rows) -> Tensor:
 
 @torch.no_grad()
 def send_embeddings(party: Party, scores: Asking, round_: int, first_batch: int, rows: Rows) -> int:
-    """Passive side: embeds ``rows`` in eval mode and sends them, a chunk a step. Returns the next batch number.
+    """Embeds ``rows`` in eval mode and sends them, a chunk a step: the passive side. Returns the next batch number.
 
-    ``scores``: of the exchange ``scoring``.
+    ``scores``: the asking side of the exchange ``scoring``.
     """
     features = party.need_features()
     party.models["encoder"].eval()
@@ -54,7 +54,7 @@ def send_embeddings(party: Party, scores: Asking, round_: int, first_batch: int,
 def scoring_traffic(
     party: Party, phase: str, exchange: Exchange, round_: int, first_batch: int, rows: Rows
 ) -> list[Occurrence]:
-    """What the joint forward pass over ``rows`` exchanges, for a forecast; ``exchange``: as ``scoring`` made it."""
+    """Returns the exchanges of the joint forward pass over ``rows``; ``exchange``: as ``scoring`` made it."""
     return [
         Occurrence.of(exchange, StepKey(phase, round_, batch), rows=len(chunk), width=party.embedding_size)
         for batch, chunk in enumerate(chunks(rows), first_batch)
@@ -63,7 +63,7 @@ def scoring_traffic(
 
 @torch.no_grad()
 def joint_embeddings(party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
-    """Active side: all parties' embeddings of ``rows``, combined, [N, D], and the next batch number."""
+    """Returns all parties' embeddings of ``rows``, combined, [N, D], and the next batch number: the active side."""
     rule = party.recipe.model.combine
     if party.features is not None:
         party.models["encoder"].eval()
@@ -82,7 +82,7 @@ def joint_embeddings(party: Party, scores: Answering, round_: int, first_batch: 
 
 @torch.no_grad()
 def joint_outputs(party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
-    """Active side: the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number."""
+    """Returns the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number: the active side."""
     z_ND, after = joint_embeddings(party, scores, round_, first_batch, rows)
     party.models["top"].eval()
     outputs = [party.outputs(z_BD) for z_BD in torch.split(z_ND, CHUNK_ROWS)] if len(z_ND) else []

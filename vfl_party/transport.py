@@ -1,4 +1,4 @@
-"""A party's exchange over gRPC: what it listens on, and the links and the hub of each generation."""
+"""A party's exchange over gRPC: the address that it listens on, and each generation's links and hub."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from vfl_common.rpc.session import Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_party.files import PartyFiles
 
-_CLOSE_S = 5.0  # for the passive parties to end their streams
+_CLOSE_S = 5.0  # allowed to the passive parties to end their streams
 _DIAGNOSIS_S = 2.0
-_COME_S = 10.0  # for all passive parties to open their streams, before anybody is told who is missing
+_COME_S = 10.0  # allowed to all passive parties to open their streams, before the missing ones are reported
 
 
 @dataclass
@@ -54,7 +54,7 @@ class GrpcTransport:
             self.grpc_hub.wait_for_late()
         if self.service is not None and error is None:
             self.service.wait_until_idle(_CLOSE_S)
-        self.meter.sample()  # the kernel's counts go with the sockets
+        self.meter.sample()  # closing the sockets loses the kernel's counts
         if self.service is not None and error is not None:
             self.service.use(None)
         if error is not None:
@@ -65,11 +65,11 @@ class GrpcTransport:
 
 @dataclass
 class Transports:
-    """Makes this party's transports, a generation after the other.
+    """Makes this party's transports, one for each generation.
 
     Args:
-        files: who this is, and whom it knows.
-        console: where a person hears who is missing.
+        files: the party file and all that it names.
+        console: reports missing parties to a person.
     """
 
     files: PartyFiles
@@ -79,7 +79,7 @@ class Transports:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[tuple[ExchangeService | None, str]]:
-        """The exchange's service and its address, at the active party; a passive party listens on nothing."""
+        """Yields the exchange's service and its address at the active party; a passive party listens on nothing."""
         if not self.files.is_active:
             yield None, ""
             return
@@ -87,7 +87,7 @@ class Transports:
         roster = [party.name for party in recipe.passives]
         service = ExchangeService(roster, self.ledger, self.meter, attach_timeout_s=recipe.run.rejoin_deadline_s)
         health = Health({EXCHANGE: lambda: True}, may_ask=[self.files.name, recipe.server, *roster])
-        threads = MAX_STREAMS * len(roster) + 4  # and callers that are to be refused
+        threads = MAX_STREAMS * len(roster) + 4  # four more for callers to refuse
         with listening(self.files.file.listen, self.files.credentials, [service, health], threads) as (_, address):
             self.console.emit("ready", name=self.files.name, address=address)
             try:
@@ -96,13 +96,12 @@ class Transports:
                 service.close()
 
     def transport(self, start: Start, service: ExchangeService | None) -> GrpcTransport:
-        """The links, and the active party's hub, of a generation; nothing is dialled before the first bundle.
+        """Makes a generation's links, and the active party's hub; nothing is dialled before the first bundle.
 
-        Raises PeerError if the server names no address
-        of the active party, and the party file neither.
+        Raises PeerError if neither the server nor the party file names an address of the active party.
         """
         files, recipe = self.files, self.files.recipe
-        # The server gives a party that is late the whole of its time and then names it: we wait for that.
+        # The server waits the whole step timeout for a late party and then names it: we wait for that.
         patience_s = 2 * recipe.run.step_timeout_s
         server = self._link(files.file.server, recipe.server, start, patience_s)
         if service is not None:
@@ -129,7 +128,7 @@ class Transports:
         return GrpcTransport(None, self.meter, link=link, server=server, grpc_links=[link, server])
 
     def _roll_call(self, hub: ExchangeHub) -> threading.Timer:
-        """Says after a while who has not come: the passive parties know why, this one can only name them."""
+        """Reports after ``_COME_S`` who is missing: this side can only name them, the passive parties know why."""
         left_s = max(0.0, self.files.recipe.run.rejoin_deadline_s - _COME_S)
 
         def tell() -> None:
@@ -142,7 +141,7 @@ class Transports:
         return timer
 
     def waiting(self, missing: Sequence[str], left_s: float, why: str = "") -> None:
-        """Tells the person who is missing, and for how long the run still waits."""
+        """Reports to the person who is missing, and for how long the run still waits."""
         because = {"why": why} if why else {}
         self.console.emit("waiting", missing=list(missing), left_s=round(left_s, 1), **because)
 
@@ -151,7 +150,7 @@ class Transports:
         return pinned if self.files.device.type == "cuda" else None
 
     def _link(self, address: str, peer: str, start: Start, timeout_s: float) -> ExchangeLink:
-        """This generation's way to ``peer``; nothing is dialled before the first bundle."""
+        """Makes this generation's link to ``peer``; nothing is dialled before the first bundle."""
         files = self.files
         return ExchangeLink(
             lambda: dial(address, files.credentials, peer),
@@ -169,5 +168,5 @@ class Transports:
 
 
 def pinned(nbytes: int) -> memoryview:
-    """A writable buffer in page-locked memory, from which a GPU copies without a detour."""
+    """Allocates a writable buffer in page-locked memory, from which a GPU copies without a detour."""
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data

@@ -1,4 +1,4 @@
-"""A recipe tried before anything runs: rows, models and phases of its parties, made as before joining, and dropped."""
+"""Tries a recipe before anything runs: makes its parties' rows, models and phases as before joining; drops them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def try_party(
     *,
     policy: Policy | None = None,
 ) -> Assembled:
-    """One party as it is before it joins, on the CPU. Raises InputError where the party's program would."""
+    """Makes one party as it is before it joins, on the CPU. Raises InputError if the party's program would."""
     opened = open_party(recipe, name, data, encoder, load)
     return assemble(opened, expected_rows(opened), policy=policy)
 
 
 def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, Assembled]:
-    """All parties of a recipe whose [simulate] says where data lie; paths are taken from ``folder``."""
+    """Makes all parties of a recipe whose [simulate] says where data lie; paths are relative to ``folder``."""
     return {
         name: try_party(recipe, name, data, encoder_settings(recipe, name, None), load)
         for name, data in divide(recipe, folder).items()
@@ -43,7 +43,7 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
 
 @dataclass(frozen=True)
 class Tried:
-    """One recipe of a study. ``tested``: metrics of its test rows are wanted."""
+    """One recipe of a study. ``tested``: the study wants metrics of its test rows."""
 
     title: str
     recipe: Recipe
@@ -51,15 +51,15 @@ class Tried:
 
 
 def try_all(recipes: Sequence[Tried], folder: Path) -> None:
-    """Makes all parties of each recipe, without training; relative paths are taken from ``folder``.
+    """Makes all parties of each recipe, without training; paths are relative to ``folder``.
 
-    Raises InputError, with the title, at the first recipe that a party would refuse, or of which metrics of the test
-    rows are wanted and cannot be had.
+    Raises InputError, with the title, at the first recipe that a party would refuse, or that cannot give the metrics of
+    the test rows although the study wants them.
     """
     tables: dict[tuple[str, bool], Table] = {}
 
     def once(data: DataSettings, with_label: bool) -> Table:
-        """The recipes of a study have mostly the same data."""
+        """Loads a table once: the recipes of a study mostly have the same data."""
         key = data.model_dump_json(), with_label
         if key not in tables:
             tables[key] = load(data, with_label)
@@ -77,7 +77,7 @@ def try_all(recipes: Sequence[Tried], folder: Path) -> None:
 
 @contextlib.contextmanager
 def modules_of(folder: Path) -> Iterator[None]:
-    """Finds modules of the user's own (encoders of kind ``custom``) in ``folder`` while the block lasts."""
+    """Finds the user's own modules (encoders of kind ``custom``) in ``folder`` while the block lasts."""
     sys.path.insert(0, str(folder))
     try:
         yield

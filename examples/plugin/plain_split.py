@@ -26,7 +26,7 @@ EMBEDDING = Exchange(  # declared once: passive parties ask the active party wit
 
 
 class PlainSettings(Section):
-    """The phase's keys beside kind and name."""
+    """The phase's keys besides kind and name."""
 
     epochs: PositiveInt
     batch_size: PositiveInt = 64
@@ -34,13 +34,13 @@ class PlainSettings(Section):
 
 
 def steps(party: Party, name: str, round_: int, settings: PlainSettings) -> list[tuple[StepKey, Rows]]:
-    """Drawn from the seed: the same on all sides."""
+    """Returns a round's steps with their rows: drawn from the seed, so they are the same on all sides."""
     epoch = batches(party.recipe.seed, name, round_, party.rows("train"), settings.batch_size)
     return [(StepKey(name, round_, batch), rows) for batch, rows in enumerate(epoch)]
 
 
 class Side(Phase):
-    """What both sides share."""
+    """The part that both sides share."""
 
     def __init__(self, party: Party, name: str, settings: PlainSettings) -> None:
         self.name, self.rounds, self.party, self.settings = name, settings.epochs, party, settings
@@ -48,7 +48,7 @@ class Side(Phase):
         self.optimizer = torch.optim.SGD(self.models.parameters(), lr=settings.lr)
 
     def state(self) -> dict[str, Any]:
-        """All that the next round needs beyond the models and torch's generators."""
+        """Returns all that the next round needs beyond the models and torch's generators."""
         return {"optimizer": self.optimizer.state_dict()}
 
     def load_state(self, tree: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Active(Side):
 
 
 def traffic(party: Party, name: str, settings: PlainSettings) -> Traffic:
-    """What `vfl forecast` counts; the party has rows and recipe, and may have no data."""
+    """Returns what `vfl forecast` counts; the party has rows and recipe, but perhaps no data."""
 
     def occurrences() -> Iterator[Occurrence]:
         for round_ in range(settings.epochs):

@@ -1,4 +1,4 @@
-"""A codec: float16 in which too large a number becomes the largest, instead of an error."""
+"""A codec: float16 that replaces a number that is too large by the largest one, instead of an error."""
 
 from __future__ import annotations
 

@@ -80,4 +80,4 @@ def test_the_probe_beside_the_process(address: str, up: dict[str, bool]) -> None
 def test_a_process_without_the_service() -> None:
     with listening("127.0.0.1:0", credentials(ME), [], 2) as (_, address), pytest.raises(PeerError) as caught:
         require_serving(address, credentials(ME), WAIT_S)
-    assert "does not say whether it serves (UNIMPLEMENTED)" in str(caught.value)
+    assert "does not report whether it serves (UNIMPLEMENTED)" in str(caught.value)

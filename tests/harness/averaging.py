@@ -1,6 +1,6 @@
-"""A method for tests: nothing but weights that drift at each party and are averaged at the server once a round.
+"""A method for tests: only weights, which drift at each party and are averaged at the server once a round.
 
-A party whose folder has ``hold-<party>-<phase>-<round>`` waits before it sends; ``sent-…`` says that it has sent.
+A party whose folder has ``hold-<party>-<phase>-<round>`` waits before it sends; ``sent-…`` appears once it has sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOLD_S = 60.0
 class AveragingSettings(Section):
     rounds: int = 3
     width: int = 3
-    widths: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it; of single parties
+    widths: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it; for single parties
     sick: str = ""  # the party that sends infinity
 
 
@@ -62,7 +62,7 @@ class Averaging(Phase):
 
 
 def drift(party: str, phase: str, round_: int, key: str, like: Tensor) -> Tensor:
-    """What a party adds to a tensor in a round; -1: its initial weights."""
+    """Returns what a party adds to a tensor in a round; -1: its initial weights."""
     generator = torch.Generator().manual_seed(derive_seed(0, party, phase, str(round_), key))
     return torch.randn(like.shape, generator=generator)
 

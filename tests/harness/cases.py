@@ -8,7 +8,7 @@ ACTIVE = "p0"
 
 
 def digits(parties: int, *, limit: int = 100) -> dict[str, dict[str, Any]]:
-    """Halves or quadrants of scikit-learn's digits; p0 has the labels too. {party: its [data] table}."""
+    """Divides scikit-learn's digits into halves or quadrants; p0 has the labels too. {party: its [data] table}."""
     scheme = {2: "halves", 4: "quadrants"}[parties]
     tables: dict[str, dict[str, Any]] = {
         f"p{part}": {
@@ -23,7 +23,7 @@ def digits(parties: int, *, limit: int = 100) -> dict[str, dict[str, Any]]:
 
 
 def columns(source: str, parts: int, *, limit: int, active_features: bool = True) -> dict[str, dict[str, Any]]:
-    """Runs of a table's columns; p0 has the labels, and features unless they are ``parts`` passive parties'."""
+    """Divides a table by columns; p0 has the labels, and features unless ``parts`` passive parties have them all."""
     first = 0 if active_features else 1
     tables: dict[str, dict[str, Any]] = {
         f"p{first + part}": {
@@ -49,7 +49,7 @@ def recipe(
     rows: dict[str, Any] | None = None,
     run: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Three epochs of split training of digits on an 8-wide embedding; every table may be given other keys."""
+    """Makes a recipe: three epochs of split training of digits on an 8-wide embedding; every table can be changed."""
     roster: list[dict[str, Any]] = [{"name": ACTIVE, "role": "active", "features": active_features}]
     roster += [{"name": f"p{number}", "role": "passive"} for number in range(1, parties)]
     return {

@@ -1,4 +1,4 @@
-"""Starts the real programs as processes, on loopback and free ports, and waits for what they say.
+"""Starts the real programs as processes, on loopback and free ports, and waits for their events.
 
     with Federation(tmp_path, recipe) as federation:
         federation.start_all()
@@ -38,20 +38,20 @@ BIN = Path(sys.executable).parent
 
 
 def program_environment() -> dict[str, str]:
-    """One thread everywhere: five processes share two cores."""
+    """Returns an environment with one thread everywhere: five processes share two cores."""
     return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
 
 
 @functools.cache
 def launcher() -> Launcher:
-    """One for all tests of a session."""
+    """Makes the one launcher for all tests of a session."""
     shared = Launcher(1, program_environment())
     atexit.register(shared.close)
     return shared
 
 
 class Program:
-    """One process; its events (JSON lines on standard output) as they come, its standard error as a whole."""
+    """One process; ``events`` has the JSON lines of its standard output as they come, ``stderr`` all of its errors."""
 
     def __init__(
         self, name: str, args: list[str], cwd: Path, *, fresh: bool = True, environment: dict[str, str] | None = None
@@ -86,7 +86,7 @@ class Program:
         self._new.put(None)
 
     def wait_for(self, event: str, timeout_s: float = RUN_S, **facts: Any) -> dict[str, Any]:
-        """The next event of this name whose facts are at least these; fails where the program ends first."""
+        """Waits for the next event of this name that has at least these facts; fails if the program ends first."""
         give_up_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -101,11 +101,11 @@ class Program:
                 return found
 
     def wait(self, timeout_s: float = RUN_S) -> int:
-        """The exit code."""
+        """Waits for the exit code and returns it."""
         return self.process.wait(timeout=timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL, and gone when this returns."""
+        """Sends SIGKILL and waits until the process is gone."""
         self.process.kill()
         self.process.wait(timeout=10)
 
@@ -128,11 +128,11 @@ class Program:
             self._alive = None
 
     def signal(self, number: int) -> None:
-        """SIGSTOP and SIGCONT, say."""
+        """Sends a signal, such as SIGSTOP or SIGCONT."""
         self.process.send_signal(number)
 
     def seen(self) -> list[dict[str, Any]]:
-        """All events of a program that has ended."""
+        """Returns all events of a program that has ended."""
         self._reader.join(timeout=5)
         with contextlib.suppress(queue.Empty):
             while (found := self._new.get_nowait()) is not None:
@@ -146,7 +146,7 @@ class Program:
 
 
 def toml(value: Any) -> str:
-    """A TOML document of nested dicts, lists and scalars (tables written inline below the top level)."""
+    """Writes nested dicts, lists and scalars as a TOML document (with inline tables below the top level)."""
     return "\n".join(f"{key} = {_inline(item)}" for key, item in value.items()) + "\n"
 
 
@@ -194,7 +194,7 @@ class Federation:
             program.close()
 
     def write_party(self, name: str) -> Path:
-        """The party file, with the server's address as it is now."""
+        """Writes the party file, with the server's current address."""
         file: dict[str, Any] = {
             "name": name,
             "recipe": "recipe.toml",
@@ -217,13 +217,13 @@ class Federation:
         return self._start(name, [str(BIN / "vfl-party"), "run", path.name, *options])
 
     def start_all(self) -> None:
-        """The server, then all parties."""
+        """Starts the server, then all parties."""
         self.start_server()
         for name in self.names:
             self.start_party(name)
 
     def start(self, name: str, *args: str, environment: dict[str, str] | None = None) -> Program:
-        """Any of the three programs, under a name of its own; afresh, if it is given an environment of its own."""
+        """Starts any of the three programs under a name of its own; in a new process if it gets its own environment."""
         return self._start(name, [str(BIN / args[0]), *args[1:]], environment)
 
     def _start(self, name: str, args: list[str], environment: dict[str, str] | None = None) -> Program:
@@ -234,7 +234,7 @@ class Federation:
         return self.programs[name]
 
     def finish(self, timeout_s: float = RUN_S) -> dict[str, Any]:
-        """Waits for all to end well; the run's summary."""
+        """Waits for all to end well; returns the run's summary."""
         for name, program in self.programs.items():
             code = program.wait(timeout_s)
             assert code == 0, f"{name} ended with {code}: {program.stderr}"
@@ -248,19 +248,19 @@ class Federation:
         return folder
 
     def parameters(self, name: str) -> dict[str, Tensor]:
-        """{``encoder.0.weight``: tensor}: all weights and buffers of a party's newest checkpoint."""
+        """Returns {``encoder.0.weight``: tensor}: all weights and buffers of a party's newest checkpoint."""
         models = self.checkpoint(name)["job"]["models"]
         return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
 
     def checkpoint(self, name: str, which: int = -1) -> Any:
-        """One of a party's checkpoints, the newest unless ``which`` says otherwise, as the runner wrote it."""
+        """Loads one of a party's checkpoints, by default the newest, as the runner wrote it."""
         return self._store(name).load(self.checkpoint_labels(name)[which])
 
     def checkpoint_labels(self, name: str) -> list[str]:
         return self._store(name).labels()
 
     def wait_for_checkpoint(self, label: str, timeout_s: float = RUN_S) -> None:
-        """Waits until every party has written this checkpoint: one that is ahead says nothing about the others."""
+        """Waits until every party has written this checkpoint: one that is ahead proves nothing about the others."""
         give_up_s = time.monotonic() + timeout_s
         while missing := [name for name in self.names if label not in self.checkpoint_labels(name)]:
             ended = [name for name in missing if self.programs[name].process.poll() is not None]
@@ -272,7 +272,7 @@ class Federation:
         return self.store(self.run_folder, name)
 
     def store(self, run: Path, name: str) -> CheckpointStore:
-        """A party's checkpoints of a run."""
+        """Opens a party's checkpoints of a run."""
         return CheckpointStore(run / name / "checkpoints", keep=2)
 
     def ledger(self, name: str) -> list[Entry]:

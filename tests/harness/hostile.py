@@ -1,4 +1,4 @@
-"""Parties that join properly, or not quite, and then send whatever a test wants."""
+"""Parties that join properly, or almost, and then send whatever a test wants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DTYPES = {np.dtype(np.float32): DType.FLOAT32, np.dtype(np.float16): DType.FLOAT
 
 
 class HostilePassive:
-    """Speaks through the real session and link, in the test's own process."""
+    """A passive party that uses the real session and link, in the test's own process."""
 
     def __init__(self, federation: Federation, name: str) -> None:
         folder = federation.folder
@@ -82,11 +82,11 @@ class HostilePassive:
         self.link.swap(StepKey("open", 0, 0), rows, BundleSpec(Kind.ACK))
 
     def bundle(self, z: npt.NDArray[Any]) -> Bundle:
-        """An embedding bundle of any array."""
+        """Makes an embedding bundle of any array."""
         return Bundle(Kind.EMBEDDING, {"z": Buffer(DTYPES[z.dtype], z.shape, memoryview(z.tobytes()))})
 
     def swap_expecting_failure(self, bundle: Bundle) -> VflError:
-        """Sends the first step's embedding; the failure that comes back."""
+        """Sends the first step's embedding; returns the failure that comes back."""
         assert self.link is not None
         try:
             self.link.swap(StepKey("splitnn", 0, 0), bundle, BundleSpec(Kind.ACK))
@@ -96,14 +96,14 @@ class HostilePassive:
 
 
 class AggregatingMember(HostilePassive):
-    """Any party of a run that aggregates: it tells the server what a test says, and talks to nobody else."""
+    """Any party of a run that aggregates: it sends the server what a test gives it, and nothing to anybody else."""
 
     def __init__(self, federation: Federation, name: str) -> None:
         super().__init__(federation, name)
         self._endings: queue.SimpleQueue[VflError] = queue.SimpleQueue()
 
     def join(self, *aggregations: AggregationPlan, checkpoints: tuple[str, ...] = (), run_id: str = "") -> Start:
-        """Joins, waits for the others, and has a way to the server's exchange then: ``link``."""
+        """Joins, waits for the others, and opens ``link``, to the server's exchange."""
         place = self._recipe.party(self.name)
         assert place is not None
         start = self.session.join(
@@ -131,11 +131,11 @@ class AggregatingMember(HostilePassive):
             self.link.end(error)
 
     def ended(self) -> VflError:
-        """Why the generation, or the session, has ended; waits for it."""
+        """Waits until the generation, or the session, ends; returns the error that ended it."""
         return self._endings.get(timeout=30.0)
 
     def vanish(self) -> None:
-        """As if its process had died."""
+        """Breaks the connection as if the process had died."""
         self.session._closed.set()
         self.session._disconnect()
 
@@ -154,7 +154,7 @@ class AggregatingMember(HostilePassive):
     def swap(
         self, aggregation: AggregationPlan, round_: int, values: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The mean of ``values``, whatever they are, with the others'."""
+        """Returns the mean of ``values``, whatever they are, with the others'."""
         assert self.link is not None
         step = StepKey(aggregation.phase, round_, 0)
         bundle = self.link.swap(step, to_bundle(Kind.WEIGHTS, values), aggregation.spec)
@@ -162,6 +162,6 @@ class AggregatingMember(HostilePassive):
 
 
 def aggregation(phase: str, rounds: int, **shapes: tuple[int, ...]) -> AggregationPlan:
-    """Float32 tensors of these shapes."""
+    """Declares float32 tensors of these shapes."""
     tensors = {name: TensorSpec(DType.FLOAT32, shape) for name, shape in shapes.items()}
     return AggregationPlan(phase, rounds, BundleSpec(Kind.WEIGHTS, tensors))

@@ -1,10 +1,10 @@
-"""Hosts of their own on one machine (Linux, root): network namespaces on a bridge, an address and a name each.
+"""Separate hosts on one machine (Linux, root): network namespaces on a bridge, each with an address and a name.
 
     with Hosts(tmp_path, {"fed": "fed.example.org", …}) as hosts:
         hosts.run("fed", "vfl certs ca")
         program = hosts.start("fed", "vfl-server serve recipe.toml")
 
-Each has a home of its own, in which commands run; ``scp`` is the only thing that goes from one to another.
+Each has its own home, in which its commands run; only ``scp`` moves something from one to another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMAND_S = 180.0
 
 
 def missing() -> str:
-    """Why there can be no such hosts here; '' where there can."""
+    """Returns why such hosts cannot be made here; '' if they can."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "needs root, for network namespaces"
     if shutil.which("ip") is None:
@@ -38,7 +38,7 @@ def missing() -> str:
 
 
 class Hosts:
-    """``names``: {host: its name for the others}. Everything is taken down at the end."""
+    """Makes the hosts and removes them at the end. ``names``: {host: its name for the others}."""
 
     def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
         self.folder, self.names = folder, dict(names)
@@ -47,11 +47,11 @@ class Hosts:
         self._made: list[str] = []
 
     def space(self, host: str) -> str:
-        """The namespace of a host."""
+        """Returns the namespace of a host."""
         return f"vfl-{os.getpid()}-{host}"
 
     def home(self, host: str) -> Path:
-        """Where its commands run."""
+        """Returns the folder in which a host's commands run."""
         return self.folder / host / "vfl"
 
     def __enter__(self) -> Hosts:
@@ -63,7 +63,7 @@ class Hosts:
         return self
 
     def _make(self) -> None:
-        switch = self.space("switch")  # the bridge has a namespace too: nothing is seen on the machine itself
+        switch = self.space("switch")  # the bridge has its own namespace too, so that the machine itself shows nothing
         self._ip("netns", "add", switch)
         self._made.append(switch)
         self._in("switch", "ip", "link", "add", "bridge", "type", "bridge")
@@ -79,7 +79,7 @@ class Hosts:
             self._in(host, "ip", "address", "add", f"{self.addresses[host]}/24", "dev", "eth0")
             self._in(host, "ip", "link", "set", "eth0", "up")
             self._in(host, "ip", "link", "set", "lo", "up")
-            etc = Path("/etc/netns") / space  # what `ip netns exec` shows as /etc
+            etc = Path("/etc/netns") / space  # `ip netns exec` shows it as /etc
             etc.mkdir(parents=True)
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
             self.home(host).mkdir(parents=True)
@@ -95,7 +95,7 @@ class Hosts:
             shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
 
     def run(self, host: str, line: str) -> str:
-        """One command, to its end; its standard output. Fails where it does."""
+        """Runs one command to its end; returns its standard output. Fails if the command fails."""
         words = self._words(host, line)
         if words[0] == "scp":
             self._copy(host, *words[1:])
@@ -113,7 +113,7 @@ class Hosts:
         return done.stdout
 
     def start(self, host: str, line: str) -> Program:
-        """One that goes on."""
+        """Starts a command that keeps running."""
         name = f"{host}-{len(self.programs)}"
         program = Program(
             name,
@@ -125,13 +125,13 @@ class Hosts:
         return program
 
     def counters(self, host: str) -> tuple[int, int]:
-        """(bytes sent, bytes received) on its interface so far."""
+        """Returns (bytes sent, bytes received) on the host's interface so far."""
         lines = self._in(host, "cat", "/proc/net/dev").splitlines()
         (fields,) = [line.split(":")[1].split() for line in lines if line.strip().startswith("eth0:")]
         return int(fields[8]), int(fields[0])
 
     def _copy(self, host: str, source: str, target: str) -> None:
-        """``scp FILE user@name:vfl/PATH``"""
+        """Copies a file as ``scp FILE user@name:vfl/PATH`` would."""
         where, _, path = target.partition(":")
         (other,) = [each for each, name in self.names.items() if name == where.partition("@")[2]]
         wanted = self.home(other).parent / path

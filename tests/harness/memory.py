@@ -1,4 +1,4 @@
-"""Link and Hub without a wire: threads of one process and one lock. What the contract means, in its shortest form."""
+"""Link and Hub without a wire, for threads of one process with one lock: the contract in its shortest form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vfl_common.rpc.failures import from_failure, to_failure
 
 
 class MemoryHub(Hub):
-    """A ``Hub``, and where its links leave their bundles."""
+    """A ``Hub`` that also holds the bundles of its links."""
 
     def __init__(self, name: str, roster: Sequence[str], *, timeout_s: float) -> None:
         self.name, self.roster, self._timeout_s = name, tuple(roster), timeout_s
@@ -67,7 +67,7 @@ class MemoryHub(Hub):
                     arrived(party, bundle)
 
     def _new(self, got: Collection[str]) -> dict[str, tuple[StepKey, Bundle]]:
-        """Under the lock: what has been sent and neither answered nor taken."""
+        """Returns the bundles that were sent and are neither answered nor taken; the caller holds the lock."""
         return {
             party: sent
             for party, sent in self.asked.items()
@@ -141,7 +141,7 @@ def check(expect: BundleSpec, bundle: Bundle, party: str, step: StepKey) -> None
 
 
 def copied(bundle: Bundle) -> Bundle:
-    """As the wire does: the receiver's memory is its own."""
+    """Copies a bundle, because the receiver of a wire has its own memory too."""
     tensors = {
         name: Buffer(buffer.dtype, buffer.shape, memoryview(bytearray(buffer.data)))
         for name, buffer in bundle.tensors.items()

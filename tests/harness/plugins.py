@@ -1,4 +1,4 @@
-"""Plug-ins as if they were installed: a folder of metadata on the path, beside the folder of their modules."""
+"""Makes plug-ins look installed: a folder of metadata on the path, beside the folder of their modules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def metadata(folder: Path, entry_points: Mapping[str, Mapping[str, str]], name: 
 
 
 def environment(*folders: Path) -> dict[str, str]:
-    """The programs' environment with ``folders`` on the path of modules."""
+    """Returns the programs' environment with ``folders`` on the path of modules."""
     given = program_environment()
     path = [*map(str, folders), *filter(None, [given.get("PYTHONPATH", "")])]
     return given | {"PYTHONPATH": os.pathsep.join(path)}

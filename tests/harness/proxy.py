@@ -1,8 +1,8 @@
 """A TCP proxy between a passive party and the active party: counts bytes, stops them at a given number, cuts.
 
-It sees TLS, so it knows steps by their bytes alone: an exchange of B rows of an E-wide embedding is 4·B·E bytes each
-way and a little more, and the handshake a few KiB. ``hold_at`` names the byte at which nothing more is let through; the
-step that is under way then cannot end before ``release``, however slow or fast the machine is.
+It sees TLS, so it knows steps only by their bytes: an exchange of B rows of an E-wide embedding is 4·B·E bytes each
+way and a little more, and the handshake a few KiB. ``hold_at`` names the byte after which nothing passes; the step
+under way then cannot end before ``release``, however slow or fast the machine is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _READ_BYTES = 16384
 class Proxy:
     """Listens on a free port of 127.0.0.1 and passes each connection on to ``target``.
 
-    ``sent``: bytes that callers have sent through so far, over all connections; ``received``: bytes of the way back.
+    ``sent``: bytes that callers have sent through so far, over all connections; ``received``: bytes sent back to them.
     """
 
     def __init__(self, target: str = "") -> None:
@@ -47,17 +47,17 @@ class Proxy:
         self.cut()
 
     def hold_at(self, *, sent: int | None = None, received: int | None = None) -> None:
-        """Nothing more is passed on, in either direction, once so many bytes have come from either side.
+        """Stops both directions once ``sent`` bytes have come from the callers, or ``received`` bytes from the target.
 
-        The bytes that reach the number are not passed on: with ``sent`` a request stays incomplete, with ``received``
-        a reply that the other side has computed.
+        The bytes that reach the number are held back: ``sent`` leaves a request incomplete, ``received`` a reply
+        that the target has computed.
         """
         with self._open:
             self._held.clear()
             self._hold_at = (sent, received)
 
     def hold_replies(self) -> None:
-        """From now on nothing is passed back to the callers; what they send goes through."""
+        """Holds all replies from now on; what the callers send still passes."""
         with self._open:
             self._mute = True
 
@@ -67,13 +67,13 @@ class Proxy:
         )
 
     def release(self) -> None:
-        """Lets everything through again, and from now on."""
+        """Lets everything pass again, from now on."""
         with self._open:
             self._hold_at, self._mute = (None, None), False
             self._open.notify_all()
 
     def cut(self) -> None:
-        """Closes every connection, as a broken network would; new ones may come at once."""
+        """Closes every connection, as a broken network would; new ones may open at once."""
         with self._open:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:

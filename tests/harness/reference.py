@@ -1,10 +1,10 @@
-"""Split training in one process, from the paper's definition: the other side of the exactness tests.
+"""Split training in one process, from the paper's definition: the reference of the exactness tests.
 
 SplitNN (Vepakomma et al. 2018): every party k has an encoder, z_k = f_k(x_k); the active party combines the z_k, its
 top model g gives the outputs, one loss is taken; each party's optimizer updates its own parameters with its part of
-the gradient. Here it is ordinary autograd through the whole network: nothing is cut, sent or received. No code is
-shared with the transport, the phases, the runner or ``vfl_party.optim``; torch's optimizers run as they come. What is
-shared is what both must start from: the models as built, the seeds, the tables and their preprocessing.
+the gradient. Here it is ordinary autograd through the whole network: nothing is cut, sent or received. It shares no
+code with the transport, the phases, the runner or ``vfl_party.optim``, and uses torch's optimizers unchanged. It
+shares what both must start from: the models as built, the seeds, the tables and their preprocessing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vfl_party.seeds import batches, derive_seed, split_rows
 
 
 class _OneParty:
-    """A party's data, models, optimizer, and its own stream of random numbers (dropout)."""
+    """A party's data, models, optimizer, and its own stream of random numbers (for dropout)."""
 
     def __init__(self, recipe: Recipe, name: str, data: DataSettings, settings: dict[str, Any]) -> None:
         place = recipe.party(name)
@@ -87,7 +87,7 @@ def _optimizer(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torc
 
 
 def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """{party: {"encoder.…": tensor}} after the recipe's only training phase.
+    """Returns {party: {"encoder.…": tensor}} after the recipe's only training phase.
 
     Args:
         recipe_tables: the recipe as in TOML; its first phase is of kind ``splitnn``.
@@ -107,7 +107,7 @@ def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dic
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As the parties of the tests: sums within an operation are taken in the same order."""
+    """Uses one thread, as the parties of the tests do, so that sums within an operation have the same order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -120,7 +120,7 @@ def _train(
     recipe: Recipe, phase: str, settings: dict[str, Any], optimizer: dict[str, Any], parties: dict[str, _OneParty]
 ) -> None:
     active = parties[recipe.active.name]
-    # The active party's embedding is first, the passive parties' follow in the roster's order.
+    # The active party's embedding is first; the passive parties' follow in the roster's order.
     ordered = [active, *(party for party in parties.values() if party is not active)]
     epochs, lr = settings["epochs"], optimizer.get("lr", 1e-3)
     stopping = settings.get("early_stopping")

@@ -1,7 +1,7 @@
-"""FedHSSL in one process, from Algorithm 1 of the paper: the other side of the exactness tests.
+"""FedHSSL in one process, from Algorithm 1 of the paper: the reference of the exactness tests.
 
-Nothing is sent: the parties are a list, the server's mean is a sum over it. No code is shared with the transport, the
-phases, the runner, the losses, the queue or ``vfl_party.optim``. Shared is what both must start from: encoders as
+Nothing is sent: the parties are a list, the server's mean is a sum over it. It shares no code with the transport, the
+phases, the runner, the losses, the queue or ``vfl_party.optim``. It shares what both must start from: encoders as
 built, seeds, tables, preprocessing, and the random views (``vfl_party.selfsup.augment``), which are inputs here.
 
 Line numbers are those of Algorithm 1. Losses: Eqs. 2 to 6.
@@ -30,7 +30,7 @@ WEIGHT_DECAY, SGD_MOMENTUM = 3e-5, 0.9
 
 
 def _heads(settings: dict[str, Any], width: int) -> tuple[nn.Module, nn.Module]:
-    """Projector: three linear layers with BatchNorm, ReLU but after the last. Predictor: P -> hidden -> P."""
+    """Makes a projector, three linear layers with BatchNorm and ReLU between, and a predictor, P -> hidden -> P."""
     layers: list[nn.Module] = []
     for number, size in enumerate(settings["projector"]):
         layers += [nn.ReLU()] if number else []
@@ -46,7 +46,7 @@ def _heads(settings: dict[str, Any], width: int) -> tuple[nn.Module, nn.Module]:
 
 
 class _Tower:
-    """f, its projector, h, and SGD over them."""
+    """One tower: f, its projector, h, and SGD over them."""
 
     def __init__(self, encoder: nn.Module, heads: tuple[nn.Module, nn.Module], lr: float) -> None:
         self.encoder, (self.projector, self.predictor) = encoder, heads
@@ -71,7 +71,7 @@ class _Tower:
 
 
 class _Queue:
-    """A list of unit keys, the oldest first: written for plainness."""
+    """A list of unit keys, the oldest first; kept simple on purpose."""
 
     def __init__(self, size: int, width: int, seed: int) -> None:
         self.keys = F.normalize(torch.randn(size, width, generator=torch.Generator().manual_seed(seed)), dim=1)
@@ -112,8 +112,8 @@ class _Party:
             return _Tower(encoder, heads, lr)
 
         self.cross = tower("cross", name)
-        self.local = tower("local")  # what is averaged begins alike at all parties
-        self.target = deepcopy(self.local)  # of BYOL and MoCo
+        self.local = tower("local")  # averaged later, so it begins alike at all parties
+        self.target = deepcopy(self.local)  # for BYOL and MoCo
         self.queues: dict[str, _Queue] = {}
 
     def queue(self, label: str) -> _Queue:
@@ -123,7 +123,7 @@ class _Party:
         return self.queues[label]
 
     def loss(self, p: Tensor, z: Tensor, negatives: _Queue | None) -> Tensor:
-        """L_SSL(p, st(z)): Eq. 4 (SimSiam), Eq. 3 (BYOL), Eq. 2 (MoCo)."""
+        """Returns L_SSL(p, st(z)): Eq. 4 (SimSiam), Eq. 3 (BYOL), Eq. 2 (MoCo)."""
         p, z = p / p.norm(dim=1, keepdim=True), (z / z.norm(dim=1, keepdim=True)).detach()
         cosine = (p * z).sum(dim=1)
         if self.settings["ssl"] == "simsiam":
@@ -155,7 +155,7 @@ class _Party:
     # -- Step 2 -----------------------------------------------------------------------------------------------------
 
     def local_epoch(self, epoch: int, epochs: int) -> None:
-        """Lines 18 to 26."""
+        """Runs lines 18 to 26."""
         ssl, size = self.settings["ssl"], self.settings["batch_size"]
         seed = self.recipe.seed
         random = torch.Generator().manual_seed(derive_seed(seed, "augment", self.phase, self.name, epoch))
@@ -201,7 +201,7 @@ class _Party:
     # -- Step 3 -----------------------------------------------------------------------------------------------------
 
     def shared(self, top: tuple[str, ...]) -> dict[str, Tensor]:
-        """f_lt ∘ h_l without counters."""
+        """Returns f_lt ∘ h_l without counters."""
         wanted = (*(f"encoder.{layer}." for layer in top), "projector.", "predictor.")
         return {
             name: tensor
@@ -213,7 +213,7 @@ class _Party:
 def pretrain(
     recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], top: tuple[str, ...]
 ) -> list[dict[str, dict[str, Tensor]]]:
-    """After each round, {party: {"cross.encoder.…", "local.projector.…": tensor}}.
+    """Returns, for each round, {party: {"cross.encoder.…", "local.projector.…": tensor}} after it.
 
     Args:
         recipe_tables: the recipe as in TOML; its first phase is of kind ``fedhssl`` and names every value it uses.
@@ -244,7 +244,7 @@ def pretrain(
 def _cross_epoch(
     recipe: Recipe, phase: str, parties: list[_Party], epoch: int, settings: dict[str, Any], epochs: int
 ) -> None:
-    """Lines 4 to 15: all compute z, then all update."""
+    """Runs lines 4 to 15: all compute z, then all update."""
     active = next(party for party in parties if party.name == recipe.active.name)
     for party in parties:
         party.cross.parts.train()
@@ -262,7 +262,7 @@ def _cross_epoch(
 
 @torch.no_grad()
 def _aggregate(parties: list[_Party], top: tuple[str, ...]) -> None:
-    """Lines 28 to 34."""
+    """Runs lines 28 to 34."""
     shared = [party.shared(top) for party in parties]
     for name in shared[0]:
         mean = torch.stack([each[name] for each in shared]).mean(dim=0)

@@ -1,7 +1,7 @@
-"""FedOnce-L0 in one process, from Algorithm 1 of the paper: the other side of the exactness tests.
+"""FedOnce-L0 in one process, from Algorithm 1 of the paper: the reference of the exactness tests.
 
-No transport, no phases, no losses or optimizers of the product's. What is shared is what both must start from: models
-as built, seeds, order of batches, tables and their preprocessing. Settings are as in TOML; see ``train``.
+It shares no transport, phases, losses or optimizers with the product. It shares what both must start from: models as
+built, seeds, order of batches, tables and their preprocessing. Settings are as in TOML; see ``train``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from vfl_party.seeds import batches, derive_seed, split_rows
 def train(
     recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], late: Collection[str] = ()
 ) -> dict[str, dict[str, Tensor]]:
-    """{party: {"encoder.…": tensor, "top.…": tensor}} after ``fedonce`` (nat) and ``head`` (own encoder trained).
+    """Trains ``fedonce`` (nat), then ``head`` (own encoder trained).
 
-    ``late``: parties for whose representations zeros stand, in training and, by zero weights, ever after.
+    Returns {party: {"encoder.…": tensor, "top.…": tensor}}. ``late``: parties whose representations are zeros in
+    training, and whose weights in the top model are zero afterwards.
     """
     recipe = Recipe.model_validate(recipe_tables)
     local, head = recipe.phases[:2]
@@ -52,7 +53,9 @@ def train(
                 y = labels.encode(table.labels)[torch.from_numpy(rows)]
                 continue
             r = _local(recipe, local.name, local.settings, party.name, encoder, x)
-            uploaded.append(torch.zeros_like(r) if party.name in late else r)  # line 16, and line 19 at the other end
+            uploaded.append(
+                torch.zeros_like(r) if party.name in late else r
+            )  # line 16, and line 19 at the active party
             prefix = "encoder.body" if flatten else "encoder"  # tables end in tanh, images in a linear layer
             found[party.name] = {f"{prefix}.{name}": tensor for name, tensor in encoder.state_dict().items()}
         top = _host(recipe, head.name, head.settings, own, x_own, uploaded, y)
@@ -69,7 +72,7 @@ def train(
 def predict(
     recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], weights: dict[str, dict[str, Tensor]]
 ) -> Tensor:
-    """Algorithm 2 for all rows of a binary task on tables, with given weights and a head of one hidden layer: [N]."""
+    """Runs Algorithm 2 for all rows of a binary task on tables, with given weights and one hidden head layer: [N]."""
     recipe = Recipe.model_validate(recipe_tables)
     parts = []
     for party in recipe.parties:
@@ -87,7 +90,7 @@ def predict(
 
 
 def _local(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, encoder: nn.Module, x: Tensor) -> Tensor:
-    """Lines 3 to 16 at one passive party; its representations R_j."""
+    """Runs lines 3 to 16 at one passive party; returns its representations R_j."""
     n, d = len(x), recipe.model.embedding_size
     bounded = x.dim() == 2
 
@@ -122,7 +125,7 @@ def _local(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, enco
 def _host(
     recipe: Recipe, phase: str, settings: dict[str, Any], own: nn.Module, x: Tensor, r: list[Tensor], y: Tensor
 ) -> nn.Sequential:
-    """Lines 20 to 30: the aggregation model f_w, which is the active party's encoder and what comes after it."""
+    """Runs lines 20 to 30: trains the aggregation model f_w, the active party's encoder and the layers after it."""
     width = (1 + len(r)) * recipe.model.embedding_size
     with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
         top = build_top(recipe.model.top, width, recipe.task.outputs)

@@ -1,6 +1,6 @@
 """SS-VFL-I in one process, from Algorithms 1 and 4 of the paper: local contrastive learning, then a head.
 
-As ``reference_fedhssl``: no transport, no phases, no losses of the product's; views are inputs.
+As in ``reference_fedhssl``, it shares no transport, phases or losses with the product; views are inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 
 def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """{party: {"encoder.…": tensor, "top.…": tensor}} after the phases ``contrastive`` (simclr) and ``head`` (Adam)."""
+    """Trains ``contrastive`` (simclr) and ``head`` (Adam); returns {party: {"encoder.…": tensor, "top.…": tensor}}."""
     recipe = Recipe.model_validate(recipe_tables)
     pretraining, head = recipe.phases[:2]
     found: dict[str, dict[str, Tensor]] = {}
@@ -60,7 +60,7 @@ def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dic
 
 
 def _contrast(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, features: Any, rows: Any) -> nn.Module:
-    """LocalCL of Algorithm 4, with SimCLR's loss."""
+    """Runs LocalCL of Algorithm 4, with SimCLR's loss."""
     with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
         encoder = build_encoder(recipe.model.encoder, features.spec, recipe.model.embedding_size)
     width = recipe.model.embedding_size
@@ -91,7 +91,7 @@ def _contrast(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, f
 
 
 def _simclr(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """SS-VFL's Eq. 1 for every row of both views, negatives being all other rows of the batch."""
+    """Returns SS-VFL's Eq. 1 for every row of both views; the negatives are all other rows of the batch."""
     z = torch.cat([F.normalize(first), F.normalize(second)])
     similar = (z @ z.T / temperature).exp()
     n = len(first)
@@ -103,7 +103,7 @@ def _simclr(first: Tensor, second: Tensor, temperature: float) -> Tensor:
 
 
 def _head(recipe: Recipe, phase: str, settings: dict[str, Any], r: Tensor, y: Tensor) -> nn.Module:
-    """Algorithm 1, lines 6 to 10."""
+    """Runs Algorithm 1, lines 6 to 10."""
     with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
         top = build_top(recipe.model.top, r.shape[1], recipe.task.outputs)
     optimizer = torch.optim.Adam(top.parameters(), lr=settings["optimizer"]["lr"])

@@ -1,4 +1,4 @@
-"""What a program tells Prometheus, read as Prometheus reads it."""
+"""Reads a program's metrics as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scrape(address: str, timeout_s: float = 10.0) -> Samples:
-    """{(name, labels): value}, read as Prometheus reads it."""
+    """Returns {(name, labels): value}, read as Prometheus reads it."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as answer:
         return samples(text_string_to_metric_families(answer.read().decode()))
 

@@ -1,7 +1,7 @@
 """FedOnce-L1 between processes: what it costs is said, stays within the budget, and is not spent twice.
 
-Samples and noise are private: two runs differ. What is exact is a run that goes on from a checkpoint: the same party's
-state, trained on in this process, gives the same parameters.
+Samples and noise are private: two runs differ. A run that resumes from a checkpoint is exact: the same party's state,
+trained on in this process, gives the same parameters.
 """
 
 from __future__ import annotations

@@ -127,14 +127,14 @@ def test_fedhssl_without_data() -> None:
     cross = {"kind": "fedhssl", "ssl": "simsiam", "local": False, "aggregate": False, "rounds": 2, "batch_size": 300}
     found = of(cross | {"projector": [16, 24]})
     assert payloads(found, "fedhssl")["p0", "p1", "embedding"] == 2 * 2 * 300 * 24 * 4
-    with pytest.raises(InputError, match=r"phase fedhssl: how large the weights .* leave out --rows"):
+    with pytest.raises(InputError, match=r"phase fedhssl: the sizes of the weights .* leave out --rows"):
         of({"kind": "fedhssl", "ssl": "simsiam", "rounds": 2, "batch_size": 300})
     with pytest.raises(InputError, match="batch_size = 400 is more than the 350 aligned"):
         of(cross | {"batch_size": 400}, aligned=0.5)
 
 
 def test_what_nobody_knows_is_asked_for() -> None:
-    with pytest.raises(InputError, match=r"how many rows there are: give --rows N, or a party file"):
+    with pytest.raises(InputError, match=r"the number of rows is unknown: give --rows N, or a party file"):
         forecast(outlook_of(recipe({"kind": "evaluate"}), HERE))
     with pytest.raises(InputError, match="only 35 rows are aligned"):
         of({"kind": "evaluate"}, rows=50, labelled=40)

@@ -1,4 +1,4 @@
-"""ISO noise: as strong as the paper says, private, and going on from a checkpoint."""
+"""ISO noise: as strong as the paper says, private, and resumed from a checkpoint."""
 
 from __future__ import annotations
 

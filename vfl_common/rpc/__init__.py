@@ -1,11 +1,11 @@
 """The transport: channels, streams, rendezvous. The only package that imports grpc.
 
-Both settings are read by gRPC's core when it is imported; the environment's own take precedence.
+gRPC's core reads both settings when it is imported; values that the environment has already take precedence.
 """
 
 import os
 
-# gRPC's core logs every failed handshake to standard error; what a person needs is said by ``identity.diagnose``.
+# gRPC's core logs every failed handshake to standard error; ``identity.diagnose`` reports what a person needs.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # The older poller hands a message from the socket to Python through one thread fewer: a few per cent more

@@ -1,4 +1,4 @@
-"""Whether a step may go on: a pure function of who has arrived and how long it took."""
+"""Decides whether a step may proceed: a pure function of who has arrived and how long it took."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Everyone is there, or nobody else is waited for."""
+    """Everyone has arrived, or the deadline for the others has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def decide(
     timeout_s: float,
     deadline_s: float = math.inf,
 ) -> Proceed | KeepWaiting | TimedOut:
-    """Proceed when all of ``roster`` have arrived or at ``deadline_s``; give up on the late at ``timeout_s``."""
+    """Proceeds when all of ``roster`` have arrived or at ``deadline_s``; gives up on late parties at ``timeout_s``."""
     if len(arrived) == len(roster) or waited_s >= deadline_s:
         return _PROCEED
     if waited_s < timeout_s:

@@ -17,7 +17,7 @@ from vfl_common.identity.diagnose import diagnose
 from vfl_common.wire.frames import FRAME_BYTES
 
 PROTOCOL = 3  # compared at joining and attaching; raise it with any change that an older peer would misread
-MAX_MESSAGE_BYTES = 4 * FRAME_BYTES  # a frame is 1 MiB and its envelope: anything larger is refused by gRPC itself
+MAX_MESSAGE_BYTES = 4 * FRAME_BYTES  # a frame is 1 MiB and its envelope; gRPC itself refuses anything larger
 
 _SHARED_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -40,18 +40,18 @@ Handler: TypeAlias = grpc.GenericRpcHandler
 
 
 class Service(Protocol):
-    """What a listening process offers."""
+    """A gRPC service of a listening process."""
 
     def handler(self) -> Handler: ...
 
 
 def stream_handler(service: str, method: str, serve: Callable[[Iterator[bytes], Context], Iterator[bytes]]) -> Handler:
-    """A bidirectional stream over raw bytes: each message is counted as it is, before it is parsed."""
+    """Makes a bidirectional stream over raw bytes, so that each message is counted before it is parsed."""
     return grpc.method_handlers_generic_handler(service, {method: grpc.stream_stream_rpc_method_handler(serve)})
 
 
 def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
-    """A channel to ``peer``; its certificate must name ``peer``, whatever the host is called."""
+    """Makes a channel to ``peer``; its certificate must name ``peer``, whatever the host is called."""
     options = [
         *_SHARED_OPTIONS,
         ("grpc.ssl_target_name_override", peer),
@@ -65,7 +65,7 @@ def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
 
 
 def connect(address: str, credentials: Credentials, peer: str, timeout_s: float) -> grpc.Channel | VflError:
-    """A channel that is ready, or the clearest reason why there is none within ``timeout_s``."""
+    """Returns a channel that is ready, or the clearest reason why there is none within ``timeout_s``."""
     channel = dial(address, credentials, peer)
     try:
         grpc.channel_ready_future(channel).result(timeout=timeout_s)
@@ -79,7 +79,7 @@ def connect(address: str, credentials: Credentials, peer: str, timeout_s: float)
 def listening(
     address: str, credentials: Credentials, services: Sequence[Service], threads: int
 ) -> Iterator[tuple[grpc.Server, str]]:
-    """A started server and the address that it listens on, with its real port; stopped at the end.
+    """Starts a server; yields it with the address that it listens on, with its real port; stops it at the end.
 
     ``threads`` must cover every stream that can be open at once: fewer starve the rendezvous.
 
@@ -110,7 +110,7 @@ def listening(
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` (``[::1]:7000`` too). Raises InputError (ADDRESS_IN_USE) where it is not that."""
+    """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises InputError (ADDRESS_IN_USE) if it is none."""
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
         raise InputError(
@@ -120,7 +120,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_address(address: str) -> None:
-    """Raises InputError (ADDRESS_IN_USE) where this machine cannot listen on host:port.
+    """Raises InputError (ADDRESS_IN_USE) if this machine cannot listen on host:port.
 
     gRPC says only "failed to bind"; a plain socket knows why.
     """
@@ -145,8 +145,8 @@ def _in_use(address: str, why: str) -> InputError:
 
 
 def caller(context: Context) -> str:
-    """The name in the caller's certificate. Raises PeerError (IDENTITY_MISMATCH) where it has none or several."""
+    """Returns the name in the caller's certificate. Raises PeerError (IDENTITY_MISMATCH) if it has none or several."""
     names = context.auth_context().get("x509_subject_alternative_name", [])
     if len(names) != 1:
-        raise PeerError(Code.IDENTITY_MISMATCH, f"a caller's certificate has {len(names)} names where one is expected")
+        raise PeerError(Code.IDENTITY_MISMATCH, f"a caller's certificate has {len(names)} names; it must have one")
     return str(names[0].decode("ascii", errors="replace"))

@@ -1,4 +1,4 @@
-"""Errors to failures and back. Only ``error.public`` crosses: the translator is a privacy control."""
+"""Translates errors to failures and back. Only ``error.public`` crosses: the translator is a privacy control."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from vfl_common.pb.vfl.v1 import failure_pb2
 
 
 def to_failure(error: BaseException) -> failure_pb2.Failure:
-    """What a peer is told about ``error``; anything that is not ours is an internal error without its text."""
+    """Returns what a peer may read about ``error``; an error that is not ours becomes INTERNAL, without its text."""
     if not isinstance(error, VflError):
         return failure_pb2.Failure(code=Code.INTERNAL, message=CATALOGUE[Code.INTERNAL].public)  # type: ignore[arg-type]
     return failure_pb2.Failure(code=int(error.code), message=error.public, party=error.party)  # type: ignore[arg-type]
 
 
 def clean(text: str, most: int = 500) -> str:
-    """A peer's words as one line of printable characters, so that it cannot write lines of its own into our output."""
+    """Makes a peer's words one line of printable characters, so that it cannot add lines of its own to our output."""
     return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
 
 
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:
-    """The error that a received failure is for this process, ``me``.
+    """Returns the error that a received failure means for this process, ``me``.
 
-    What is about this party keeps its code (and so its exit code); what another party did is an AbortedError.
+    A failure about this party keeps its code (and so its exit code); one about another party becomes an AbortedError.
     """
     try:
         code = Code(failure.code)

@@ -1,7 +1,7 @@
-"""``grpc.health.v1``: whether a listening process serves, asked by containers and orchestrators.
+"""``grpc.health.v1``: answers containers and orchestrators that ask whether a listening process serves.
 
-Only ``Check``. ``Watch`` would keep a thread of the pool for as long as its caller likes; the protocol lets a server do
-without it, and callers fall back.
+Offers only ``Check``. ``Watch`` would occupy a thread of the pool as long as its caller likes; the protocol lets a
+server omit it, and callers fall back.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be diall
 
 
 class Health:
-    """Tells those who may know whether each service of this process serves; ``''`` asks for all of them together.
+    """Answers permitted callers whether each service of this process serves; ``''`` asks for all of them together.
 
     Args:
-        services: {full name of a service: whether it serves now}.
-        may_ask: names in certificates, this process's own among them: a probe beside it has no other certificate.
+        services: {full name of a service: returns whether it serves now}.
+        may_ask: names in certificates, including this process's own: a probe beside it has no other certificate.
     """
 
     def __init__(self, services: Mapping[str, Callable[[], bool]], may_ask: Collection[str]) -> None:
@@ -45,7 +45,7 @@ class Health:
         except PeerError:
             allowed = False
         if not allowed:
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "only who takes part in this federation may ask")
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "only members of this federation may ask")
         if request.service and request.service not in self._services:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
         asked = [serves for name, serves in self._services.items() if request.service in ("", name)]
@@ -53,11 +53,11 @@ class Health:
 
 
 def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> str:
-    """Asks this machine's process of the same name, which listens on ``listen``; its address where it serves.
+    """Asks this machine's process of the same name, which listens on ``listen``; returns its address if it serves.
 
     Raises:
         InputError: there is no connection; the sentence says why.
-        PeerError: UNREACHABLE, it does not serve, or does not answer the question.
+        PeerError: UNREACHABLE; it does not serve, or does not answer the question.
     """
     address, me = _to_dial(listen), credentials.name
     channel = connect(address, credentials, me, timeout_s)
@@ -73,7 +73,7 @@ def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> 
             status = check(health_pb2.HealthCheckRequest(), timeout=timeout_s).status
         except grpc.RpcError as error:
             why = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-            text = f"{me!r} at {address} does not say whether it serves ({why}); is it of an older version?"
+            text = f"{me!r} at {address} does not report whether it serves ({why}); is it of an older version?"
             raise PeerError(Code.UNREACHABLE, text, party=me) from None
     if status != _SERVING:
         raise PeerError(Code.UNREACHABLE, f"{me!r} at {address} does not serve: its run has ended", party=me)
@@ -81,7 +81,7 @@ def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> 
 
 
 def _to_dial(listen: str) -> str:
-    """The address at which a process on this machine is found that listens on ``listen``. Raises InputError."""
+    """Returns the address that reaches a process on this machine that listens on ``listen``. Raises InputError."""
     host, port = split_address(listen)
     host = _ANY_ADDRESS.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

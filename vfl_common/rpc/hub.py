@@ -1,10 +1,10 @@
 """The computing side of an exchange over gRPC.
 
-gRPC's threads only move frames: one thread a stream puts each frame into one queue, and the main thread, inside
-``collect``, does everything else (order, specs, assembly). What came of a bundle before its stream broke is kept: over
-a new stream the party asks for it and sends the rest. A bundle that came whole never reaches the queue again: the
-stream's own thread sees to it that the party gets the reply that was, or will be, computed, even where the main thread
-does not collect for a long time, or never again.
+gRPC's threads only move frames: one thread for each stream puts frames into one queue. The main thread, inside
+``collect``, does everything else (order, specs, assembly). If a stream breaks within a bundle, the frames that came
+are kept: the party asks for their number over a new stream and sends the rest. A bundle that was received whole never
+reaches the queue again: the stream's own thread makes sure that the party gets its reply, computed already or not yet,
+even if the main thread does not collect for a long time, or never again.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from vfl_common.wire.frames import (
 )
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
-MAX_STREAMS = 3  # of one party: the one in use, and others that are ending or beginning
-_LONGEST_WAIT_S = 3600.0  # at once; then it is decided again
-_UNREAD_FRAMES = 16  # of one stream, before its thread stops reading and gRPC's flow control holds the sender
+MAX_STREAMS = 3  # for each party: the one in use, and others that are ending or beginning
+_LONGEST_WAIT_S = 3600.0  # between two decisions whether to wait on
+_UNREAD_FRAMES = 16  # of one stream; then its thread stops reading, and gRPC's flow control holds the sender
 
 
 class _Stream:
-    """One party's open stream. ``outbox`` is the way from the main thread to the stream's thread."""
+    """One party's open stream. ``outbox`` carries replies from the main thread to the stream's thread."""
 
     def __init__(self, party: str) -> None:
         self.party = party
         self.outbox: queue.SimpleQueue[list[Encoded] | VflError | None] = queue.SimpleQueue()
-        self.delivered = 0  # frames; counted by the stream's thread alone
-        self.taken = 0  # counted by the main thread alone
+        self.delivered = 0  # frames; only the stream's thread counts them
+        self.taken = 0  # frames; only the main thread counts them
         self.closed = False
-        self.repeating: StepKey | None = None  # the stream's thread only: what is coming in came whole before
+        self.repeating: StepKey | None = None  # the stream's thread only: the incoming bundle was received before
         self.incoming: _Incoming | None = None  # the stream's thread only
 
     def close(self) -> None:
@@ -61,11 +61,11 @@ class _Stream:
 
 
 class _Incoming:
-    """One bundle on its way in, over one stream or several after one another."""
+    """One incoming bundle, over one stream or several after one another."""
 
     def __init__(self, step: StepKey, kind: str, stream: _Stream) -> None:
         self.step, self.kind = step, kind
-        self.stream = stream  # on which its sender waits for the reply
+        self.stream = stream  # the one over which its sender waits for the reply
         self.frames = 0  # delivered
         self.whole = False
         self.assembly: Assembly | None = None  # the main thread only
@@ -78,12 +78,12 @@ class ExchangeHub:
     """A ``Hub`` for one generation of a run; see ``vfl_common.link.Hub``.
 
     Args:
-        run_id, generation: a stream attaches with both.
+        run_id, generation: a stream names both to attach.
         roster: the parties that send, in the recipe's order.
         timeout_s: how long a living party may take for one step.
-        from_first: a step's time runs from the first bundle's arrival, not from ``collect``: what the parties do on
-            their own before it takes as long as it takes.
-        allocate: buffers for what arrives (pinned where the device is a GPU).
+        from_first: starts a step's time at the first bundle's arrival, not at ``collect``; so the parties' own work
+            before it may take any time.
+        allocate: makes buffers for what arrives (pinned if the device is a GPU).
     """
 
     def __init__(
@@ -103,21 +103,21 @@ class ExchangeHub:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._expect: BundleSpec | None = None  # the main thread only
         self._hurried = True  # the main thread only
-        self._collecting = False  # the main thread alone sets it
-        self._lock = threading.Condition(threading.Lock())  # guards what follows
+        self._collecting = False  # only the main thread sets it
+        self._lock = threading.Condition(threading.Lock())  # guards the attributes below
         self._ended: VflError | None = None
         self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
         self._step: StepKey | None = None
         self._incoming: dict[str, _Incoming] = {}  # the newest bundle of each party
         self._arrived: dict[str, Bundle] = {}
-        self._late: frozenset[str] = frozenset()  # of this step: answered, though they have not arrived
-        self._awaited: set[str] = set()  # late ones that have not come for their reply yet
-        self._replies: dict[str, tuple[StepKey, list[Encoded]]] = {}  # the last reply to each, to give it again
+        self._late: frozenset[str] = frozenset()  # parties that this step is computed without
+        self._awaited: set[str] = set()  # late ones that still have to fetch their reply
+        self._replies: dict[str, tuple[StepKey, list[Encoded]]] = {}  # the last reply to each, to repeat it
 
     # -- any thread ---------------------------------------------------------------------------------------------
 
     def open(self, party: str) -> _Stream:
-        """A stream for ``party``; an older one of its is closed."""
+        """Opens a stream for ``party`` and closes its older one."""
         stream = _Stream(party)
         with self._lock:
             older, self._streams[party] = self._streams.get(party), stream
@@ -135,7 +135,7 @@ class ExchangeHub:
 
     @property
     def awaited(self) -> list[str]:
-        """The parties whose bundle is being waited for now."""
+        """The parties whose bundle ``collect`` is waiting for now."""
         arrived = list(self._arrived)
         if not self._collecting or self._ended is not None or (self._from_first and not arrived):
             return []
@@ -144,7 +144,7 @@ class ExchangeHub:
     def deliver(self, stream: _Stream, frame: Received) -> None:
         """Passes one frame to the main thread; waits while too many are unread.
 
-        The frames of a bundle that came whole before go no further: its reply is due here from now on.
+        Frames of a bundle that was already received are dropped; the reply goes to this stream.
         """
         envelope = frame.envelope
         if envelope.HasField("header"):
@@ -158,7 +158,7 @@ class ExchangeHub:
                 return
             time.sleep(0.001)
         with self._lock:
-            if stream.closed:  # its party goes on over another, from the frame after the last one counted here
+            if stream.closed:  # its party resumes over another, from the frame after the last one counted here
                 return
             stream.delivered += 1
             if stream.incoming is not None:
@@ -167,7 +167,7 @@ class ExchangeHub:
             self._events.put((stream, stream.incoming, frame))
 
     def resume(self, stream: _Stream, step: StepKey) -> exchange_pb2.Resume:
-        """What has come of a bundle over streams of this party that broke; the rest is to come over ``stream``."""
+        """Returns how much of a bundle came over this party's broken streams; the rest will come over ``stream``."""
         with self._lock:
             answered, incoming = self._replies.get(stream.party), self._incoming.get(stream.party)
             if answered is not None and answered[0] == step:
@@ -179,7 +179,7 @@ class ExchangeHub:
             return exchange_pb2.Resume(frames=incoming.frames, whole=incoming.whole)
 
     def end(self, error: VflError) -> None:
-        """Ends this generation: ``collect`` raises ``error``, the streams are told and closed. Repeats do nothing."""
+        """Ends this generation: ``collect`` raises ``error``, the streams send it and close. Repeats do nothing."""
         with self._lock:
             if self._ended is not None:
                 return
@@ -191,7 +191,7 @@ class ExchangeHub:
             stream.outbox.put(error)
 
     def _begun(self, stream: _Stream, step: StepKey, kind: str) -> None:
-        """The first frame of a bundle has come: is it a new one, or one that came whole before?"""
+        """Notes the first frame of a bundle: a new bundle, or one that was received whole before."""
         with self._lock:
             answered, incoming = self._replies.get(stream.party), self._incoming.get(stream.party)
             known = answered is not None and answered[0] == step
@@ -201,7 +201,7 @@ class ExchangeHub:
                 stream.incoming = self._incoming[stream.party] = _Incoming(step, kind, stream)
 
     def _repeat(self, stream: _Stream, step: StepKey) -> None:
-        """The whole of a repeated bundle is in: its reply, now or as soon as it is computed."""
+        """Ends a repeated bundle: sends its reply to this stream, now or as soon as it is computed."""
         stream.repeating = None
         with self._lock:
             if stream.closed:
@@ -213,7 +213,7 @@ class ExchangeHub:
                 self._incoming[stream.party].stream = stream
 
     def _give_again(self, stream: _Stream, reply: list[Encoded]) -> None:
-        """Under the lock."""
+        """Sends a computed reply again; the caller holds the lock."""
         stream.outbox.put(reply)
         self._awaited.discard(stream.party)
         self._lock.notify_all()
@@ -224,7 +224,7 @@ class ExchangeHub:
         self._hurried = False
 
     def wait_for_late(self) -> None:
-        """Waits until every late party has had its reply. Raises what ended this generation."""
+        """Waits until every late party has its reply. Raises the error that ended this generation, if any."""
         with self._lock:
             self._lock.wait_for(lambda: not self._awaited or self._ended is not None)
             if self._ended is not None and self._awaited:
@@ -286,19 +286,19 @@ class ExchangeHub:
                     continue
                 self._awaited.add(party)
                 incoming = self._incoming.get(party)
-                if incoming is not None and incoming.step == step:  # what has come of its bundle is of no use:
+                if incoming is not None and incoming.step == step:  # the received part of its bundle is useless:
                     del self._incoming[party]
                     self._streams.pop(party).close()  # it opens another, and gets its answer there
         with self._lock:
             self._arrived, self._late = {}, frozenset()
 
     def _take(self, stream: _Stream, incoming: _Incoming | None, frame: Received) -> str | None:
-        """One frame, in the order in which its party sent them; the party whose bundle is complete with it."""
+        """Takes a frame, in the order in which its party sent them; returns the party if it completes its bundle."""
         party = stream.party
         stream.taken += 1
         if incoming is None:
             raise malformed(f"{party} sent a frame that belongs to no bundle", party)
-        if self._incoming.get(party) is not incoming:  # it has begun again, over another stream
+        if self._incoming.get(party) is not incoming:  # its party began again, over another stream
             return None
         if frame.envelope.HasField("header"):
             self._begin(party, incoming, frame)
@@ -312,7 +312,7 @@ class ExchangeHub:
         return party
 
     def _begin(self, party: str, incoming: _Incoming, frame: Received) -> None:
-        """The first frame of a bundle."""
+        """Begins a bundle with its first frame."""
         if incoming.step != self._step or self._expect is None:
             text = f"{party} sent {incoming.step} while {self._step} is under way"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
@@ -320,7 +320,7 @@ class ExchangeHub:
 
 
 class ExchangeService:
-    """The gRPC side: lets parties of ``roster`` in and moves frames between their streams and the current hub."""
+    """The gRPC side: admits parties of ``roster`` and moves frames between their streams and the current hub."""
 
     def __init__(self, roster: Sequence[str], ledger: Ledger, meter: TcpMeter, *, attach_timeout_s: float) -> None:
         self._roster = frozenset(roster)
@@ -336,25 +336,25 @@ class ExchangeService:
         return stream_handler(SERVICE, "Swap", self._swap)
 
     def use(self, hub: ExchangeHub | None) -> None:
-        """From now on streams attach to ``hub``."""
+        """Makes ``hub`` the one that streams attach to from now on."""
         with self._changed:
             self._hub = hub
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Streams that wait for a hub are refused from now on."""
+        """Refuses streams that wait for a hub from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def awaited(self) -> list[str]:
-        """The parties whose part of the current step is being waited for."""
+        """The parties whose part of the current step the hub is waiting for."""
         hub = self._hub
         return [] if hub is None else hub.awaited
 
     def wait_until_idle(self, timeout_s: float) -> None:
-        """Waits, at most so long, until no stream is open: the parties end theirs once they have the last reply."""
+        """Waits until no stream is open, at most ``timeout_s``: the parties close theirs after the last reply."""
         with self._changed:
             self._changed.wait_for(lambda: self._open == 0, timeout=timeout_s)
 
@@ -366,14 +366,14 @@ class ExchangeService:
                 stream = hub.open(party)
                 if context.add_callback(stream.close):  # otherwise the stream has ended already
                     yield from self._until_it_ends(hub, stream, requests, resume)
-        except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns the public text and no more
+        except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns only the public text
             yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
 
     @contextmanager
     def _admitted(self, context: Context) -> Iterator[str]:
-        """The caller's name, while its stream lasts.
+        """Yields the caller's name, while its stream lasts.
 
-        Raises PeerError where it has no part in this exchange, or holds too many streams already: each takes a thread.
+        Raises PeerError if it has no part in this exchange or holds too many streams already: each takes a thread.
         """
         party = caller(context)
         if party not in self._roster:
@@ -406,7 +406,7 @@ class ExchangeService:
                 self._changed.notify_all()
 
     def _attach(self, requests: Iterator[bytes], party: str) -> tuple[ExchangeHub, StepKey | None]:
-        """The hub that the party asks for, and the step that it wants to go on with, if any."""
+        """Returns the hub that the party asks for, and the step that it wants to resume, if any."""
         data = next(requests, b"")
         frame = parse_frame(data, party=party).envelope
         if not frame.HasField("attach"):
@@ -449,7 +449,7 @@ class ExchangeService:
                 yield encoded.data
 
     def _bundle(self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes]) -> bool:
-        """Passes on one bundle, or what is left of it; false where the party has closed its side."""
+        """Passes on one bundle, or the rest of one; returns false if the party has closed its side."""
         party = stream.party
         phase, kind = (stream.incoming.step.phase, stream.incoming.kind) if stream.incoming is not None else ("", "")
         for data in requests:

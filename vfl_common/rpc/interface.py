@@ -1,6 +1,6 @@
-"""What the kernel counts on this machine's network interfaces (Linux): all programs, headers of every layer.
+"""Reads the kernel's counts of this machine's network interfaces (Linux): all programs, headers of every layer.
 
-The loopback interface is left out: there, every process of a simulation would count what all of them do.
+The loopback interface is left out: on it, every process of a simulation would count the bytes of all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Counters = dict[str, tuple[int, int]]
 
 
 def counters() -> Counters:
-    """{interface: (bytes sent, bytes received)} since it came up; nothing where there is no /proc."""
+    """Returns {interface: (bytes sent, bytes received)} since it came up; nothing if there is no /proc."""
     if not _COUNTS.exists():
         return {}
     found = {}
@@ -32,13 +32,13 @@ def counters() -> Counters:
 
 
 def carrying(addresses: Collection[str]) -> set[str]:
-    """The interfaces that have one of these local addresses, loopback left out."""
+    """Returns the interfaces that have one of these local addresses, without loopback."""
     wanted = {address for address in addresses if not ipaddress.ip_address(address.partition("%")[0]).is_loopback}
     return {name for name, own in _addresses() if own in wanted} if wanted else set()
 
 
 def _addresses() -> list[tuple[str, str]]:
-    """[(interface, one of its addresses)]; of IPv4 the first of each."""
+    """Returns [(interface, one of its addresses)]; only the first IPv4 address of each."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():

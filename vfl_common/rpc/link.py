@@ -1,4 +1,4 @@
-"""The asking side of an exchange over gRPC: one stream, opened again when it breaks, where the last bundle goes on."""
+"""The asking side of an exchange over gRPC: one stream; when it breaks, the last bundle resumes over a new one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vfl_common.wire.frames import (
 )
 
 _RETRY_S = 0.2
-_SILENT_S = 5.0  # without a connection before anybody is told
+_SILENT_S = 5.0  # without a connection before it is reported
 _CLOSE_S = 5.0
 
 
@@ -43,7 +43,7 @@ class ExchangeLink:
         reconnect_s: how long to try to reach the peer again.
         timeout_s: how long a living peer may take for one step.
         explain: finds out why there is no connection, in one sentence.
-        on_waiting: called once with the seconds that are left and that sentence, where the peer stays unreachable.
+        on_waiting: called once, with the seconds left and that sentence, if the peer stays unreachable.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class ExchangeLink:
         self._channel: grpc.Channel | None = None
         self._call: grpc.Call | None = None
         self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
-        self._frames: list[Encoded] = []  # the last bundle, of which what is missing goes over another stream
-        self._step: StepKey | None = None  # its own
+        self._frames: list[Encoded] = []  # the last bundle; after a break its missing frames go over another stream
+        self._step: StepKey | None = None  # the last bundle's
         self._broke = False  # since the last bundle was sent
         self._give_up_s: float | None = None
         self._told = False
         self._hurried = True
-        self._asked: tuple[float, StepKey] | None = None  # since when, and for which step, a reply is due
+        self._asked: tuple[float, StepKey] | None = None  # when the wait for a reply began, and for which step
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="link-watchdog", daemon=True).start()
 
@@ -108,7 +108,7 @@ class ExchangeLink:
                 self._broken(step, error)
 
     def _put(self) -> grpc.Call:
-        """Hands the last bundle to the stream; to a new one, where need be, what the peer has not got of it."""
+        """Puts the last bundle on the stream; on a new stream after a break, only the frames that the peer lacks."""
         call, there = self._call, 0
         if call is None:
             call = self._open(self._step if self._broke else None)
@@ -118,21 +118,23 @@ class ExchangeLink:
         return call
 
     def _there(self, call: grpc.Call) -> int:
-        """How many frames of the last bundle the peer has got over streams that broke."""
+        """Returns how many frames of the last bundle the peer has received over broken streams."""
         for data in call:
             frame = self._parse(data).envelope
             self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
             if not frame.HasField("resume"):
                 raise malformed(f"{self._peer} was asked how much it has, and sent something else", self._peer)
             if frame.resume.frames > len(self._frames):
-                raise malformed(f"{self._peer} says that it has more of a bundle than there is", self._peer)
-            self._give_up_s = None  # there is a connection again; the next break has all the time for itself
+                raise malformed(f"{self._peer} reports more frames of a bundle than there are", self._peer)
+            self._give_up_s = None  # connected again; the next break gets the whole time again
             return len(self._frames) if frame.resume.whole else frame.resume.frames
         raise _StreamEnded
 
     def _broken(self, step: StepKey, error: grpc.RpcError) -> None:
-        """The stream broke: returns after a pause where it may be tried again. Raises what ended the generation, or
-        LostError after ``reconnect_s``."""
+        """Returns after a pause if the broken stream may be opened again.
+
+        Raises the error that ended the generation, or LostError after ``reconnect_s``.
+        """
         self._asked, self._broke = None, True
         self._drop()
         if self._ended is not None:
@@ -151,7 +153,7 @@ class ExchangeLink:
         self._closed.wait(_RETRY_S)
 
     def end(self, error: VflError) -> None:
-        """Ends this generation, from any thread: a ``swap`` under way, or the next one, raises ``error``."""
+        """Ends this generation: a ``swap`` under way, or the next one, raises ``error``; any thread may call this."""
         with self._lock:
             if self._ended is None:
                 self._ended = error
@@ -169,13 +171,13 @@ class ExchangeLink:
             late.daemon = True
             late.start()
             with contextlib.suppress(grpc.RpcError):
-                for _ in call:  # nothing more is owed to us: this waits for the peer's end of the stream
+                for _ in call:  # no more replies are due: this waits for the peer's end of the stream
                     pass
             late.cancel()
         self._drop()
 
     def _open(self, resume: StepKey | None) -> grpc.Call:
-        """A new stream; ``resume``: a bundle that is to go on over it."""
+        """Opens a new stream; ``resume``: the step of the bundle to resume over it."""
         self._channel = self._make_channel()
         requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
         method = self._channel.stream_stream(f"/{SERVICE}/Swap")
@@ -194,7 +196,7 @@ class ExchangeLink:
         return call
 
     def _sending(self, requests: queue.SimpleQueue[Encoded | None]) -> Iterator[bytes]:
-        """What gRPC's sending thread iterates over: never raises."""
+        """Yields the bytes to gRPC's sending thread; never raises."""
         while (frame := requests.get()) is not None:
             self._ledger.add(self._peer, frame.phase, frame.kind, "sent", frame.payload_bytes, len(frame.data))
             yield frame.data
@@ -207,7 +209,7 @@ class ExchangeLink:
             if frame.envelope.HasField("header"):
                 kind = label(frame.envelope)
                 if step_of(frame.envelope) != step:
-                    text = f"{self._peer} answered {step_of(frame.envelope)} where {step} was asked"
+                    text = f"{self._peer} answered {step_of(frame.envelope)} instead of {step}"
                     raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self._peer)
                 assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
             self._ledger.add(self._peer, step.phase, kind, "received", frame.data.nbytes, len(data))
@@ -219,17 +221,17 @@ class ExchangeLink:
         raise _StreamEnded
 
     def _parse(self, data: bytes) -> Received:
-        """Raises what the peer says instead of an answer."""
+        """Parses a frame. Raises the error if the peer sent a failure instead of an answer."""
         frame = parse_frame(data, party=self._peer)
         if frame.envelope.HasField("failure"):
             failure = frame.envelope.failure
-            if failure.code == int(Code.STALE_GENERATION):  # it is not there yet, or we are behind
+            if failure.code == int(Code.STALE_GENERATION):  # it has not started this generation yet, or we are behind
                 raise _StreamEnded
             raise from_failure(failure, sender=self._peer, me=self._me)
         return frame
 
     def _watch(self) -> None:
-        """Ends the link when a living peer does not answer in time: gRPC's deadlines are for whole streams."""
+        """Ends the link if a living peer does not answer in time: gRPC's own deadlines are for whole streams."""
         while not self._closed.wait(min(1.0, self._timeout_s / 4)):
             asked = self._asked
             if self._hurried and asked is not None and time.monotonic() - asked[0] > self._timeout_s:

@@ -68,13 +68,13 @@ SAID: dict[str, dict[str, str]] = {
 }
 _CLOSE_S = 5.0
 _LONGEST_S = 1e6
-_PATIENCE_S = 3.0  # without an answer of the server, before a person hears of it
-_TELL_S = 60.0  # and then again
+_PATIENCE_S = 3.0  # without an answer of the server, before a person is told
+_TELL_S = 60.0  # from then on, between two reports
 
 
 @dataclass(frozen=True)
 class Joining:
-    """What a party says of itself when it joins."""
+    """A party's facts for the server when it joins."""
 
     role: str
     recipe_json: str
@@ -89,18 +89,18 @@ class Joining:
 
 @dataclass(frozen=True)
 class Start:
-    """What the server answers once all parties are there."""
+    """The server's answer once all parties have joined."""
 
     run_id: str
     generation: int
     checkpoint: str  # empty: from the beginning
     exchange_address: str  # of the active party
-    left: tuple[str, ...] = ()  # parties that are not needed any more, and do not take part
+    left: tuple[str, ...] = ()  # parties that have left, because they are not needed any more
 
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """How far a party is: ``round`` rounds of ``rounds`` are done, ``batch`` batches of ``batches`` of the next one."""
+    """A party's progress: ``round`` of ``rounds`` rounds are done, and ``batch`` of ``batches`` of the next one."""
 
     phase: str
     round: int
@@ -114,15 +114,15 @@ class ProgressUpdate:
 
 @dataclass
 class Session:
-    """One party's way to the server, over one stream at a time, opened again when it breaks.
+    """One party's connection to the server, over one stream at a time, opened again when it breaks.
 
-    ``join`` and ``report`` are for the main thread. A second thread reads what the server says; when that ends the
-    current generation it calls the watcher, so that the main thread wakes up from whatever it is waiting for.
+    Call ``join`` and ``report`` in the main thread. A second thread reads the server's messages. When one ends the
+    current generation, it calls the watcher, which wakes the main thread from whatever it waits for.
 
     Args:
         wait_s: how long to wait for a server that does not answer.
-        on_waiting: called with the names of those that are missing, the seconds left and why, where that is known: of
-            the parties when the server says so, of the server itself when it does not answer.
+        on_waiting: called with the missing names, the seconds left and, if known, the reason: for missing parties
+            when the server reports them, for the server itself when it does not answer.
     """
 
     address: str
@@ -149,7 +149,7 @@ class Session:
     # -- the main thread ----------------------------------------------------------------------------------------
 
     def join(self, joining: Joining) -> Start:
-        """Joins, or joins again after an interruption, and waits until all parties have.
+        """Joins, or joins again after an interruption, and waits until all parties have joined.
 
         Raises:
             InputError, PeerError: the server cannot be reached, or refuses this party.
@@ -191,7 +191,7 @@ class Session:
                     return self._checked(answer.start)
 
     def _checked(self, start: control_pb2.Start) -> Start:
-        """The server is not trusted with our file names: a run id becomes a folder's name here."""
+        """Checks the answer, because a run id becomes a folder's name here, and the server is not trusted with that."""
         if not all(PLAIN_NAME.fullmatch(name) for name in (start.run_id, start.checkpoint or "none")):
             text = f"{self.server} named a run or a checkpoint with characters that names may not have"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
@@ -201,7 +201,7 @@ class Session:
 
     @property
     def state(self) -> str:
-        """One of STATES, for whoever asks from another thread."""
+        """One of STATES; any thread may read it."""
         ended = self._ended
         if self._completed:
             return "completed"
@@ -210,24 +210,24 @@ class Session:
         return "running" if self._started and ended is None else "waiting"
 
     def watch(self, watcher: Callable[[VflError], None] | None) -> None:
-        """``watcher`` is called, from another thread, when the current generation ends; at once if it has."""
+        """Has ``watcher`` called, from another thread, when the current generation ends; at once if it has ended."""
         with self._lock:
             self._watcher, ended = watcher, self._ended
         if watcher is not None and ended is not None:
             watcher(ended)
 
     def check(self) -> None:
-        """Raises what ended the current generation, if anything has."""
+        """Raises the error that ended the current generation, if any."""
         if self._ended is not None:
             raise self._ended
 
     def plan(self, aggregations: Sequence[AggregationPlan]) -> None:
-        """Tells the server what this party is going to do in this generation, once its rows are aligned."""
+        """Sends the server this party's plan for this generation, once its rows are aligned."""
         plan = control_pb2.Plan(aggregations=[_described(aggregation) for aggregation in aggregations])
         self._send(control_pb2.PartyMessage(plan=plan))
 
     def progress(self, progress: ProgressUpdate) -> None:
-        """Tells the server how far this party is, with its metrics."""
+        """Sends the server this party's progress and metrics."""
         message = control_pb2.Progress(
             phase=progress.phase,
             round=progress.round,
@@ -251,14 +251,14 @@ class Session:
         without: Sequence[str] = (),
         peak_memory_bytes: int | None = None,
     ) -> str:
-        """Reports this party's results, its ledger and the kernel's counts, and waits until it is not needed any more.
+        """Sends this party's results, its ledger and the kernel's counts, and waits until it is not needed any more.
 
-        That is when all parties have reported; for a passive party that was alone at the end, at once. ``free_from``:
+        Waits until every party has reported; a passive party with nothing left to send returns at once. ``free_from``:
         the labels of its last checkpoint and of those after which it has exchanged nothing. ``without``: parties that
-        the model was trained without. ``peak_memory_bytes``: of its GPU, the most at once.
+        the model was trained without. ``peak_memory_bytes``: the peak of its GPU memory.
 
-        Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun where a party was lost
-        meanwhile: the run goes on from a checkpoint.
+        Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun if a party was lost
+        meanwhile: the run resumes from a checkpoint.
         """
         report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json, free_from=free_from)
         report.exchanges_json = exchanges_json
@@ -282,11 +282,11 @@ class Session:
                 return answer.complete.summary_json
 
     def alone(self) -> None:
-        """Tells the server that this party, the active one, needs nobody any more: others may leave."""
+        """Reports to the server that this party, the active one, needs nobody any more: others may leave."""
         self._send(control_pb2.PartyMessage(alone=control_pb2.Alone()))
 
     def abort(self, error: BaseException) -> None:
-        """Tells the server that this party stops, and why (the public text only)."""
+        """Reports to the server that this party stops, and why (the public text only)."""
         if self._channel is not None:
             self._send(control_pb2.PartyMessage(abort=to_failure(error)))
 
@@ -301,9 +301,9 @@ class Session:
     # -- connection ---------------------------------------------------------------------------------------------
 
     def _connect(self, give_up_s: float) -> None:
-        """Opens a channel and a stream; tries again until ``give_up_s`` (monotonic) unless trying cannot help."""
+        """Opens a channel and a stream; retries until ``give_up_s`` (monotonic), unless a retry cannot help."""
         suspect: Code | None = None
-        tell_s = time.monotonic() + _PATIENCE_S  # a server that is just starting is no news
+        tell_s = time.monotonic() + _PATIENCE_S  # a server that is just starting is not reported
         while True:
             found = connect(
                 self.address, self.credentials, self.server, max(0.5, min(3.0, give_up_s - time.monotonic()))
@@ -313,7 +313,7 @@ class Session:
                 break
             why = found
             if why.code is not Code.UNREACHABLE and why.code is suspect:
-                raise why  # twice the same: a server that is just going away can look like one that refuses us
+                raise why  # twice the same: a server that is just stopping can look once like one that refuses us
             suspect = why.code
             if time.monotonic() >= give_up_s:
                 raise InputError(
@@ -352,7 +352,7 @@ class Session:
                 self._send(data)
 
     def _read(self, call: grpc.Call, channel: grpc.Channel) -> None:
-        """The second thread: everything that the server says, until its end of the stream."""
+        """Reads every message of the server until its end of the stream, in the second thread."""
         ending: VflError = InterruptedRun("the connection to the server was lost")
         try:
             for data in call:
@@ -360,7 +360,7 @@ class Session:
                 message = control_pb2.ServerMessage.FromString(data)
                 if message.HasField("stop"):
                     ending = from_failure(message.stop, sender=self.server, me=self.credentials.name)
-                    if isinstance(ending, InterruptedRun):  # a stop is a stop, whatever it says
+                    if isinstance(ending, InterruptedRun):  # a stop ends the run, whatever its code is
                         ending = AbortedError(str(ending))
                     break
                 if message.HasField("interrupt"):

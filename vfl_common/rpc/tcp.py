@@ -1,6 +1,6 @@
-"""What the kernel counts on this process's connections (Linux, TCP_INFO): TLS and HTTP/2 included.
+"""Reads the kernel's counts of this process's connections (Linux, TCP_INFO): TLS and HTTP/2 included.
 
-gRPC's sockets are its own; they are found among this process's descriptors, and asked through a duplicate.
+gRPC does not share its sockets: they are found among this process's descriptors, and read through a duplicate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Endpoint = tuple[str, int]
 
 
 class TcpMeter:
-    """Counts by peer. A closed socket takes its counts along, so ``sample`` is called now and then, and at the end."""
+    """Counts by peer. Closing a socket loses its counts, so ``sample`` is called now and then, and at the end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,30 +31,30 @@ class TcpMeter:
         self._began = interface.counters()
 
     def name_address(self, address: str, peer: str) -> None:
-        """Connections to ``address`` (host:port) are to ``peer``."""
+        """Notes that connections to ``address`` (host:port) are to ``peer``."""
         host, _, port = address.rpartition(":")
         try:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         except (OSError, ValueError, OverflowError):
-            return  # whoever dials it will say so
+            return  # the caller that dials it will report the error
         with self._lock:
             self._names.update({_plain(entry[4]): peer for entry in found})
 
     def name_caller(self, grpc_peer: str, peer: str) -> None:
-        """``grpc_peer`` as in ``ServicerContext.peer()``: ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``."""
+        """Notes a caller's name; ``grpc_peer``: ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``, as gRPC gives it."""
         host, _, port = grpc_peer.partition(":")[2].replace("%5B", "").replace("%5D", "").rpartition(":")
         if port.isdigit():
             with self._lock:
                 self._names[_plain((host, int(port)))] = peer
 
     def sample(self) -> None:
-        """Reads the kernel's counts of all connections that are open now; does nothing where there is no /proc."""
+        """Reads the kernel's counts of all connections that are open now; does nothing if there is no /proc."""
         found = dict(_open_connections())
         with self._lock:
             self._counts.update(found)
 
     def counts(self) -> list[TcpCount]:
-        """By peer, as of the last samples; connections to nobody known are left out."""
+        """Returns the counts by peer, as of the last samples; leaves out connections to unknown addresses."""
         totals: dict[str, tuple[int, int]] = {}
         with self._lock:
             for (_, remote), (sent, received) in self._counts.items():
@@ -65,14 +65,14 @@ class TcpMeter:
         return [TcpCount(peer, *total) for peer, total in sorted(totals.items())]
 
     def interfaces(self) -> list[InterfaceCount]:
-        """Since this meter was made, of the interfaces that connections to peers went through; none on loopback."""
+        """Returns the bytes since this meter was made, on the interfaces of connections to peers; none on loopback."""
         with self._lock:
             used = {local[0] for local, remote in self._counts if remote in self._names}
         now, names = interface.counters(), interface.carrying(used)
         found = []
         for name in sorted(names & now.keys()):
             before = self._began.get(name, (0, 0))
-            if before[0] > now[name][0] or before[1] > now[name][1]:  # made anew meanwhile: it counts from zero
+            if before[0] > now[name][0] or before[1] > now[name][1]:  # the interface is new and counts from zero
                 before = (0, 0)
             found.append(InterfaceCount(name, now[name][0] - before[0], now[name][1] - before[1]))
         return found
@@ -98,5 +98,5 @@ def _open_connections() -> list[tuple[tuple[Endpoint, Endpoint], tuple[int, int]
 
 
 def _plain(address: tuple[object, ...]) -> Endpoint:
-    """IPv4 addresses look the same whether the socket is IPv4 or IPv6."""
+    """Returns an address in one form, so that IPv4 addresses look the same on IPv4 and IPv6 sockets."""
     return str(address[0]).removeprefix("::ffff:"), int(str(address[1]))

@@ -3,8 +3,8 @@
 A bundle is encoded before a stream is touched: an exception inside gRPC's request iterator would reach the caller as
 UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it takes memory for the bytes.
 
-Tensor data is copied once in each direction. The generated code writes and reads a frame's envelope, which is all of it
-but ``data``, the field that it writes last. Given the data too, it would copy it two or three times more.
+Tensor data is copied once in each direction. The generated code writes and reads only a frame's envelope: all of it but
+``data``, which is written last. If it were given the data too, it would copy it two or three times more.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ MAX_TENSORS = 4096
 MAX_RANK = 8
 MAX_PHASE = 100  # characters of a phase's name
 
-# Field number and wire type of the fields of ``Frame`` that a bundle is made of, each one byte.
+# Tags (field number and wire type, one byte each) of the fields of ``Frame`` that a bundle uses.
 _STEP_TAG, _HEADER_TAG, _LAST_TAG, _DATA_TAG = 2 << 3 | 2, 3 << 3 | 2, 4 << 3, 6 << 3 | 2
 
 Allocate = Callable[[int], memoryview]
 
 
 class Encoded(NamedTuple):
-    """One serialised frame, with what the ledger says of it."""
+    """One serialised frame, with the facts that the ledger records."""
 
     data: bytes
-    payload_bytes: int  # of ``len(data)``, how many are tensor data
+    payload_bytes: int  # the part of ``len(data)`` that is tensor data
     phase: str
     kind: str
 
 
 class Received(NamedTuple):
-    """Holds one frame that has come; ``data`` is a view of the bytes that gRPC gave."""
+    """One received frame; ``data`` is a view of the bytes that gRPC gave."""
 
-    envelope: exchange_pb2.Frame  # ``data`` is missing in it if the frame is laid out as ``encode`` does it
+    envelope: exchange_pb2.Frame  # lacks ``data`` if the frame has the layout of ``encode``
     data: memoryview
 
 
 class Sizes(NamedTuple):
-    """What one bundle comes to on the wire, as the ledger counts it."""
+    """The size of one bundle on the wire, as the ledger counts it."""
 
     payload_bytes: int
     message_bytes: int
@@ -56,7 +56,7 @@ class Sizes(NamedTuple):
 
 
 def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> list[Encoded]:
-    """The bundle's serialised frames, at least one."""
+    """Returns the bundle's serialised frames, at least one."""
     chunks = _chunks(bundle, frame_bytes) or [[]]
     header = _header(bundle.kind, tuple((name, each.dtype, each.shape) for name, each in bundle.tensors.items()))
     frames: list[Encoded] = []
@@ -69,7 +69,7 @@ def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> lis
 
 
 def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Sizes:
-    """What ``encode`` would make of a bundle of ``spec``, without its bytes: for a forecast."""
+    """Returns the size of what ``encode`` would make of a bundle of ``spec``, for a forecast."""
     payload = spec.payload_bytes
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
@@ -78,7 +78,7 @@ def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Si
 
 
 def _envelope(step: StepKey, spec: BundleSpec, index: int, count: int) -> int:
-    """Bytes of frame ``index`` of ``count`` without its data."""
+    """Returns the bytes of frame ``index`` of ``count`` without its data."""
     return _frame(step, _spec_header(spec), index, count).ByteSize()
 
 
@@ -106,7 +106,7 @@ def _frame(step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: in
 
 @lru_cache(maxsize=256)
 def _header(kind: Kind, tensors: tuple[tuple[str, DType, tuple[int, ...]], ...]) -> tensor_pb2.BundleHeader:
-    """The announcement of such a bundle: the same in every step of a phase but for its last batch."""
+    """Makes the announcement of a bundle: the same in every step of a phase, except for its last batch."""
     header = tensor_pb2.BundleHeader(kind=int(kind))  # type: ignore[arg-type]
     for name, dtype, shape in tensors:
         header.tensors.add(name=name, dtype=int(dtype), shape=shape)
@@ -115,13 +115,13 @@ def _header(kind: Kind, tensors: tuple[tuple[str, DType, tuple[int, ...]], ...])
 
 @lru_cache(maxsize=256)
 def _spec_header(spec: BundleSpec) -> tensor_pb2.BundleHeader:
-    """The announcement of exactly what ``spec`` expects."""
+    """Makes the announcement of exactly what ``spec`` expects."""
     return _header(spec.kind, tuple((name, each.dtype, each.shape) for name, each in spec.tensors.items()))
 
 
 @lru_cache(maxsize=256)
 def _expected_header(spec: BundleSpec) -> bytes:
-    """The same, serialised."""
+    """Serialises the announcement of exactly what ``spec`` expects."""
     return _spec_header(spec).SerializeToString()
 
 
@@ -160,11 +160,11 @@ def parse_frame(data: bytes, *, party: str) -> Received:
 
 
 def _data_at(frame: bytes) -> tuple[int, int] | None:
-    """Finds where the envelope of ``frame`` ends and where its data begins, if it is laid out as ``encode`` does it.
+    """Finds where the envelope of ``frame`` ends and where its data begins, if it has the layout of ``encode``.
 
     ``encode`` writes at most three of the fields ``step``, ``header`` and ``last``, then ``data`` to the end. The
-    generated code judges what these fields hold. None means that it has to read the whole frame, because there is no
-    data, or because other code wrote the frame: that costs copies and gives the same message.
+    generated code judges what these fields hold. None means that it must read the whole frame: there is no data, or
+    other code wrote the frame. That costs copies and gives the same message.
     """
     at, size = 0, len(frame)
     try:
@@ -203,7 +203,7 @@ _LABELS: dict[int, str] = {kind.value: kind.label for kind in Kind}
 
 
 def label(frame: exchange_pb2.Frame) -> str:
-    """The ledger's word for the bundle that a first frame announces."""
+    """Returns the ledger's word for the bundle that a first frame announces."""
     return _LABELS.get(frame.header.kind, "unknown")
 
 
@@ -212,16 +212,16 @@ def malformed(message: str, party: str) -> PeerError:
 
 
 class Assembly:
-    """One bundle on its way in: made from its first frame, fed all of them in order.
+    """One incoming bundle: made from its first frame, then fed all of its frames in order.
 
     Args:
         first: the bundle's first frame.
         expect: what the bundle must be.
         party: its sender, for messages.
-        allocate: gives a writable buffer of so many bytes; pinned memory where the device is a GPU.
+        allocate: makes a writable buffer of the given bytes; pinned memory if the device is a GPU.
 
     Raises:
-        PeerError: the announcement is malformed, or is not what ``expect`` says. No memory has been taken then.
+        PeerError: the announcement is malformed or does not match ``expect``; no memory has been taken then.
     """
 
     def __init__(self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None) -> None:
@@ -267,7 +267,7 @@ class Assembly:
 
 
 def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[str, TensorSpec]]:
-    """The kind and specs that a header announces. Raises PeerError (MALFORMED_MESSAGE)."""
+    """Returns the kind and specs that a header announces. Raises PeerError (MALFORMED_MESSAGE)."""
     if len(header.tensors) > MAX_TENSORS:
         raise malformed(f"{party} announced {len(header.tensors)} tensors; at most {MAX_TENSORS} may come", party)
     try:
@@ -286,8 +286,8 @@ def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[s
 
 
 def _allocate(nbytes: int) -> memoryview:
-    """Takes memory as it is: a bytearray would be filled with zeros first, which costs a third of the copy itself.
+    """Takes memory without clearing it: a bytearray would be zeroed first, which costs a third of the copy itself.
 
-    Nobody sees what was there before, because a bundle is handed on only when all of its bytes have come.
+    Nobody sees its earlier contents, because a bundle is passed on only when all of its bytes have come.
     """
     return np.empty(nbytes, dtype=np.uint8).data

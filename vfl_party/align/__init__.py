@@ -1,4 +1,4 @@
-"""Which rows the parties train on: those that all of them know, in an order that all of them have."""
+"""Decides the rows that the parties train on: those that all of them hold, in the same order at each."""
 
 from vfl_common.config.recipe import Recipe
 from vfl_party.align.aligned import Aligned, Alignment
@@ -10,5 +10,5 @@ __all__ = ["Aligned", "Alignment", "alignment_of"]
 
 
 def alignment_of(recipe: Recipe, policy: Policy | None = None) -> Alignment:
-    """The recipe's: today, always the comparison of digests. ``policy``: what this party lets out; None: everything."""
+    """Returns the recipe's alignment: today, always the comparison of digests. ``policy``: None lets everything out."""
     return DigestAlignment(recipe, policy if policy is not None else AllowAll())

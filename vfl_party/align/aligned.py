@@ -1,4 +1,4 @@
-"""What an alignment gives, and what one is."""
+"""The result of an alignment, and the protocol of one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vfl_party.exchange import Ways
 
 @dataclass(frozen=True)
 class Aligned:
-    """The rows that all parties hold. ``ids``: in the order that all parties have them."""
+    """The rows that all parties hold. ``ids``: in the order that all parties use."""
 
     ids: tuple[str, ...]
 
     def of(self, table: Table) -> Table:
-        """The aligned rows of a party's table. Raises KeyError if it lacks one."""
+        """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""
         if self.ids == table.ids:
             return table
         position = {row_id: row for row, row_id in enumerate(table.ids)}
@@ -35,7 +35,7 @@ class Alignment(Protocol):
         ...
 
     def offline(self, ids: tuple[str, ...]) -> Aligned | None:
-        """The rows as far as this party knows without the others; None if only the others can tell."""
+        """Returns the rows if this party can know them without the others, else None."""
         ...
 
     def align(self, name: str, run_id: str, ids: tuple[str, ...], ways: Ways) -> Aligned:
@@ -43,9 +43,9 @@ class Alignment(Protocol):
 
         Args:
             name: this party.
-            run_id: the run, so that nothing that is sent means anything outside it.
-            ids: those of this party's table, in its canonical order.
+            run_id: the run, so that what is sent has no meaning outside it.
+            ids: the ids of this party's table, in its canonical order.
 
-        Raises PeerError if the parties' rows do not go together.
+        Raises PeerError if the parties' rows do not fit together.
         """
         ...

@@ -1,4 +1,4 @@
-"""Alignment by comparison: all parties hold the very same ids already, and make sure of it without showing them."""
+"""Alignment by comparison: all parties hold the same ids already, and verify it without showing them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DigestAlignment:
     def align(self, name: str, run_id: str, ids: tuple[str, ...], ways: Ways) -> Aligned:
         """Compares: each passive party sends the number and the keyed digest of its ids to the active party.
 
-        Raises PeerError (ROWS_DIFFER), at the active party, that names a party with other ids.
+        Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids.
         """
         step, active = StepKey(OPENING, 0, 0), self._recipe.active.name
         chains = make_chains(self._recipe, OPENING, ROWS, "active" if name == active else "passive", self._policy)
@@ -61,7 +61,7 @@ class DigestAlignment:
 
 
 def rows_digest(run_id: str, ids: Sequence[str]) -> bytes:
-    """HMAC-SHA-256, keyed by the run, of the ordered ids: equal for equal lists, meaningless outside the run."""
+    """Returns the HMAC-SHA-256 of the ordered ids, keyed by the run: equal for equal lists, meaningless elsewhere."""
     mac = hmac.new(run_id.encode(), digestmod=hashlib.sha256)
     for row_id in ids:
         encoded = row_id.encode()

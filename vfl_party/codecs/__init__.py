@@ -1,4 +1,4 @@
-"""How numbers are written on the wire: one file a codec, found by its name."""
+"""Codecs, which write numbers on the wire: one file a codec, found by its name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ ROOM = Room(sys.modules[__name__], "vfl.codecs", "CODEC", "codec")
 
 
 def make(name: str, where: str) -> Filter:
-    """A new codec of that name. Raises InputError that names ``where`` if there is none."""
+    """Makes a codec by name. Raises InputError that names ``where`` if there is none."""
     codec: Callable[[], Filter] = ROOM.load(name, where)
     return codec()

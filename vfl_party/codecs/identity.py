@@ -1,4 +1,4 @@
-"""Numbers as they are."""
+"""Leaves numbers unchanged."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run is going to exchange, counted before anything runs."""
+"""Counts what a run would exchange, before anything runs."""

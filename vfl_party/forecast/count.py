@@ -1,4 +1,4 @@
-"""Counts what a run is going to exchange, phase by phase, with the sizes that the wire's own encoder gives."""
+"""Counts what a run would exchange, phase by phase, with the sizes of the wire's own encoder."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ MOST_STEPS = 1_000_000  # of a phase: counting them takes about half a minute
 
 @dataclass(frozen=True)
 class Outlook:
-    """Whose data tell of the run: one party's are enough, since all hold the same ids. ``data``: None where it has
-    none here. ``folder``: from which a recipe's relative paths are taken; None where the data are one party's."""
+    """The party whose data the forecast reads. One is enough: all hold the same ids.
+
+    ``data``: None if it has none here. ``folder``: a recipe's relative paths start there; None for a party file.
+    """
 
     recipe: Recipe
     name: str
@@ -51,9 +53,9 @@ class Outlook:
 
 
 def read_outlook(path: Path) -> Outlook:
-    """From a party file, or from a recipe whose [simulate] says where data lie. Raises InputError."""
+    """Reads a party file, or a recipe whose [simulate] says where data lie. Raises InputError."""
     folder = path.resolve().parent
-    sys.path.append(str(folder))  # for an encoder of the user's own
+    sys.path.append(str(folder))  # for the user's own encoder
     tables = read_toml(path)
     if "recipe" not in tables:
         return outlook_of(parse(Recipe, tables, str(path)), folder)
@@ -70,18 +72,20 @@ def read_outlook(path: Path) -> Outlook:
 
 
 def outlook_of(recipe: Recipe, folder: Path) -> Outlook:
-    """From a recipe whose relative paths are taken from ``folder``: as its first passive party sees it, which has
-    features and needs no label, or the active party where it is alone. Raises InputError."""
+    """Takes the first passive party, which has features and needs no label, or the active party if it is alone.
+
+    The recipe's relative paths start at ``folder``. Raises InputError.
+    """
     name = (recipe.passives or recipe.parties)[0].name
     data = divide(recipe, folder)[name] if recipe.simulate is not None else None
     return Outlook(recipe, name, data, encoder_settings(recipe, name, None), folder)
 
 
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
-    """The party as it would be before it joins, with nobody to talk to, and how many rows all hold.
+    """Returns the party as it would be before it joins, without a connection, and the number of aligned rows.
 
-    ``rows``: that many instead of the data's; then the party has no features and no models. Raises InputError, also
-    where the data are those of all parties and one of them would refuse the recipe.
+    ``rows``: replaces the data's number; then the party has no features and no models. Raises InputError, also if
+    the data are those of all parties and one of them would refuse the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
     if rows is not None:
@@ -100,7 +104,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
         )
         return party, rows
     if data is None:
-        text = f"recipe {recipe.name} does not say where data lie, so nobody knows how many rows there are"
+        text = f"recipe {recipe.name} does not say where data lie, so the number of rows is unknown"
         raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")
     if recipe.simulate is not None and outlook.folder is not None:
         tried = try_parties(recipe, outlook.folder)  # what another party would refuse is refused here too
@@ -111,9 +115,9 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
 
 
 def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None) -> Forecast:
-    """The whole run. ``ended``: {phase: rounds}, as if phases with early stopping ended after so many.
+    """Counts the whole run. ``ended``: {phase: rounds}, for phases with early stopping: counts only these rounds.
 
-    Raises InputError where a party would refuse a phase, or a phase is not one that may end early, or is too long.
+    Raises InputError if a party would refuse a phase, if a phase in ``ended`` cannot end early, or if one is too long.
     """
     recipe, count = outlook.recipe, _Count()
     party, rows = lone_party(outlook, rows)
@@ -144,7 +148,7 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
 
 
 def read_rounds(texts: Iterable[str]) -> dict[str, int]:
-    """``PHASE=N`` of the command line, each. Raises InputError."""
+    """Reads each ``PHASE=N`` of the command line. Raises InputError."""
     found = {}
     for text in texts:
         phase, _, number = text.partition("=")
@@ -168,9 +172,9 @@ class _Count:
         self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
 
     def add(self, party: Party, occurrences: Iterable[Occurrence]) -> int:
-        """How many round trips they take: one for each step and peer. Raises InputError if they are too many.
+        """Returns the number of round trips: one for each step and peer. Raises InputError if there are too many.
 
-        ``party``: any one; all have the same chains, but for their policies.
+        ``party``: any one; except for their policies, all have the same chains.
         """
         recipe, trips, before = party.recipe, 0, None
         passives, everybody = (tuple(each.name for each in of) for of in (recipe.passives, recipe.parties))

@@ -1,4 +1,4 @@
-"""What a run is going to exchange: what ``vfl-party forecast`` tells ``vfl forecast``."""
+"""The result of ``vfl-party forecast``, which ``vfl forecast`` reads."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ class _Model(BaseModel):
 
 
 class PhaseForecast(_Model):
-    """One phase. ``round_trips``: steps that wait for one another; ``at_most``: it may end early (early stopping);
-    ``unknown``: its method states no traffic, so nothing of it is counted."""
+    """One phase.
+
+    ``round_trips``: steps that wait for one another; ``at_most``: it may end early (early stopping); ``unknown``:
+    its method states no traffic, so it is not counted.
+    """
 
     name: str
     kind: str
@@ -26,9 +29,11 @@ class PhaseForecast(_Model):
 
 
 class Forecast(_Model):
-    """All phases that exchange tensors, the comparison of rows (``open``) first. The sessions with the server
-    (``control``) are not in it: they grow with time. ``links``: as ``bytes.by_link`` of a summary.
-    ``exchanges``: as in a summary."""
+    """All phases that exchange tensors, beginning with the comparison of rows (``open``).
+
+    The sessions with the server (``control``) are left out: they grow with time. ``links``: as ``bytes.by_link``
+    of a summary. ``exchanges``: as in a summary.
+    """
 
     recipe: str
     rows: int
@@ -40,7 +45,7 @@ class Forecast(_Model):
 
 
 class LinkError(_Model):
-    """What was forecast and what the ledger counted, of message bytes from one process to another in one phase."""
+    """The forecast and the counted message bytes from one process to another in one phase."""
 
     sender: str
     receiver: str
@@ -50,14 +55,14 @@ class LinkError(_Model):
 
     @property
     def ratio(self) -> float:
-        """By how much the forecast is off: 0.03 is 3 % too much; infinite where nothing was counted."""
+        """The forecast's relative error: 0.03 is 3 % too much; infinite if nothing was counted."""
         if self.forecast == self.counted:
             return 0.0
         return self.forecast / self.counted - 1 if self.counted else math.inf
 
 
 def against(forecast: Forecast, counted: Bytes) -> list[LinkError]:
-    """A forecast beside the account of the run, link by link; the sessions with the server are left out."""
+    """Compares a forecast with the run's ledger, link by link; leaves out the sessions with the server."""
     sums: dict[tuple[str, str, str], list[int]] = {}
     for place, links in enumerate((forecast.links, counted.by_link)):
         for link in links:

@@ -1,4 +1,4 @@
-"""The phases that a recipe can name: one folder a kind, its two sides side by side. A method imports no other."""
+"""Methods, the phases that a recipe can name: one folder a kind, with both sides. A method imports no other."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ROOM = Room(sys.modules[__name__], "vfl.methods", "METHOD", "phase of kind")
 
 
 def kinds() -> list[str]:
-    """All that a recipe can name."""
+    """Returns all kinds that a recipe can name."""
     return ROOM.names()
 
 
 def load_method(kind: str) -> Method[Any]:
-    """Raises InputError naming the nearest kind."""
+    """Returns the method of a kind. Raises InputError, naming the nearest kind, if there is none."""
     found = ROOM.load(kind, "recipe: phases")
     if not isinstance(found, Method):
         raise InputError(Code.CONFIG_INVALID, f"recipe: phases: the plug-in {kind!r} is no vfl_party.method.Method")
@@ -36,15 +36,15 @@ def load_method(kind: str) -> Method[Any]:
 
 
 def parse_settings(phase: PhaseSettings) -> Section:
-    """The phase's settings as its method's model. Raises InputError."""
+    """Returns the phase's settings as its method's model. Raises InputError."""
     settings: Section = parse(load_method(phase.kind).settings, phase.settings, f"recipe: phases: {phase.name}")
     return settings
 
 
 def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
-    """The encoder that the recipe's phases work on: as the first method says that wants it otherwise than single.
+    """Returns the encoder that all phases share: built by the first method that has a builder, else a single encoder.
 
-    The phases of the run that this one starts from count too. Raises InputError.
+    The phases of the run that this one starts from come first. Raises InputError.
     """
     start = recipe.start
     encoder: nn.Module | None = None
@@ -67,8 +67,7 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
 
 
 def sent_noise(recipe: Recipe) -> float:
-    """σ of what a passive party adds to its embeddings for evaluation and prediction: the largest that a phase asks
-    for."""
+    """Returns σ of the noise on a passive party's embeddings in evaluation and prediction: the phases' largest."""
     asked = [0.0]
     for phase in recipe.phases:
         method = load_method(phase.kind)
@@ -78,19 +77,19 @@ def sent_noise(recipe: Recipe) -> float:
 
 
 def nothing_kept(recipe: Recipe) -> str | None:
-    """The first phase whose model ends with it, by name; None where there is none."""
+    """Returns the name of the first phase whose model ends with it; None if there is none."""
     return next((phase.name for phase in recipe.phases if not load_method(phase.kind).kept), None)
 
 
 def evaluated(recipe: Recipe) -> set[str]:
-    """The splits of whose rows some phase reports metrics, where they have rows."""
+    """Returns the splits for whose rows, if there are any, some phase reports metrics."""
     return {split for phase in recipe.phases for split in getattr(parse_settings(phase), "splits", ())}
 
 
 def privacy_plan(recipe: Recipe, rows: int) -> PrivacyPlan | None:
-    """What the phases with ``dp`` are to spend over so many training rows, the same at every party; None without any.
+    """Returns the budget of the phases with ``dp`` over ``rows`` training rows, equal at every party; None without any.
 
-    Raises InputError where the phases do not fit together.
+    Raises InputError if the phases do not fit together.
     """
     private, without = [], []
     for phase in recipe.phases:
@@ -106,12 +105,12 @@ def privacy_plan(recipe: Recipe, rows: int) -> PrivacyPlan | None:
 
 
 def with_own_passes(recipe: Recipe) -> PhaseSettings | None:
-    """The first phase that has forward passes of its own, in float32 and in one process; None where there is none."""
+    """Returns the first phase that bypasses `Party.encode`, so supports neither bfloat16 nor several GPUs; or None."""
     return next((phase for phase in recipe.phases if not load_method(phase.kind).encodes), None)
 
 
 def check_together(recipe: Recipe, rows: int) -> None:
-    """Raises InputError where the phases do not fit together, over so many training rows."""
+    """Raises InputError if the phases do not fit together, over ``rows`` training rows."""
     privacy_plan(recipe, rows)
     left = nothing_kept(recipe)
     if left is not None and (len(recipe.phases) > 1 or recipe.start is not None):
@@ -119,12 +118,12 @@ def check_together(recipe: Recipe, rows: int) -> None:
         raise InputError(Code.CONFIG_INVALID, f"{text}; make it the only phase, and remove start")
     own = with_own_passes(recipe)
     if own is not None and recipe.model.precision != "float32":
-        text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes in float32 alone"
+        text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in float32"
         raise InputError(Code.CONFIG_INVALID, f'{text}; remove model.precision = "{recipe.model.precision}"')
 
 
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
-    """This party's side of every phase of the recipe."""
+    """Makes this party's side of every phase of the recipe. Raises InputError."""
     phases = []
     check_together(recipe, len(party.rows("train")))
     party.privacy, party.sent_noise = privacy_plan(recipe, len(party.rows("train"))), sent_noise(recipe)

@@ -1,4 +1,4 @@
-"""What a party lets out at all: one file a policy, found by its name. Each party chooses its own, in its party file."""
+"""Policies, which decide what may leave a party: one file each, found by name. A party's file chooses its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOM = Room(sys.modules[__name__], "vfl.policies", "POLICY", "policy")
 
 
 class Policy(Protocol):
-    """Makes, when a phase is made, the filter of what one exchange lets out of this party."""
+    """Makes the filter that decides what may leave this party in one exchange; called when a phase is made."""
 
     def __call__(self, phase: str, exchange: Exchange, /) -> Filter:
         """Raises InputError if nothing of the exchange may ever leave; the filter's ``apply`` may refuse later."""
@@ -22,6 +22,6 @@ class Policy(Protocol):
 
 
 def load(name: str, where: str) -> Policy:
-    """Raises InputError that names ``where`` if there is no policy of that name."""
+    """Makes a policy by name. Raises InputError that names ``where`` if there is none."""
     found: Callable[[], Policy] = ROOM.load(name, where)
     return found()

@@ -1,4 +1,4 @@
-"""The other ranks: they compute what rank 0 says, and keep nothing."""
+"""The other ranks: they compute what rank 0 asks for, and keep nothing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vfl_party.seeds import derive_seed
 
 
 def follow(ranks: Ranks, make_encoder: Callable[[InputSpec], nn.Module], precision: Precision) -> None:
-    """Until rank 0 says END. Raises RankLost where it has ended otherwise.
+    """Computes until rank 0 says END. Raises RankLost if rank 0 ended without it.
 
-    make_encoder: the encoder for such inputs, on the CPU; its weights do not matter, for rank 0's come with each batch.
+    make_encoder: makes the encoder for an input spec, on the CPU; its weights do not matter: each batch has rank 0's.
     """
     share: _Share | None = None
     while True:
@@ -35,7 +35,7 @@ def follow(ranks: Ranks, make_encoder: Callable[[InputSpec], nn.Module], precisi
 
 
 class _Share:
-    """This rank's rows of each batch."""
+    """Computes this rank's rows of each batch."""
 
     def __init__(self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision) -> None:
         self._ranks, self._spec, self._precision = ranks, spec, precision
@@ -48,7 +48,7 @@ class _Share:
         ranks, encoder = self._ranks, self._encoder
         encoder.train(bool(training))
         if training:
-            torch.manual_seed(derive_seed(seed, "rank", ranks.rank))  # dropout: other masks than the other ranks'
+            torch.manual_seed(derive_seed(seed, "rank", ranks.rank))  # so that dropout masks differ between ranks
         ranks.spread(encoder)
         inputs = self._receive(shares(rows, ranks.size)[ranks.rank])
         with torch.set_grad_enabled(bool(learns)):
@@ -56,7 +56,7 @@ class _Share:
         ranks.send([self._z_BD], [0])
 
     def backward(self) -> None:
-        """Takes the gradient of these embeddings; that of the weights is added up at rank 0."""
+        """Receives the gradient of these embeddings; the gradient of the weights is summed at rank 0."""
         dz_BD = torch.empty_like(self._z_BD)
         self._ranks.receive([dz_BD], [0])
         for parameter in self._encoder.parameters():

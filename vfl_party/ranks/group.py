@@ -1,4 +1,4 @@
-"""What the processes of one party say to each other: words from rank 0, tensors both ways."""
+"""Messages between the processes of one party: words from rank 0, tensors both ways."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ from vfl_party.devices import launched
 
 log = logging.getLogger(__name__)
 
-_AS_LONG_AS_IT_TAKES = timedelta(days=365)  # for the next word: torchrun ends all processes when one has died
+_AS_LONG_AS_IT_TAKES = timedelta(days=365)  # for the next word: torchrun ends all processes if one dies
 _FIELDS = 5
-_ALL_THERE_S = 120  # for all processes to have started
-_GLOO_SAYS = ("/gloo/", "pair closure")  # its errors are plain RuntimeErrors, with its file or of an earlier timeout
+_ALL_THERE_S = 120  # for all processes to start
+_GLOO_SAYS = ("/gloo/", "pair closure")  # in its errors, plain RuntimeErrors: its file, or an earlier timeout
 
 
 class Word(IntEnum):
-    """What rank 0 wants of the others."""
+    """Commands of rank 0 to the others."""
 
-    BEGIN = 1  # a generation: an encoder of inputs like this
-    FORWARD = 2  # embeddings of your share of a batch
-    BACKWARD = 3  # the gradient of the last one's
+    BEGIN = 1  # a generation: make an encoder for these inputs
+    FORWARD = 2  # embed your share of a batch
+    BACKWARD = 3  # take the gradient of these embeddings
     END = 4
 
 
 class RankLost(Stopped):
-    """Another process of this party has ended. The run is not failed: the party, started again, goes on with it."""
+    """Another process of this party has ended. The run has not failed: restart the party, and it resumes."""
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Inside, what torch says of a connection that has broken becomes RankLost; other errors stay what they are."""
+    """Turns torch's errors about broken connections into RankLost while the block lasts; leaves other errors alone."""
     try:
         yield
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or any(mark in str(error) for mark in _GLOO_SAYS)):
             raise
         why = str(error).strip().partition("\n")[0][:200]
-        text = f"the processes of this party cannot go on together ({type(error).__name__}: {why})"
+        text = f"the processes of this party lost each other ({type(error).__name__}: {why})"
         log.exception(text, extra={"event": "failed"})
-        raise RankLost(f"{text}; start them again with the same command, and the run goes on") from error
+        raise RankLost(f"{text}; start them again with the same command, and the run resumes") from error
 
 
 def shares(rows: int, ranks: int) -> list[int]:
-    """How many rows of a batch each rank gets: as equal as can be, the first ones more, some none."""
+    """Returns the number of rows for each rank: as equal as possible, with more for the first; some may get none."""
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of its party.
+    """This process within its party.
 
-    ``words`` (gloo) waits as long as it takes, ``tensors`` (NCCL between GPUs) as long as a step may.
+    ``words`` (gloo) waits as long as it takes, ``tensors`` (NCCL between GPUs) as long as a step may take.
     """
 
     rank: int
@@ -73,26 +73,26 @@ class Ranks:
     tensors: dist.ProcessGroup
 
     def tell(self, word: Word, *fields: int) -> None:
-        """Rank 0: a word to all others."""
+        """Sends a word to all others, at rank 0."""
         message = torch.zeros(1 + _FIELDS, dtype=torch.int64)
         message[: 1 + len(fields)] = torch.tensor([word, *fields])
         dist.broadcast(message, src=0, group=self.words)
 
     def hear(self) -> tuple[Word, list[int]]:
-        """The others: the next word, and its fields."""
+        """Waits for the next word, at the other ranks; returns it with its fields."""
         message = torch.zeros(1 + _FIELDS, dtype=torch.int64)
         dist.broadcast(message, src=0, group=self.words)
         return Word(int(message[0])), message[1:].tolist()
 
     def numbers(self, values: Sequence[int], count: int) -> list[int]:
-        """Of rank 0's ``values``, so many, at all."""
+        """Broadcasts rank 0's ``values`` (``count`` integers) to all ranks."""
         message = torch.tensor(values, dtype=torch.int64) if self.rank == 0 else torch.zeros(count, dtype=torch.int64)
         if count:
             dist.broadcast(message, src=0, group=self.words)
         return [int(value) for value in message]
 
     def send(self, parts: Sequence[Tensor], to: Sequence[int]) -> None:
-        """A tensor to each of the ranks; empty ones are not sent."""
+        """Sends each of the ranks ``to`` one tensor; skips empty ones."""
         works = [
             dist.isend(part.detach().contiguous(), rank, group=self.tensors)
             for part, rank in zip(parts, to, strict=True)
@@ -103,7 +103,7 @@ class Ranks:
             work.wait()
 
     def receive(self, parts: Sequence[Tensor], of: Sequence[int]) -> None:
-        """Fills a tensor from each of the ranks."""
+        """Fills ``parts``, one from each of the ranks ``of``; skips empty ones."""
         works = [
             dist.irecv(part, rank, group=self.tensors) for part, rank in zip(parts, of, strict=True) if part.numel()
         ]
@@ -113,7 +113,7 @@ class Ranks:
 
     @torch.no_grad()
     def spread(self, module: nn.Module) -> None:
-        """Rank 0's weights and buffers to all; one message for each dtype."""
+        """Broadcasts rank 0's weights and buffers to all, in one message for each dtype."""
         tensors = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             own = [tensor for tensor in tensors if tensor.dtype == dtype]
@@ -126,10 +126,11 @@ class Ranks:
 
 @contextmanager
 def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Ranks | None]:
-    """The processes that torchrun has started for this party; None where it has started one, or none.
+    """Yields the processes that torchrun has started for this party; None if it has started only one, or none.
 
-    Waits for all of them. At the end, or where rank 0 fails with an error of ours, the others are told so; whatever
-    else ends rank 0 closes its connections, and they end by that. Raises InputError where they are on several machines.
+    Waits for all of them. At the end, and when rank 0 fails with an error of ours, rank 0 ends the others with a word.
+    If rank 0 ends otherwise, its connections close, and that ends them. Raises InputError if they are on several
+    machines.
     """
     rank, size, _ = launched()
     if size == 1:
@@ -158,7 +159,7 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
 
 @contextmanager
 def _endable() -> Iterator[None]:
-    """Inside, SIGTERM ends the process at once: torch waits without looking at Python's handlers."""
+    """Lets SIGTERM end the process at once while the block lasts: torch waits without calling Python's handlers."""
     ours = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         yield

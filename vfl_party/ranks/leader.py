@@ -1,4 +1,4 @@
-"""Rank 0's side: an encoder on all of the party's GPUs that is called like one."""
+"""Rank 0's side: an encoder on all of the party's GPUs, called like any encoder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vfl_party.ranks.reduce import parallel
 
 
 class SpreadEncoder:
-    """Embeds a batch on all ranks, in order, and takes its gradient back to them.
+    """Embeds a batch on all ranks, in order, and sends its gradient back to them.
 
-    One of a generation: the others make theirs anew. ``encoder``: the party's own, whose weights are the only ones
-    that count; its gradients are the whole batch's after a backward pass.
+    Each generation makes one, and so do the other ranks. ``encoder``: the party's own, whose weights are the only ones
+    that count; after a backward pass it holds the gradients of the whole batch.
     """
 
     def __init__(self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision) -> None:
@@ -33,7 +33,7 @@ class SpreadEncoder:
             self._parallel = parallel(synchronised(ranks, encoder), ranks.device, ranks.tensors)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """[B, …] of the whole batch to float32 [B, D]."""
+        """Embeds the whole batch, [B, …], as float32 [B, D]."""
         ranks, encoder, learns = self._ranks, self._encoder, torch.is_grad_enabled()
         sizes = shares(len(inputs[0]), ranks.size)
         seed = _seed(ranks.device) if encoder.training else 0
@@ -49,9 +49,9 @@ class SpreadEncoder:
 
 
 class _Gather(torch.autograd.Function):
-    """Forward: the ranks' embeddings, one after the other. Backward: to each rank its rows of the gradient.
+    """Forward: gathers the ranks' embeddings, in order. Backward: sends each rank its rows of the gradient.
 
-    Their backward passes run beside this one's, and DistributedDataParallel adds the gradients up (see ``reduce``).
+    Their backward passes run beside this one, and DistributedDataParallel sums the gradients (see ``reduce``).
     """
 
     @staticmethod
@@ -72,7 +72,7 @@ class _Gather(torch.autograd.Function):
 
 
 class Guarded(Phase):
-    """A phase in which a rank may be lost. That ends this process, and not the run: see ``RankLost``."""
+    """A phase in which a rank may be lost. That ends this process, but not the run: see ``RankLost``."""
 
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
@@ -94,12 +94,12 @@ class Guarded(Phase):
 
 
 def check_spread(encoder: nn.Module | None, spec: InputSpec | None, device: torch.device, party: str) -> None:
-    """Raises InputError (MODEL_INVALID) where an encoder, still unused, cannot run on several ranks."""
+    """Raises InputError (MODEL_INVALID) if an encoder, still unused, cannot run on several ranks."""
     where = f"party {party}: several processes (torchrun)"
     if encoder is None or spec is None:
         raise InputError(Code.MODEL_INVALID, f"{where}: it has no features, so no encoder to share; start one process")
     if device.type == "cpu" and any(isinstance(module, _BatchNorm) for module in encoder.modules()):
-        text = f"{where}: batch normalisation is over the whole batch, which torch can do across GPUs alone"
+        text = f"{where}: batch normalisation is over the whole batch, which torch can do only across GPUs"
         raise InputError(
             Code.MODEL_INVALID, f"{text}; start one process, take device = 'cuda', or set batch_norm = false"
         )
@@ -110,18 +110,18 @@ def check_spread(encoder: nn.Module | None, spec: InputSpec | None, device: torc
 
 
 def synchronised(ranks: Ranks, encoder: nn.Module) -> nn.Module:
-    """The same encoder, with batch normalisation over the rows of all ranks; names of its state stay."""
+    """Returns the same encoder, with batch normalisation over the rows of all ranks; its state keeps its names."""
     found: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(encoder, ranks.tensors)  # type: ignore[no-untyped-call]
     return found
 
 
 def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: str) -> list[str]:
-    """Names of parameters without a gradient. Raises InputError where there are none, or a share without rows fails."""
+    """Returns names of parameters without a gradient. Raises InputError if none is trained, or no rows fail."""
     trained = {name: each for name, each in encoder.named_parameters() if each.requires_grad}
     if not trained:
         raise InputError(Code.MODEL_INVALID, f"{where}: the encoder has nothing to train; start one process")
     mode = encoder.training
-    encoder.eval()  # leaves statistics alone
+    encoder.eval()  # so that statistics stay as they are
     try:
         with torch.random.fork_rng(devices=[]):
             for rows in (0, 2):
@@ -132,7 +132,7 @@ def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: st
                 gradients = torch.autograd.grad(encoder(*inputs).sum(), list(trained.values()), allow_unused=True)
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        text = f"{where}: the encoder fails on a batch of no rows, which a rank may get of a short last batch ({what})"
+        text = f"{where}: the encoder fails on a batch of no rows, which a short last batch may give a rank ({what})"
         raise InputError(Code.MODEL_INVALID, f"{text}; start one process") from error
     finally:
         encoder.train(mode)
@@ -140,7 +140,7 @@ def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: st
 
 
 def _seed(device: torch.device) -> int:
-    """What the others' dropout follows from: this process's generators, which checkpoints keep, without a draw."""
+    """Returns a seed for the others' dropout: of this process's generators, which checkpoints keep, without a draw."""
     digest = hashlib.sha256(torch.get_rng_state().numpy().data)
     if device.type == "cuda":
         digest.update(torch.cuda.get_rng_state(device).numpy().data)

@@ -1,12 +1,13 @@
-"""How DistributedDataParallel adds gradients up: at rank 0, which has the only optimizer, and without dividing.
+"""Makes DistributedDataParallel sum gradients at rank 0, which has the only optimizer, without dividing.
 
-Not an average over the ranks, since each row's gradient is already that of the batch's loss, however the rows are
-shared out. Half the traffic of its all-reduce; the other half is the weights, which go out with the next batch.
+They are summed, not averaged over the ranks, because each row's gradient is already that of the batch's loss, however
+the rows are shared out. A sum at rank 0 is half the traffic of an all-reduce; the other half is the weights, which are
+sent with the next batch.
 
-Each parameter's gradient is a message of its own. Gloo and NCCL cut a message into parts and add up each part in
-another order of the ranks, so that the last bits of a sum depend on where in its message a number is. A bucket's layout
-changes after the first step of a generation, and a run that resumes from a checkpoint has such a first step in its
-middle: with a message for each bucket, it would end with other parameters than the undisturbed run.
+Each parameter's gradient is its own message. Gloo and NCCL cut a message into parts and sum each part in another order
+of the ranks. So the last bits of a sum depend on the number's place in its message. A bucket's layout changes after
+the first step of a generation, and a resumed run has such a first step in its middle. With one message for each bucket
+it would end with other parameters than the undisturbed run.
 
 No postponed annotations here: torch compares those of the hook with its own types.
 """
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
-    """A bucket of gradients to rank 0, while the backward pass computes the next."""
+    """Sums a bucket of gradients at rank 0, while the backward pass computes the next."""
     sums: list[Future[object]] = []
     for gradient in bucket.gradients():  # views of the bucket's buffer
         work = dist.reduce(gradient, dst=0, group=group, async_op=True)
@@ -31,15 +32,15 @@ def add_up(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[torch.Te
 
 
 def _buffer(bucket: dist.GradBucket, sums: list[Future[object]], _: object) -> torch.Tensor:  # type: ignore[name-defined]
-    """The bucket once all its gradients are summed. Raises what any of the sums has failed with."""
-    for each in sums:  # not collect_all: what it returns does not wait for a GPU's stream
+    """Returns the bucket once all its gradients are summed. Raises the error of any sum that failed."""
+    for each in sums:  # not collect_all: its future does not wait for a GPU's stream
         each.wait()
     gradients: torch.Tensor = bucket.buffer()
     return gradients
 
 
 def parallel(module: nn.Module, device: torch.device, group: dist.ProcessGroup) -> DistributedDataParallel:
-    """``module``, whose backward pass adds its gradients up at rank 0; to be called by all ranks together."""
+    """Wraps ``module`` so that its backward pass sums its gradients at rank 0; all ranks call this together."""
     gpus = [device.index] if device.type == "cuda" else None
     wrapped = DistributedDataParallel(module, device_ids=gpus, process_group=group)
     wrapped.register_comm_hook(group, add_up)

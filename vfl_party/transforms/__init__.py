@@ -1,4 +1,4 @@
-"""What a party does to its tensors before others see them: one file a transform, found by its name."""
+"""Transforms, which change a party's tensors before others see them: one file each, found by its name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Transform(Generic[S]):
-    """What a module exports as ``TRANSFORM``: its settings, and how a filter is made of them."""
+    """The type that a module exports as ``TRANSFORM``: settings, and a function that makes a filter of them."""
 
     settings: type[S]
     make: Callable[[S], Filter]
@@ -26,7 +26,7 @@ ROOM = Room(sys.modules[__name__], "vfl.transforms", "TRANSFORM", "transform")
 
 
 def load(kind: str, where: str) -> Transform[Any]:
-    """Raises InputError that names ``where`` if there is no transform ``kind``."""
+    """Returns the transform ``kind``. Raises InputError that names ``where`` if there is none."""
     found = ROOM.load(kind, where)
     assert isinstance(found, Transform)  # noqa: S101 - a defect of the plug-in
     return found

@@ -19,14 +19,14 @@ class GaussianSettings(Section):
 
 
 class GaussianNoise(Filter):
-    """R + N(0, σ²), from a private generator."""
+    """Returns R + N(0, σ²), from a private generator."""
 
     def __init__(self, sigma: float) -> None:
         self._sigma, self.text = sigma, f"Gaussian noise (σ = {sigma:g})"
         self._random = PrivateGaussian()
 
     def noise(self, r_ND: Tensor) -> Tensor:
-        """r_ND with noise, of its shape, dtype and device, without graph; r_ND itself if σ is 0."""
+        """Returns r_ND with noise: same shape, dtype and device, no graph; r_ND itself if σ is 0."""
         if self._sigma == 0:
             return r_ND
         r_ND = r_ND.detach()

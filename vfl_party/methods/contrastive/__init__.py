@@ -1,6 +1,6 @@
 """Local contrastive pretraining, the first phase of SS-VFL (Castiglia et al. 2022): nothing crosses a wire.
 
-SS-VFL-I goes on with one upload of the frozen representations (``head``), SS-VFL-C with split training (``splitnn``).
+SS-VFL-I continues with one upload of the frozen representations (``head``), SS-VFL-C with split training (``splitnn``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ContrastiveSettings(SelfSupSettings):
 
 
 class Contrastive(Phase):
-    """Either side: LocalCL of Alg. 4. A party without features has nothing to do."""
+    """Runs either side: LocalCL of Alg. 4. A party without features has nothing to do."""
 
     alone_from = 0
 

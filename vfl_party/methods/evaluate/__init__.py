@@ -1,4 +1,4 @@
-"""Joint evaluation of the trained model on held-out rows: the passive parties embed, the active party scores."""
+"""Evaluates the trained model jointly on held-out rows: the passive parties embed, the active party scores."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from vfl_party.scoring import joint_outputs, scoring, scoring_traffic, send_embe
 
 
 class EvaluateSettings(Section):
-    """Which rows; a split without rows is passed over."""
+    """The splits to evaluate; a split without rows is skipped."""
 
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
 
 
 def embeddings(party: Party) -> Exchange:
-    """Of the rows of each split, with the noise of the phases before."""
+    """Declares the exchange of the rows of each split, with the noise of the phases before."""
     return scoring(party.sent_noise, name="embedding", when="once")
 
 
 class ActiveEvaluate(Phase):
-    """One round: all splits, one after the other."""
+    """Evaluates all splits, one after the other, in one round."""
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1
@@ -45,7 +45,7 @@ class ActiveEvaluate(Phase):
 
 
 class PassiveEvaluate(Phase):
-    """One round: all splits, one after the other."""
+    """Embeds the rows of all splits, one after the other, in one round."""
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1

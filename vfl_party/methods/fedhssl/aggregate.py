@@ -15,7 +15,7 @@ from vfl_party.selfsup.tower import Tower
 
 
 def shared_state(tower: Tower) -> dict[str, Tensor]:
-    """f_lt ∘ h_l: parameters and float buffers of top encoder, projector and predictor; the tensors themselves."""
+    """Returns f_lt ∘ h_l: parameters and float buffers of top encoder, projector and predictor, not copied."""
     found = {f"encoder.{name}": tensor for name, tensor in top_state(tower.encoder).items()}
     for part in ("projector", "predictor"):
         for name, tensor in getattr(tower, part).state_dict(keep_vars=True).items():
@@ -33,12 +33,12 @@ class AggregationStep:
 
     @torch.no_grad()
     def run(self, round_: int) -> None:
-        """Sends the own top, and resumes with the mean of all parties'."""
+        """Sends this party's top, and continues with the mean of all parties'."""
         own = shared_state(self._tower)
         step = StepKey(self._phase, round_, 0)
         mean = self._weights.swap(step, {name: tensor.detach() for name, tensor in own.items()})
         for name, tensor in own.items():
-            if name.endswith(".running_var") and bool((mean[name] < 0).any()):  # sums of squares, until somebody lies
+            if name.endswith(".running_var") and bool((mean[name] < 0).any()):  # impossible unless a party lies
                 text = f"{step}: the averaged {name} is negative: a party sent weights that no training gives"
                 raise PeerError(Code.NON_FINITE, text, party=self._party.recipe.server)
             tensor.copy_(mean[name])

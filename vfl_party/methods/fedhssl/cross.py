@@ -23,10 +23,10 @@ Inputs = tuple[Tensor, ...]
 
 
 class CrossStep:
-    """What both sides share: the tower f_c with its predictor h_c, and its update by what was received.
+    """The part that both sides share: the tower f_c with its predictor h_c, and its update by received projections.
 
     Args:
-        peers: whose projections this party receives.
+        peers: the parties whose projections this party receives.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class CrossStep:
         self.tower = build_tower(party, phase, CROSS, encoder, plan, shared=False)
         self._trained = Trained(self.tower, plan, settings.rounds * settings.cross_epochs)
         self._keys: dict[str, KeyQueue] = {}
-        if plan.ssl == "moco" and plan.negatives == "queue":  # of received projections: no traffic of its own
+        if plan.ssl == "moco" and plan.negatives == "queue":  # of received projections, so it adds no traffic
             rows = len(self._rows)
             self._keys = {peer: make_queue(party, phase, f"{CROSS} {peer}", plan, rows) for peer in peers}
 
     @property
     def steps(self) -> int:
-        """Of a round."""
+        """The number of steps in a round."""
         return self._settings.cross_epochs * (len(self._rows) // self._plan.batch_size)
 
     def run(self, round_: int, tick: Callable[[], None]) -> Epochs:
-        """The cross-party epochs of one round; ``tick`` is called after each step."""
+        """Runs the cross-party epochs of one round; ``tick`` is called after each step."""
         party, epochs = self._party, self._settings.cross_epochs
         self.tower.train()
         total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
@@ -76,9 +76,9 @@ class CrossStep:
         raise NotImplementedError
 
     def _update(self, inputs: Inputs, z_BP: Tensor, received: Mapping[str, Tensor]) -> Tensor:
-        """Lines 12 and 13, ``local_updates`` times on what was received once; the first loss.
+        """Runs lines 12 and 13 ``local_updates`` times on the projections received once; returns the first loss.
 
-        ``z_BP``: the own projections, with the graph of the weights before the update; ``received``: {peer: [B, P]}.
+        ``z_BP``: our projections, with the graph of the weights before the update. ``received``: {peer: [B, P]}.
         """
         first: Tensor | None = None
         for _ in range(self._settings.local_updates):
@@ -104,7 +104,7 @@ class CrossStep:
 
 
 class ActiveCross(CrossStep):
-    """The active party collects and answers: every passive party's z comes in, its own goes out to all."""
+    """The active party collects and answers: every passive party's z comes in, its own is sent to all."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ActiveCross(CrossStep):
 
 
 class PassiveCross(CrossStep):
-    """A passive party sees the active party's z alone."""
+    """A passive party sees only the active party's z."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The two encoders of a party, and which of them fine-tuning gets."""
+"""The two encoders of a party, and the choice which of them fine-tuning gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CROSS, LOCAL = "cross", "local"  # also the labels from which initial weights ar
 
 
 def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
-    """The encoder that a party hands on, with its initial weights: see ``Method.encoder``."""
+    """Makes the encoder that later phases get, with its initial weights: see ``Method.encoder``."""
     match settings.kept:
         case "cross":
             return make(CROSS)
@@ -27,7 +27,7 @@ def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
 
 
 def part_of(encoder: nn.Module, tower: str) -> nn.Module:
-    """One of the two encoders of ``kept_encoder``: see ``Method.part``."""
+    """Returns one of the two encoders of ``kept_encoder``: see ``Method.part``."""
     if not isinstance(encoder, TwoTowers):
         text = "the phases of that run do not hand on two encoders"
         raise ValueError(f"{text}; remove it, or give start.phases as that run has them")
@@ -38,7 +38,7 @@ def part_of(encoder: nn.Module, tower: str) -> nn.Module:
 
 
 def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module]:
-    """{"cross": …, "local": …}, those that are trained, on the party's device. What is handed on is among them."""
+    """Returns {"cross": …, "local": …}, as far as trained, on the party's device; the kept ones are among them."""
     make, kept = party.make_encoder, party.models["encoder"]
     assert make is not None  # noqa: S101 - a party with features has it
     if isinstance(kept, TwoTowers):
@@ -47,7 +47,7 @@ def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module
         text = "recipe: phases: an earlier phase hands on one encoder, this one wants two"
         raise InputError(Code.CONFIG_INVALID, f"{text} (keep = {settings.kept!r}); give both phases the same keep")
     found: dict[str, nn.Module] = {settings.kept: kept}
-    if settings.cross and CROSS not in found:  # FedGSSL* and FedHSSL*: the guide stays here
+    if settings.cross and CROSS not in found:  # FedGSSL* and FedHSSL*: later phases do not get the guide
         found[CROSS] = make(CROSS).to(party.device)
     if settings.local and LOCAL not in found:
         found[LOCAL] = make(LOCAL, shared=settings.aggregate).to(party.device)

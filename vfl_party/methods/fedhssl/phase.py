@@ -71,7 +71,7 @@ class FedHSSL(Phase):
         return report(self._party.name, done, self._warned)
 
     def _ticker(self, round_: int, local_epochs: int) -> Callable[[], None]:
-        """Counts the steps of both through the round, for people."""
+        """Returns a function that counts the steps of both through the round, for people."""
         steps = self._cross.steps if self._cross is not None else 0
         steps += self._local.steps(local_epochs) if self._local is not None else 0
         return self._party.ticker(self.name, round_, self.rounds, steps)

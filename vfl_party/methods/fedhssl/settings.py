@@ -1,4 +1,4 @@
-"""What a recipe says about FedHSSL and its sub-procedures."""
+"""The recipe's settings for FedHSSL and its sub-procedures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Keep = Literal["mean", "concat", "cross", "local"]
 
 
 class FedHSSLSettings(SelfSupSettings):
-    """One round: the cross-party step, the local step, aggregation, each where it is switched on.
+    """One round: the cross-party step, the local step, aggregation, each if it is switched on.
 
     FedLocalSSL: ``cross = false, aggregate = false``; FedCSSL (and VFed-SSD's pretraining): ``local = false, aggregate
     = false``; FedGSSL: ``aggregate = false``; FedHSSL: all three. With ``keep = "local"`` the last two are FedGSSL* and
@@ -24,11 +24,13 @@ class FedHSSLSettings(SelfSupSettings):
     local: bool = True
     aggregate: bool = True
     gamma: Amplifier | None = None  # 0.5; the released commands run with 0
-    cross_epochs: PositiveInt = 1  # of a round, over the aligned training rows
-    local_epochs: PositiveInt = 1  # of a round, over all of a party's training rows
+    cross_epochs: PositiveInt = 1  # in a round, over the aligned training rows
+    local_epochs: PositiveInt = 1  # in a round, over all of a party's training rows
     local_updates: PositiveInt = 1  # e: updates of the cross-party step on one exchange
-    keep: Keep | None = None  # what fine-tuning gets: the mean of both encoders, or the only one
-    iso_embedding: Amplifier = 0.0  # λ of the noise on what the active party sends in the cross-party step
+    keep: Keep | None = (
+        None  # for fine-tuning: both encoders, averaged or concatenated, or one; None: mean or the only one
+    )
+    iso_embedding: Amplifier = 0.0  # λ of the noise on the active party's projections in the cross-party step
     iso_weights: Amplifier = 0.0  # λ of the noise on its parameters before aggregation
 
     def model_post_init(self, _context: Any) -> None:
@@ -49,13 +51,13 @@ class FedHSSLSettings(SelfSupSettings):
 
     @property
     def kept(self) -> Keep:
-        """What fine-tuning gets."""
+        """The encoders that fine-tuning gets."""
         if self.keep is not None:
             return self.keep
         return "mean" if self.cross and self.local else "cross" if self.cross else "local"
 
     def guidance(self, preset: Literal["paper", "released"]) -> float:
-        """γ of Eq. 6."""
+        """Returns γ of Eq. 6."""
         if not (self.cross and self.local):
             return 0.0
         if self.gamma is None:

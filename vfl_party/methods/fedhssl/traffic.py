@@ -1,4 +1,4 @@
-"""When FedHSSL exchanges what, known before it begins."""
+"""Lists FedHSSL's exchanges before it begins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def traffic(party: Party, name: str, settings: FedHSSLSettings) -> Traffic:
     if settings.aggregate:
         need_data(party, name, "the weights that the server averages")
         if (name, "weights") not in party.exchanges:
-            PassiveFedHSSL(party, name, settings)  # the models themselves know best
+            PassiveFedHSSL(party, name, settings)  # opens the exchange, with the shapes of the models themselves
         weights = party.exchanges[name, "weights"].exchange
     return Traffic(_occurrences(party, name, settings, weights))
 

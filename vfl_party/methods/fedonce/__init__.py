@@ -1,7 +1,8 @@
-"""FedOnce (Wu et al. 2022), the local half: encoders learnt without labels, so that one upload is enough.
+"""FedOnce (Wu et al. 2022), the local half: learns encoders without labels, so that one upload is enough.
 
-Alg. 1, lines 2 to 15: every passive party alone, nothing crosses a wire. The upload (line 16) and the active party's
-training (lines 18 to 30) are ``head`` with ``own_encoder = "trained"``; ``splitnn`` after it is multi-round FedOnce.
+Alg. 1, lines 2 to 15: every passive party learns alone, nothing crosses a wire. The upload (line 16) and the active
+party's training (lines 18 to 30) are ``head`` with ``own_encoder = "trained"``; ``splitnn`` after it is multi-round
+FedOnce.
 """
 
 from vfl_common.config.recipe import Recipe

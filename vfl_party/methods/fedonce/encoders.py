@@ -1,4 +1,4 @@
-"""What a party's encoder is where FedOnce trains it: with an output activation, or one linear map."""
+"""A party's encoder when FedOnce trains it: with an output activation, or one linear map."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vfl_party.methods.fedonce.settings import FedOnceSettings, Output
 
 
 class WithOutput(nn.Module):
-    """An encoder and what bounds its output: ``tanh``, or ``sphere``, every row scaled to norm 1.
+    """An encoder with a bound on its output: ``tanh``, or ``sphere``, which scales every row to norm 1.
 
-    Part of the encoder, and not of the phase, because what is uploaded and predicted with has it too.
+    It is part of the encoder, not of the phase, because uploads and predictions have it too.
     """
 
     def __init__(self, body: nn.Module, output: Output) -> None:
@@ -30,7 +30,7 @@ class WithOutput(nn.Module):
 
 
 def learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
-    """The encoder that this phase trains, with its initial weights: see ``Method.encoder``."""
+    """Makes the encoder that this phase trains, with its initial weights: see ``Method.encoder``."""
     if make.party == make.recipe.active.name and not settings.active:
         return make("encoder")
     if settings.objective == "pca":
@@ -42,7 +42,7 @@ def learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
 
 
 def _linear(make: MakeEncoder) -> nn.Module:
-    """Flatten, then one linear layer, which PCA fills; split training after it goes on with it as with any other."""
+    """Makes a flattening and one linear layer, which PCA fills; split training after it trains it like any other."""
     if make.spec.cardinalities:
         text = f"recipe: phases: objective = 'pca' needs numbers, and the encoder of {make.party} embeds categories"
         raise InputError(Code.CONFIG_INVALID, f"{text}; give it kind = 'mlp', which makes columns of them")

@@ -25,12 +25,12 @@ def on_sphere(n: int, d: int, seed: int) -> Tensor:
 
 
 def match(z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
-    """The permutation P of line 5, [B]: ``c_BD[P]`` has the least sum of squared distances from ``z_BD``.
+    """Returns the permutation P of line 5, [B]: ``c_BD[P]`` has the least sum of squared distances from ``z_BD``.
 
     The Hungarian algorithm takes about B³: 3 ms for B = 100 and d = 3 on one core, 40 times that for B = 512. Raises
-    ValueError where a distance is not finite.
+    ValueError if a distance is not finite.
     """
-    from scipy.optimize import linear_sum_assignment  # other parties and methods do not pay for the import
+    from scipy.optimize import linear_sum_assignment  # here, so that other parties and methods need not import it
     from scipy.spatial.distance import cdist
 
     cost_BB = cdist(z_BD.detach().cpu().double().numpy(), c_BD.detach().cpu().double().numpy(), "sqeuclidean")
@@ -39,16 +39,16 @@ def match(z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
 
 
 def nat_loss(z_BD: Tensor, c_BD: Tensor) -> Tensor:
-    """1 / (2 B) ‖z - c‖²_F: line 6, of a batch."""
+    """Returns 1 / (2 B) ‖z - c‖²_F of a batch: line 6."""
     return (z_BD - c_BD).square().sum() / (2 * len(z_BD))
 
 
 class Nat:
-    """One party's encoder, its targets, and how it is trained.
+    """Trains one party's encoder towards its targets.
 
     ``targets``: C_j permuted as matched so far, [n, D]; row i belongs to the i-th of the rows that are learnt from.
     With ``matching`` a batch's targets are dealt out anew among its rows and stay so: they migrate, and a row's target
-    depends on other rows. Without, every row keeps the one that it drew.
+    depends on other rows. Without it every row keeps its first target.
     """
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
@@ -60,7 +60,7 @@ class Nat:
         self.targets = on_sphere(len(self._rows), party.embedding_size, seed).to(party.device)  # line 3
 
     def run_round(self, epoch: int) -> RoundReport:
-        """Line 4: one epoch. Tells the mean loss, and the share of the rows whose target is another one now."""
+        """Runs one epoch (line 4). Reports the mean loss, and the share of the rows whose target has changed."""
         party, settings, features = self._party, self._settings, self._party.need_features()
         matching = settings.matches and epoch % settings.match_every == 0
         moved = 0
@@ -87,7 +87,7 @@ class Nat:
     def _match(self, z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
         try:
             return match(z_BD, c_BD)
-        except ValueError:  # before the loss is looked at
+        except ValueError:  # raised before the loss is checked
             raise diverged(self._party, self._phase) from None
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Principal components instead of a network: FedOnce-PCA (section 5.6)."""
+"""Fits principal components instead of a network: FedOnce-PCA (section 5.6)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vfl_party.phase import RoundReport
 
 
 def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
-    """Mean [F], the d directions of the largest variance [d, F], and the share of the variance that they hold.
+    """Returns the mean [F], the d directions of largest variance [d, F], and the share of the variance that they hold.
 
-    In float64. Of the two signs of a direction, the one whose largest loading is positive.
+    Computes in float64. Of a direction's two signs, it takes the one whose largest loading is positive.
     """
     x_NF = x_NF.double()
     mean_F = x_NF.mean(dim=0)

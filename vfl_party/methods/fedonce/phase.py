@@ -19,7 +19,7 @@ from vfl_party.selfsup.tower import build_tower
 
 
 class Learner(Protocol):
-    """One way of learning an encoder without labels. The encoder's weights are the job's."""
+    """One way of learning an encoder without labels. The job keeps the encoder's weights."""
 
     def run_round(self, round_: int) -> RoundReport: ...
     def close(self) -> None: ...
@@ -28,7 +28,7 @@ class Learner(Protocol):
 
 
 class ContrastiveLearner:
-    """SimCLR's loss on two views of each row: what SS-VFL learns with (``vfl_party.selfsup``)."""
+    """Learns by SimCLR's loss on two views of each row, as SS-VFL does (``vfl_party.selfsup``)."""
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
         self._party, self._phase, self._rounds = party, phase, settings.epochs
@@ -69,7 +69,7 @@ _LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], Learner]] = {
 
 
 class FedOnce(Phase):
-    """Alg. 1, lines 2 to 15. The active party, and a party without features, have nothing to do."""
+    """Runs Alg. 1, lines 2 to 15. The active party, and a party without features, have nothing to do."""
 
     alone_from = 0
 

@@ -1,4 +1,4 @@
-"""An autoencoder instead of random targets: the encoder's output must be enough to give the row back."""
+"""Trains an autoencoder instead of random targets: the encoder's output must be enough to restore the row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vfl_party.seeds import Rows, derive_seed
 
 
 class Reconstruction:
-    """The encoder, a decoder that ends with the phase, and how both are trained."""
+    """Trains the encoder, and a decoder that ends with the phase."""
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
         self._party = party
@@ -34,14 +34,14 @@ class Reconstruction:
         self._training = LocalTraining(party, phase, settings, both, len(self._rows))
 
     def _given(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """What is to be given back, [B, F]: the numbers, and the categories one-hot."""
+        """Returns the values to restore, [B, F]: the numbers, and the categories one-hot."""
         parts = [inputs[0].flatten(1)]
         for column, values in enumerate(self._cardinalities):
             parts.append(F.one_hot(inputs[1][:, column], values).float())
         return torch.cat(parts, dim=1)
 
     def run_round(self, epoch: int) -> RoundReport:
-        """One epoch; tells the mean squared error."""
+        """Runs one epoch; reports the mean squared error."""
         features = self._party.need_features()
 
         def loss(batch: Rows) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which rows a party learns from, their batches, and what an epoch came to."""
+"""The rows that a party learns from, their batches, and the check of an epoch's loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_party.seeds import Rows, batches, derive_seed
 
 
 def rows_to_learn(party: Party, phase: str, split: str) -> Rows:
-    """The rows of a split. Raises InputError where there are fewer than two."""
+    """Returns the rows of a split. Raises InputError if there are fewer than two."""
     rows = party.rows(split)
     if len(rows) < 2:
         text = f"recipe: phases: {phase}: {party.name} has {len(rows)} rows to learn from; give it more"
@@ -21,19 +21,19 @@ def rows_to_learn(party: Party, phase: str, split: str) -> Rows:
 
 
 def diverged(party: Party, phase: str) -> InputError:
-    """Nobody else may see it: nothing is sent in this phase."""
+    """Returns the error of a diverged training, which no peer can notice: nothing is sent in this phase."""
     text = f"phase {phase}: the encoder of {party.name} gives NaN or infinity: its training diverged"
     return InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
 
 
 def finite(loss: float, party: Party, phase: str) -> float:
-    """The same. Raises InputError where it is not a number any more."""
+    """Returns the value unchanged. Raises InputError if it is NaN or infinite (no other party could notice)."""
     if not math.isfinite(loss):
         raise diverged(party, phase)
     return loss
 
 
 def own_batches(party: Party, phase: str, epoch: int, n: int, size: int) -> list[Rows]:
-    """The batches of an epoch over positions 0 to n - 1, in an order of this party's own."""
+    """Returns the batches of an epoch over positions 0 to n - 1, in an order of this party's own."""
     seed = derive_seed(party.recipe.seed, party.name)
     return batches(seed, phase, epoch, np.arange(n, dtype=np.int64), size)

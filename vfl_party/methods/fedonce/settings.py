@@ -1,4 +1,4 @@
-"""What a recipe says about FedOnce's local learning. Defaults: the paper's Table 5, as for its tables of columns."""
+"""The recipe's settings for FedOnce's local learning. Defaults: the paper's Table 5, for its tables of columns."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _KEYS = {
 class FedOnceSettings(Section):
     """One round is one epoch; ``pca`` has one round.
 
-    ``rows``: the aligned rows with labels, those that are uploaded later, or all of the party's training rows.
-    ``active``: the active party learns its encoder so too; otherwise it does nothing here.
+    ``rows``: ``train``, the aligned rows with labels, which are uploaded later; ``local``, all of the party's training
+    rows. ``active``: the active party learns its encoder in this way too; otherwise it does nothing here.
     """
 
     objective: Literal["nat", "pca", "reconstruction", "contrastive"] = "nat"
@@ -40,7 +40,7 @@ class FedOnceSettings(Section):
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 100  # b; matching takes about b³: see docs/how-to.md
     optimizer: OptimizerSettings | None = None  # ADAM; contrastive: SGD by the batch size
     output: Output | None = None  # of the encoder; nat: tanh for columns, linear for images; else linear
-    matching: bool = True  # nat; false, and with dp unless its mode is "matched": each row keeps its target
+    matching: bool = True  # nat; if false, or with dp in a mode other than "matched", each row keeps its target
     match_every: PositiveInt = 1  # nat: f, epochs from one matching to the next
     decoder: tuple[Width, ...] = (128,)  # reconstruction: widths of its hidden layers
     projector: tuple[Width, ...] | None = Field(default=None, min_length=1)  # contrastive: as in contrastive's settings

@@ -1,4 +1,4 @@
-"""An epoch of a learner that has a loss of its own: plainly, or with differential privacy."""
+"""Runs an epoch of a learner that has its own loss: plainly, or with differential privacy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from vfl_party.seeds import Rows
 
 
 class LocalTraining:
-    """The optimizer over a module, its schedule and, with ``dp``, what makes its steps private.
+    """The optimizer over a module, its schedule and, with ``dp``, its private steps.
 
-    n: how many rows are learnt from; batches hold positions 0 to n - 1.
+    n: the number of rows to learn from; batches hold positions 0 to n - 1.
     """
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings, module: nn.Module, n: int) -> None:
@@ -37,7 +37,7 @@ class LocalTraining:
             self._private = PrivateSteps(party.need_privacy(), phase, party.name, *trained, size, norm)
 
     def run_epoch(self, epoch: int, loss: Callable[[Rows], Tensor]) -> RoundReport:
-        """Tells the mean loss and, with ``dp``, the joint ε."""
+        """Runs an epoch. Reports the mean loss and, with ``dp``, the joint ε."""
         party, settings, private = self._party, self._settings, self._private
         if private is not None and private.note:
             return RoundReport(0)  # the budget ended in an earlier epoch

@@ -1,7 +1,7 @@
-"""Gradient-boosted decision trees with LightGBM, at the active party alone: a baseline, on its own columns.
+"""Gradient-boosted decision trees with LightGBM, only at the active party: a baseline, on its own columns.
 
-In a recipe of one party that has all columns it is trees on all (a study's ``combined``). Nothing crosses, and nothing
-is handed on: the trees end with the phase.
+In a recipe of one party with all columns, the trees use them all (a study's ``combined``). Nothing crosses, and no
+later phase gets anything: the trees end with the phase.
 """
 
 from vfl_party.method import Method, silent

@@ -1,4 +1,4 @@
-"""Both sides of the phase, of which one does nothing."""
+"""Both sides of the phase; the passive one does nothing."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ INSTALL = "pip install lightgbm"
 
 
 def lightgbm(where: str) -> Any:
-    """The package, which is an optional one. Raises InputError with the command that installs it."""
+    """Imports the optional package. Raises InputError with the command that installs it."""
     try:
         import lightgbm
-    except (ImportError, OSError) as error:  # OSError: libgomp, which its library needs, is not there
+    except (ImportError, OSError) as error:  # OSError: libgomp, which its library needs, is missing
         text = f"{where}: gbdt needs LightGBM, which cannot be imported here ({str(error).splitlines()[0]})"
         raise InputError(Code.CONFIG_INVALID, f"{text}; {INSTALL}") from None
     return lightgbm
 
 
 class ActiveGbdt(Phase):
-    """One round: all trees, then their metrics."""
+    """Grows all trees in one round, then reports their metrics."""
 
     alone_from = 0
 
@@ -83,12 +83,12 @@ class ActiveGbdt(Phase):
             "num_threads": torch.get_num_threads(),
             "seed": derive_seed(party.recipe.seed, self.name) % 2**31,
             "deterministic": True,
-            "force_row_wise": True,  # otherwise it measures which way is faster, and rounding follows
+            "force_row_wise": True,  # otherwise it times both ways and takes the faster one, which changes rounding
             "verbosity": -1,
         }
 
     def _columns(self) -> tuple[npt.NDArray[np.float32], list[int]]:
-        """All rows as the encoder sees them, images as rows of pixels, [N, F], and which columns are categories."""
+        """Returns all rows as the encoder sees them, [N, F], images as rows of pixels, and the categorical columns."""
         features = self._party.need_features()
         x_NF = features.x.flatten(1).cpu().numpy()
         if features.categories is None:
@@ -98,7 +98,7 @@ class ActiveGbdt(Phase):
         return joined, list(range(width, joined.shape[1]))
 
     def _outputs(self, trees: Any, x_NF: npt.NDArray[np.float32]) -> Tensor:
-        """Logits, or scaled values, [N, O], as ``evaluate`` takes them."""
+        """Returns logits, or scaled values, [N, O], as ``evaluate`` takes them."""
         raw = trees.predict(x_NF, raw_score=True, num_threads=torch.get_num_threads())
         return torch.from_numpy(np.asarray(raw)).reshape(len(x_NF), -1)
 
@@ -107,7 +107,7 @@ class ActiveGbdt(Phase):
 
 
 class PassiveGbdt(Phase):
-    """Nothing to do."""
+    """Does nothing."""
 
     alone_from = 0
 

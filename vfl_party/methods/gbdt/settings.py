@@ -1,4 +1,4 @@
-"""What a recipe says about the trees. Defaults: LightGBM's, but for the number of trees."""
+"""The recipe's settings for the trees. Defaults: LightGBM's, except for the number of trees."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from vfl_common.config.models import PositiveInt, Rate
 
 
 class GbdtSettings(Section):
-    """``early_stopping``: ends when the loss on the validation rows has not fallen for so many trees, and keeps those
-    up to the best; ``splits``: what is evaluated, as in ``evaluate``."""
+    """Settings of the trees.
 
-    trees: PositiveInt = 500  # rounds of boosting; a round is a tree, of a multi-class task one for each class
+    ``early_stopping``: ends when the loss on the validation rows has not fallen for this number of trees, and keeps the
+    trees up to the best; ``splits``: the splits to evaluate, as in ``evaluate``.
+    """
+
+    trees: PositiveInt = 500  # rounds of boosting; each grows one tree, or in a multi-class task one for each class
     lr: Rate = 0.1
     leaves: Annotated[int, Field(ge=2, le=131_072)] = 31  # of a tree
     min_rows: PositiveInt = 20  # of a leaf

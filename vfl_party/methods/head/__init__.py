@@ -1,8 +1,8 @@
 """One upload of frozen representations, then training at the active party: SS-VFL-I and FedOnce.
 
-SS-VFL-I (Castiglia et al. 2022, Alg. 1, lines 4 to 10): the top model alone is trained. FedOnce (Wu et al. 2022,
-Alg. 1, lines 16 to 30): with it the active party's own encoder. The passive encoders are used as the phase before left
-them, in eval mode, on rows as they are; each party sends one bundle, its training rows', and no gradient comes back.
+SS-VFL-I (Castiglia et al. 2022, Alg. 1, lines 4 to 10) trains only the top model. FedOnce (Wu et al. 2022, Alg. 1,
+lines 16 to 30) also trains the active party's own encoder. The passive encoders are used as the phase before left
+them, in eval mode, on unchanged rows; each party sends one bundle, for its training rows, and no gradient comes back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _noise(settings: HeadSettings) -> float:
 def _private(name: str, settings: HeadSettings, recipe: Recipe, rows: int) -> PrivatePhase | None:
     if settings.dp is None:
         return None
-    dp = settings.dp.model_copy(update={"mode": "fixed"})  # labels are nobody else's: there is nothing to match
+    dp = settings.dp.model_copy(update={"mode": "fixed"})  # a row's label depends on no other row: nothing is matched
     return PrivatePhase(name, dp, (recipe.active.name,), settings.batch_size, settings.epochs_over(rows))
 
 

@@ -1,4 +1,4 @@
-"""The active side: representations in once, then the top model, and with it the own encoder, on what it holds."""
+"""The active side: collects representations once, then trains the top model and, if asked, its own encoder on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vfl_party.seeds import Rows, batches
 
 
 class ActiveHead(Phase):
-    """Two rounds: the upload, and the training."""
+    """Runs two rounds: the upload, and the training."""
 
     alone_from = TRAIN
 
@@ -60,7 +60,7 @@ class ActiveHead(Phase):
         self._upload = party.answering(name, upload(settings), width=party.embedding_size)
         self._r: dict[str, Tensor] = {}  # {passive party: its representations of the training rows, [N, D]}
         self._late: list[str] = []
-        self._owed = False  # the acknowledgement
+        self._owed = False  # whether the acknowledgement is still to be sent
 
     @property
     def _trained(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class ActiveHead(Phase):
         return self._train(round_)
 
     def _collect(self, round_: int) -> RoundReport:
-        """One bundle from each passive party: FedOnce's Alg. 1, line 19."""
+        """Collects one bundle from each passive party: FedOnce's Alg. 1, line 19."""
         party, step = self._party, StepKey(self.name, round_, 0)
         n, d = len(self._rows), party.embedding_size
         deadline_s = self._settings.deadline_s
@@ -84,8 +84,8 @@ class ActiveHead(Phase):
         return RoundReport(0, note=late, checkpoint=True, without=tuple(self._late))
 
     def _acknowledge(self) -> None:
-        """Once the representations are in a checkpoint: a party that has this answer may leave."""
-        if not self._owed:  # this generation began here
+        """Answers the upload, once a checkpoint holds the representations: a party with this answer may leave."""
+        if not self._owed:  # this generation began after the upload
             return
         self._owed, party, step = False, self._party, StepKey(self.name, UPLOAD, 0)
         names = [each.name for each in party.recipe.passives]
@@ -96,7 +96,7 @@ class ActiveHead(Phase):
         self._upload.reply(step, {name: {"used": each} for name, each in used.items()})
 
     def _train(self, round_: int) -> RoundReport:
-        """SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
+        """Trains: SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
         self._acknowledge()
         party, settings, rule, top = self._party, self._settings, self._party.recipe.model.combine, self._models["top"]
         _, targets = party.need_labels()
@@ -132,7 +132,7 @@ class ActiveHead(Phase):
         return RoundReport(steps, {"train": found})
 
     def _batches(self, epoch: int) -> Iterable[Rows]:
-        """Positions in the training rows."""
+        """Returns batches of positions in the training rows."""
         if self._private is not None:
             return self._private.batches(epoch)
         party = self._party
@@ -147,13 +147,13 @@ class ActiveHead(Phase):
         return value.detach()
 
     def _frozen(self) -> list[Tensor]:
-        """The own representations of the training rows, [N, D], where there are any and they do not change."""
+        """Returns this party's own representations of the training rows, [N, D], if any and unchanging."""
         if self._party.features is None or self._trains_encoder:
             return []
         return [embed(self._party, self._rows)]
 
     def _own(self, frozen_ND: list[Tensor], batch: Rows) -> list[Tensor]:
-        """The own representations of a batch of positions, [B, D]; none where the party has no features."""
+        """Returns this party's own representations of a batch of positions, [B, D]; none if it has no features."""
         if not self._trains_encoder:
             return [self._party.take(each, batch) for each in frozen_ND]
         return [self._models["encoder"](*self._party.need_features().inputs(self._rows[batch]))]

@@ -1,4 +1,4 @@
-"""The passive side: one upload, and nothing after it: where no phase follows, this party may leave."""
+"""The passive side: one upload, then nothing; if no phase follows, this party may leave."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vfl_party.scoring import embed
 
 
 class PassiveHead(Phase):
-    """Two rounds: the upload, and the active party's training, in which this party has nothing to do."""
+    """Runs two rounds: the upload, and the active party's training, in which this party has nothing to do."""
 
     alone_from = TRAIN
-    skippable = (UPLOAD,)  # the active party has a checkpoint of it, or will ask for it
+    skippable = (UPLOAD,)  # the active party has it in a checkpoint, or will ask for it
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds, self._party = name, 2, party

@@ -1,4 +1,4 @@
-"""What a recipe says about the head."""
+"""The recipe's settings for the head."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from vfl_party.noise import Amplifier
 from vfl_party.privacy.settings import DpSettings
 from vfl_party.training import TrainingSettings
 
-UPLOAD, TRAIN = 0, 1  # the two rounds: a checkpoint lies between them, so that a later death need not repeat the upload
+UPLOAD, TRAIN = 0, 1  # rounds: a checkpoint lies between them, so that a failure in training does not repeat the upload
 
 
 class HeadSettings(TrainingSettings):
     """Training of the top model on representations that are received once. A step is one batch.
 
-    ``deadline_s``: a party whose upload is not whole so long after the active party began to wait for it is left out:
-    zeros stand for its representations, and its part of the top model is zero (FedOnce's laggy parties).
+    ``deadline_s``: seconds that the active party waits for a party's whole upload. A party that is later is left out:
+    zeros replace its representations, and its part of the top model is zero (FedOnce's laggy parties).
     ``own_encoder``: the active party's; ``frozen`` as the phase before left it (SS-VFL-I), or ``trained`` together with
-    the top model (FedOnce). ``noise``: σ of what a passive party adds to its upload, and to all that it sends for
-    evaluation and prediction afterwards (FedOnce, Table 8: "added to all the representations"). ``dp``: the training is
-    private (FedOnce-L1); its ``mode`` means nothing here.
+    the top model (FedOnce). ``noise``: σ of the noise that a passive party adds to its upload, and later to all that it
+    sends for evaluation and prediction (FedOnce, Table 8: "added to all the representations"). ``dp``: the training is
+    private (FedOnce-L1); its ``mode`` has no effect here.
     """
 
     own_encoder: Literal["frozen", "trained"] = "frozen"

@@ -1,4 +1,4 @@
-"""What is sent once: a party's representations up, and an acknowledgement down once they are in a checkpoint."""
+"""The single upload: a party's representations up; once they are in a checkpoint, an acknowledgement down."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vfl_party.methods.head.settings import UPLOAD, HeadSettings
 
 
 def upload(settings: HeadSettings) -> Exchange:
-    """A party's representations of all training rows up; with a deadline the answer says whether they are used."""
+    """Declares a party's representations of all training rows up; with a deadline the answer says if they are used."""
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=settings.noise))
     down = NOTHING if settings.deadline_s is None else Sent(Kind.ACK, {"used": u8(1)})
     return Exchange("upload", up, down, when="once")
@@ -29,7 +29,7 @@ def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
 
 @torch.no_grad()
 def without(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
-    """Makes zero the weights by which a top model on concatenated representations sees those of the ``late``."""
+    """Zeroes the weights by which a top model on concatenated representations reads those of the ``late``."""
     if not late:
         return
     first = next(module for module in top.modules() if isinstance(module, nn.Linear))
@@ -41,5 +41,5 @@ def without(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
 
 
 def zeros(late: Sequence[str], n: int, d: int, device: torch.device) -> dict[str, Tensor]:
-    """{late party: [n, d]}"""
+    """Returns {late party: zeros [n, d]}."""
     return {name: torch.zeros(n, d, device=device) for name in late}

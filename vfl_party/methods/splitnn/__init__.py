@@ -1,4 +1,4 @@
-"""Supervised split training: every party an encoder, the active party the labels and the top model."""
+"""Supervised split training: every party has an encoder; the active party has the labels and the top model."""
 
 from vfl_party.method import Method
 from vfl_party.methods.splitnn.active import ActiveSplitNN

@@ -21,7 +21,7 @@ from vfl_party.scoring import joint_outputs
 
 
 def gradient(leaf: Tensor) -> Tensor:
-    """d loss / d leaf; zeros where the loss does not depend on it."""
+    """Returns d loss / d leaf; zeros if the loss does not depend on it."""
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
@@ -64,7 +64,7 @@ class ActiveSplitNN(Phase):
             z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
             loss = self._loss(party.outputs(combine(rule, [*own, *z_BD.values()])), y_B)
             loss.backward()  # type: ignore[no-untyped-call]
-            # The parties go on while the top model is updated: every gradient is of the weights before the update.
+            # The parties proceed while the top model is updated: every gradient is of the weights before the update.
             self._embedding.reply(step, {name: {"dz": gradient(leaf)} for name, leaf in z_BD.items()})
             training.step()
             total += loss.detach()
@@ -90,7 +90,7 @@ class ActiveSplitNN(Phase):
         return after
 
     def _verdict(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> bool:
-        """Decides whether this epoch is the best so far and whether to stop, and tells the passive parties."""
+        """Decides whether this round is the best so far and whether to stop, and tells the passive parties."""
         rule = self._settings.early_stopping
         if rule is None or self._verdicts is None:
             return False

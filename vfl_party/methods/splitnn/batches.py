@@ -1,4 +1,4 @@
-"""Which batches a phase of split training has: the same at every party, and known before it begins."""
+"""The batches of a phase of split training: the same at every party, and known before it begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_party.seeds import Rows, batches
 
 
 class Batches:
-    """The epochs and rounds of the phase. Raises InputError where there are no rows to train on."""
+    """Computes the epochs and rounds of the phase. Raises InputError if there are no rows to train on."""
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
@@ -34,11 +34,11 @@ class Batches:
         self.rounds = -(-self.epochs // settings.validate_every)
 
     def of(self, round_: int) -> list[list[Rows]]:
-        """The epochs of a round, each its batches."""
+        """Returns the epochs of a round, each as its batches."""
         return [self._epoch(epoch)[: self._count(epoch)] for epoch in self._epochs(round_)]
 
     def sizes(self, round_: int) -> list[int]:
-        """How many rows the batches of a round have, one after the other."""
+        """Returns the number of rows of each batch of a round, in order."""
         return [size for epoch in self._epochs(round_) for size in self._sizes[: self._count(epoch)]]
 
     def _epochs(self, round_: int) -> range:
@@ -46,7 +46,7 @@ class Batches:
         return range(begin, min(begin + self._settings.validate_every, self.epochs))
 
     def _count(self, epoch: int) -> int:
-        """How many batches of an epoch begin before ``max_bytes`` have crossed."""
+        """Returns how many batches of an epoch begin before ``max_bytes`` have crossed."""
         most = self._settings.max_bytes
         if most is None:
             return len(self._sizes)
@@ -59,5 +59,5 @@ class Batches:
 
 
 def numbered(epochs: list[list[Rows]]) -> list[tuple[Rows, bool]]:
-    """The batches of some epochs one after the other, each with whether it is its epoch's last."""
+    """Returns the batches of some epochs in order, each with whether it is its epoch's last."""
     return [(rows, batch + 1 == len(epoch)) for epoch in epochs for batch, rows in enumerate(epoch)]

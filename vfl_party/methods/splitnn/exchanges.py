@@ -1,4 +1,4 @@
-"""What split training exchanges: embeddings and gradients of each batch, embeddings for validation, verdicts."""
+"""The exchanges of split training: embeddings and gradients of each batch, embeddings for validation, verdicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 
 
 def embedding(settings: SplitNNSettings) -> Exchange:
-    """A batch's embeddings up, the gradients of the loss by them down."""
+    """Declares a batch's embeddings up, and the gradients of the loss with respect to them down."""
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
     down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, noise("iso", amplifier=settings.iso))
     return Exchange("embedding", up, down)

@@ -34,7 +34,7 @@ class PassiveSplitNN(Phase):
             step = StepKey(self.name, round_, batch)
             z_BD = party.encode(*inputs)
             self._embedding.send(step, {"z": z_BD})
-            # While the active party computes:
+            # The active party computes meanwhile:
             training.zero_grad()
             if batch + 1 < len(steps):
                 inputs = features.inputs(steps[batch + 1][0])
@@ -48,7 +48,7 @@ class PassiveSplitNN(Phase):
         return RoundReport(len(steps), done=self._verdict(round_, after))
 
     def _verdict(self, round_: int, batch: int) -> bool:
-        """Whether the active party ends the phase here."""
+        """Asks whether the active party ends the phase here."""
         if self._verdicts is None:
             return False
         reply = self._verdicts.swap(StepKey(self.name, round_, batch), {})

@@ -1,4 +1,4 @@
-"""When split training exchanges what, known before it begins."""
+"""Lists split training's exchanges before it begins."""
 
 from __future__ import annotations
 

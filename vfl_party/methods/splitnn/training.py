@@ -1,4 +1,4 @@
-"""What both sides of split training share: a party's optimizer over its own models, and its best weights so far."""
+"""The part that both sides of split training share: the optimizer over a party's own models, and their best weights."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class OwnTraining:
         self._models.train()
 
     def zero_grad(self) -> None:
-        for parameter in self._params:  # as Optimizer.zero_grad, which costs 80 µs where its code is not in the cache
+        for parameter in self._params:  # as Optimizer.zero_grad, which costs 80 µs if its code is not in the cache
             parameter.grad = None
 
     def step(self) -> None:
-        """Clips this party's own gradient where the recipe says so, and updates."""
+        """Clips this party's own gradient if the recipe says so, and updates."""
         clip(self._settings, self._params)
         self._optimizer.step()
 
