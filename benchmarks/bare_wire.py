@@ -22,7 +22,7 @@ _UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_l
 
 @dataclass(frozen=True)
 class Wire:
-    """How the bare loop moves bytes; the defaults are a plain honest loop that no variant beat by more than noise
+    """The bare loop's way to move bytes; the defaults are a plain honest loop that no variant beat by more than noise
     at both sizes (see ``benchmarks.bare_variants``).
 
     ``active``: ``queue`` (gRPC's threads hand to a plain loop in the main thread), ``inline`` (the handler thread that

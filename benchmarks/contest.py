@@ -21,7 +21,7 @@ from benchmarks.task import Task
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run of one contestant measured, after the warm-up, in the process that owns the labels."""
+    """The measurement of one contestant's run, after the warm-up, in the process that owns the labels."""
 
     steps_per_s: float
     last_loss: float | None  # None: not comparable, the contestant draws its own weights

@@ -31,7 +31,7 @@ from benchmarks.studies import EVALUATE, Done, Tables
 from vfl.studies.report import table
 from vfl_party.seeds import split_rows
 
-Make = Callable[[Path, Path], Tables]  # from the folder of data and one for files of its own: the recipe
+Make = Callable[[Path, Path], Tables]  # (folder of data, folder for the study's files) -> recipe
 MOST_ENVELOPE = 1.02  # message bytes of the upload over its payload
 QUICK_ROWS = 1000
 
@@ -211,7 +211,7 @@ UJI = Training(
 )
 MNIST = Training(
     local={"epochs": 20, "batch_size": 128, "match_every": 3, "optimizer": adam(1e-3, 1e-5)},
-    head={"epochs": 20, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},  # Table 5, but for the epochs
+    head={"epochs": 20, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},  # Table 5, except for the epochs
     more={"epochs": 15, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},
     split={"epochs": 15, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},
     alone={"epochs": 15, "batch_size": 128, "optimizer": adam(1e-3, 1e-5)},
@@ -370,8 +370,8 @@ def _one_epoch(phase: Tables) -> Tables:
 @click.option("--seeds", default=None, help="Seeds of the runs, with commas between; default 1,2,3,4,5 (scale: 1).")
 @click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
 @click.option("--methods", default="", help="Only these, with commas between.")
-@click.option("--jobs", default=1, show_default=True, help="Federations at a time; the seconds are told for these.")
-@click.option("--solos", is_flag=True, help="Solo of every party, not of the active one alone.")
+@click.option("--jobs", default=1, show_default=True, help="Federations to run at once; the seconds depend on it.")
+@click.option("--solos", is_flag=True, help="Run Solo for every party, not only for the active one.")
 @click.option("--quick", "short", is_flag=True, help="One seed, few rows, one epoch: only whether it still runs.")
 def main(
     name: str, data: Path, seeds: str | None, out: Path, methods: str, jobs: int, solos: bool, short: bool

@@ -63,7 +63,7 @@ class Party:
 
     ``models``: ``encoder`` (if the party has features), and ``top`` at the active party; on ``device``.
     ``targets``: the encoded labels of all rows at the active party.
-    ``splits``: see ``vfl_party.seeds.split_rows``; ``local`` may end with rows that this party alone has.
+    ``splits``: see ``vfl_party.seeds.split_rows``; ``local`` may end with rows that only this party has.
     ``make_encoder``: for methods that train other encoders beside the party's own.
     ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
     and on all of the party's GPUs; by default ``models["encoder"]`` on one.

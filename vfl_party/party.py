@@ -46,7 +46,7 @@ Tick = Callable[[str, int, int, int, int], None]
 class Opened:
     """A party's data, read and checked, before any contact with the others.
 
-    ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that this party alone has.
+    ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that only this party has.
     """
 
     recipe: Recipe

@@ -53,9 +53,7 @@ def train(
                 y = labels.encode(table.labels)[torch.from_numpy(rows)]
                 continue
             r = _local(recipe, local.name, local.settings, party.name, encoder, x)
-            uploaded.append(
-                torch.zeros_like(r) if party.name in late else r
-            )  # line 16, and line 19 at the active party
+            uploaded.append(torch.zeros_like(r) if party.name in late else r)  # lines 16 (here) and 19 (active party)
             prefix = "encoder.body" if flatten else "encoder"  # tables end in tanh, images in a linear layer
             found[party.name] = {f"{prefix}.{name}": tensor for name, tensor in encoder.state_dict().items()}
         top = _host(recipe, head.name, head.settings, own, x_own, uploaded, y)

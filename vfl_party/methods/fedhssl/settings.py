@@ -27,9 +27,7 @@ class FedHSSLSettings(SelfSupSettings):
     cross_epochs: PositiveInt = 1  # in a round, over the aligned training rows
     local_epochs: PositiveInt = 1  # in a round, over all of a party's training rows
     local_updates: PositiveInt = 1  # e: updates of the cross-party step on one exchange
-    keep: Keep | None = (
-        None  # for fine-tuning: both encoders, averaged or concatenated, or one; None: mean or the only one
-    )
+    keep: Keep | None = None  # what fine-tuning gets; None: the mean of both encoders, or the only one
     iso_embedding: Amplifier = 0.0  # λ of the noise on the active party's projections in the cross-party step
     iso_weights: Amplifier = 0.0  # λ of the noise on its parameters before aggregation
 
