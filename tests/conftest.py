@@ -1,7 +1,20 @@
 """Settings of all tests."""
 
+import sys
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines are shared: how long drawing an example takes says nothing about our code.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+
+@pytest.fixture(autouse=True)
+def _onednn_as_it_was() -> Iterator[None]:
+    """Turns oneDNN on again: bfloat16 on a CPU turns it off for the process, and a reference would differ then."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch.backends.mkldnn.enabled:
+        torch.backends.mkldnn.set_flags(True)

@@ -53,6 +53,7 @@ class Code(IntEnum):
     CHECKPOINT_INVALID = 26
     MALFORMED_MESSAGE = 27
     MODELS_DIFFER = 28
+    REFUSED = 29
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ CATALOGUE: dict[Code, Meaning] = {
     Code.CHECKPOINT_INVALID: Meaning("a checkpoint cannot be used", 2),
     Code.MALFORMED_MESSAGE: Meaning("a message cannot be read", 2),
     Code.MODELS_DIFFER: Meaning("the parties would aggregate different weights", 2),
+    Code.REFUSED: Meaning("the party's policy does not let something out that the recipe asks for", 2),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vfl_common.config.recipe import PhaseSettings, Recipe
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, VflError
 from vfl_common.summary import ExchangeSummary
 from vfl_party import codecs
 from vfl_party.declared import Exchange, Role, Sent, Use
@@ -36,7 +36,7 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
         mine = [use for use in uses if use.role in (None, role) or not sends[direction]]
         filters: list[Filter] = [use.make(where) for use in mine]
         if sends[direction]:
-            filters.append(policy(phase, exchange))
+            filters.append(_allowed(policy, phase, exchange, sent, where))
         if settings is not None and exchange.asks == "active":
             filters.append(codecs.make(settings.codec, where))
         return Chain(filters)
@@ -96,3 +96,18 @@ def _asked(settings: PhaseSettings | None, exchange: Exchange, direction: str) -
         for each in settings.transforms
         if each.exchange == exchange.name and each.sent_by == sender
     ]
+
+
+def _allowed(policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: str) -> Filter:
+    """Returns the policy's filter. Raises InputError if the policy refuses, or is faulty."""
+    try:
+        made = policy(phase, exchange, sent)
+    except VflError:
+        raise
+    except Exception as error:
+        text = f"{where}: the party's policy fails ({type(error).__name__}: {error})"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file") from error
+    if not isinstance(made, Filter):
+        text = f"{where}: the party's policy gives a {type(made).__name__}, and a Filter is wanted"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file")
+    return made

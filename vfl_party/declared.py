@@ -15,7 +15,7 @@ import torch
 
 from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.config.base import parse
-from vfl_common.errors import InternalError
+from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_party import transforms
 from vfl_party.filter import Filter, Tensors
 
@@ -72,7 +72,14 @@ class Use:
     def make(self, where: str) -> Filter:
         """Makes a new filter. Raises InputError that names ``where`` if kind or settings are wrong."""
         transform = transforms.load(self.kind, where)
-        made = transform.make(parse(transform.settings, dict(self.settings), f"{where}: transform {self.kind}"))
+        settings = parse(transform.settings, dict(self.settings), f"{where}: transform {self.kind}")
+        try:
+            made = transforms.ROOM.checked(transform.make(settings), self.kind, where, Filter)
+        except VflError:
+            raise
+        except Exception as error:
+            text = f"{where}: transform {self.kind} cannot be made ({type(error).__name__}: {error})"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
         return Leaving(made, self.leave) if self.leave else made
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
-from vfl_common.errors import Code, InputError, InternalError, PeerError
+from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.link import Hub, Link
 from vfl_party.declared import TORCH, WIRE, Exchange
 from vfl_party.filter import Filter, Tensors
@@ -50,7 +50,13 @@ class Chain:
     def apply(self, tensors: Tensors) -> Tensors:
         """Returns what goes to the wire. Raises VflError if it may not leave."""
         for each in self._apply:
-            tensors = each.apply(tensors)
+            try:
+                tensors = each.apply(tensors)
+            except VflError:
+                raise
+            except Exception as error:
+                what = f"{each.text} cannot be applied to what leaves ({type(error).__name__}: {error})"
+                raise InputError(Code.CONFIG_INVALID, f"{what}; correct the plug-in, or remove it") from error
         return tensors
 
     def undo(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,9 +8,11 @@ import pkgutil
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, VflError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,28 @@ class Room:
         except Exception as error:
             text = f"{where}: the plug-in {found.value} cannot be loaded ({type(error).__name__}: {error})"
             raise InputError(Code.CONFIG_INVALID, f"{text}; reinstall or remove it") from error
+
+    def make(self, name: str, where: str, wanted: type[T], *args: Any) -> T:
+        """Loads the export of that name, calls it with ``args``, and checks that it gives a ``wanted``.
+
+        Raises InputError that names ``where`` and the export if it cannot be had, fails, or gives anything else.
+        """
+        export = self.load(name, where)
+        try:
+            made = export(*args)
+        except VflError:
+            raise
+        except Exception as error:
+            text = f"{where}: the {self.what} {name!r} cannot be made ({type(error).__name__}: {error})"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+        return self.checked(made, name, where, wanted)
+
+    def checked(self, made: object, name: str, where: str, wanted: type[T]) -> T:
+        """Returns ``made``. Raises InputError if it is no ``wanted``."""
+        if not isinstance(made, wanted):
+            text = f"{where}: the {self.what} {name!r} gives a {type(made).__name__}, and a {wanted.__name__} is wanted"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in")
+        return made
 
     def _others(self) -> list[EntryPoint]:
         return list(entry_points(group=self.group))

@@ -21,7 +21,9 @@ from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
+from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned
+from vfl_party.chains import summarised
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor
@@ -100,6 +102,14 @@ def prediction_data(settings: DataSettings | None, source: Path | None, state: T
 def embeddings(party: Party) -> Exchange:
     """Declares the exchange of the rows to predict, with the noise that the phases of training ask for."""
     return scoring(sent_noise(party.recipe), name="embedding", when="once")
+
+
+def predicted(party: Party) -> list[ExchangeSummary]:
+    """Returns what a party would send for a prediction with the trained model; empty if it would send nothing."""
+    if party.role == "active" or nothing_kept(party.recipe) is not None:
+        return []
+    exchange = embeddings(party)
+    return summarised(party.recipe, PHASE, exchange, party.chains(PHASE, exchange))
 
 
 class PassivePredict(Phase):

@@ -19,6 +19,7 @@ from vfl_party.devices import resolve_device
 from vfl_party.files import PartyFiles, read_files
 from vfl_party.methods import parse_settings
 from vfl_party.party import assemble
+from vfl_party.prediction import predicted
 
 _CONNECT_S = 3.0
 
@@ -59,7 +60,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     try:
         files = read_files(path, device=device)
     except VflError as error:
-        yield Finding("recipe", False, str(error))
+        yield Finding("party file", False, str(error))
         return
     yield Finding("role", True, files.settings.role)
     yield from _data(files)
@@ -89,6 +90,9 @@ def _data(files: PartyFiles) -> Iterator[Finding]:
         for each in party.leaves:
             what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
             yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
+        for each in predicted(party.party):
+            what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
+            yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
         for message, fields in SAID.items():
             said = f"{message}: {', '.join(fields.values())}" if fields else f"{message}: nothing else"
             yield Finding("leaves", True, f"session with {files.recipe.server}: {said}")

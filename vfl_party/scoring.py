@@ -21,7 +21,7 @@ def scoring(sigma: float = 0.0, *, name: str = "scoring", when: str = "every rou
     ``sigma``: σ of the noise that passive parties add. Its shapes have the words ``rows`` and ``width``.
     """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=sigma))
-    return Exchange(name, up, when=when)
+    return Exchange(name, up, when=f"{when}, {CHUNK_ROWS:,} rows a message")
 
 
 def chunks(rows: Rows) -> list[Rows]:

@@ -109,3 +109,7 @@ def _tls(name: str, ca: Path, certificate: Path | None, key: Path | None) -> Tls
 
 def main() -> None:
     run_program(cli, "vfl-server")
+
+
+if __name__ == "__main__":
+    main()

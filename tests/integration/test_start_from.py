@@ -47,7 +47,7 @@ def test_encoders_are_those_of_the_earlier_run(tmp_path: Path) -> None:
         ("gone", {}, ("start.run", "gone", "holds no run of p1")),
         ("begun", {}, ("start.run", "begun", "was not finished")),
         ("../elsewhere", {}, ("start.run", "should match pattern")),
-        (None, {"model": {"encoder": {"kind": "mlp", "hidden": [9]}}}, ("start.run", "is another one")),
+        (None, {"model": {"encoder": {"kind": "mlp", "hidden": [9]}}}, ("start.run", "differs from what this recipe")),
     ],
     ids=["missing", "unfinished", "no-plain-name", "other-model"],
 )

@@ -14,11 +14,12 @@ from tests.harness import cases
 from vfl_common.bundle import BundleSpec, DType, Kind
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party import codecs
+from vfl_party import codecs, plugins, policies, transforms
 from vfl_party.chains import make_chains
 from vfl_party.checkpoint import pack, unpack
 from vfl_party.context import Party
 from vfl_party.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
+from vfl_party.exchange import Chain
 from vfl_party.filter import Filter, Tensors
 from vfl_party.methods import build_phases
 from vfl_party.policies.allow_all import AllowAll
@@ -159,9 +160,9 @@ class OnlyEmbeddings(Filter):
 
     text = "embeddings of four rows"
 
-    def __call__(self, phase: str, exchange: Exchange, /) -> Filter:
-        if exchange.name == "secret":
-            raise InputError(Code.CONFIG_INVALID, f"{phase}: {exchange.name} may not leave")
+    def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
+        if exchange.name == "secret" and sent.kind is Kind.EMBEDDING:
+            raise InputError(Code.REFUSED, f"{phase}: {exchange.name} may not leave")
         return self
 
     def apply(self, tensors: Tensors) -> Tensors:
@@ -188,3 +189,40 @@ def test_a_wire_spec_is_made_once() -> None:
     found: BundleSpec = up.wire_spec(spec)
     assert found is up.wire_spec(spec)
     assert found.payload_bytes == 2 * 2 * 2 + 8
+
+
+class Faulty(Filter):
+    """A plug-in with a mistake."""
+
+    text = "faulty"
+
+    def __init__(self, settings: Any = None) -> None:
+        if settings is None:
+            raise TypeError("no settings")
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        return {name: x / None for name, x in tensors.items()}  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("made", [Faulty, lambda: 7, 7], ids=["raises", "gives a number", "is no class"])
+def test_a_faulty_plug_in_is_named_and_no_defect_of_ours(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins.Room, "load", lambda *_: made)
+    with pytest.raises(InputError, match="codec 'mine'") as caught:
+        codecs.make("mine", WHERE)
+    assert "plug-in" in str(caught.value)
+    with pytest.raises(InputError, match="transform 'mine'"):
+        transforms.load("mine", WHERE)
+    with pytest.raises(InputError, match="policy 'mine'"):
+        policies.load("mine", WHERE)
+
+
+def test_a_filter_that_fails_while_it_is_applied_is_named() -> None:
+    with pytest.raises(InputError, match=r"faulty cannot be applied to what leaves \(TypeError"):
+        Chain([Faulty(settings=1)]).apply({"z": torch.zeros(2)})
+
+
+def test_a_policy_that_gives_no_filter_is_named() -> None:
+    with pytest.raises(InputError, match="policy gives a int, and a Filter is wanted"):
+        chains("passive", SWAP, lambda *_: 7)
+    with pytest.raises(InputError, match=r"policy fails \(ZeroDivisionError"):
+        chains("passive", SWAP, lambda *_: 1 / 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 from vfl_party.filter import Filter
 from vfl_party.plugins import Room
@@ -13,5 +12,4 @@ ROOM = Room(sys.modules[__name__], "vfl.codecs", "CODEC", "codec")
 
 def make(name: str, where: str) -> Filter:
     """Makes a codec by name. Raises InputError that names ``where`` if there is none."""
-    codec: Callable[[], Filter] = ROOM.load(name, where)
-    return codec()
+    return ROOM.make(name, where, Filter)

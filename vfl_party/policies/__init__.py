@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
-from vfl_party.declared import Exchange
+from vfl_party.declared import Exchange, Sent
 from vfl_party.filter import Filter
 from vfl_party.plugins import Room
 
@@ -16,12 +16,15 @@ ROOM = Room(sys.modules[__name__], "vfl.policies", "POLICY", "policy")
 class Policy(Protocol):
     """Makes the filter that decides what may leave this party in one exchange; called when a phase is made."""
 
-    def __call__(self, phase: str, exchange: Exchange, /) -> Filter:
-        """Raises InputError if nothing of the exchange may ever leave; the filter's ``apply`` may refuse later."""
+    def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
+        """Returns the filter of what this party sends in ``exchange``: ``sent``, its ``up`` or its ``down``.
+
+        Raises InputError (REFUSED) if that may never leave; the filter's ``apply`` may raise it later.
+        """
         ...
 
 
 def load(name: str, where: str) -> Policy:
     """Makes a policy by name. Raises InputError that names ``where`` if there is none."""
-    found: Callable[[], Policy] = ROOM.load(name, where)
-    return found()
+    policy: Policy = ROOM.make(name, where, Callable)  # type: ignore[arg-type]
+    return policy

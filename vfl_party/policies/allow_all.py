@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfl_party.declared import Exchange
+from vfl_party.declared import Exchange, Sent
 from vfl_party.filter import Filter
 
 
@@ -11,7 +11,7 @@ class AllowAll(Filter):
 
     text = "allow all"
 
-    def __call__(self, _phase: str, _exchange: Exchange, /) -> Filter:
+    def __call__(self, _phase: str, _exchange: Exchange, _sent: Sent, /) -> Filter:
         return self
 
 

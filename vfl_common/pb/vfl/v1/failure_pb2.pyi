@@ -36,6 +36,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHECKPOINT_INVALID: _ClassVar[FailureCode]
     MALFORMED_MESSAGE: _ClassVar[FailureCode]
     MODELS_DIFFER: _ClassVar[FailureCode]
+    REFUSED: _ClassVar[FailureCode]
 FAILURE_CODE_UNSPECIFIED: FailureCode
 INTERNAL: FailureCode
 CONFIG_INVALID: FailureCode
@@ -65,6 +66,7 @@ INTERRUPTED: FailureCode
 CHECKPOINT_INVALID: FailureCode
 MALFORMED_MESSAGE: FailureCode
 MODELS_DIFFER: FailureCode
+REFUSED: FailureCode
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "party")
