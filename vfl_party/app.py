@@ -28,7 +28,7 @@ from vfl_party.files import PartyFiles
 from vfl_party.job import Jobs, PartyJob
 from vfl_party.methods import handed_on
 from vfl_party.models import InputSpec
-from vfl_party.party import Assembled, Opened, Training, Work, assemble, check_ranks, load_encoder, open_party
+from vfl_party.party import Assembled, Opened, Spread, Training, Work, assemble, check_ranks, load_encoder, open_party
 from vfl_party.prediction import Prediction, TrainedRun, load_start
 from vfl_party.progress import Progress
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
@@ -109,9 +109,12 @@ class PartyApp:
     ) -> tuple[Outcome, RunFolder]:
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
-        make = partial(assemble, opened, work=work, device=files.device, policy=files.policy)
+
+        def make(aligned: Aligned, spread: Spread | None = None) -> Assembled:
+            return assemble(opened, aligned, work, device=files.device, policy=files.policy(), spread=spread)
+
         spread = partial(self._spread, make, self.ranks) if self.ranks is not None else None
-        jobs = Jobs(opened, alignment_of(recipe, files.policy), make, spread)
+        jobs = Jobs(opened, alignment_of(recipe, files.policy()), make, spread)
         expected = jobs.expected
         if self.ranks is not None and expected is not None:
             check_ranks(expected.party, trains=job == "train")

@@ -65,12 +65,17 @@ def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -
     ]
 
 
-def check_transforms(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
-    """Raises InputError if a transform of the recipe would do nothing: whoever asks for noise must get it.
+def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
+    """Raises InputError if a transform or codec of the recipe would do nothing: whoever asks for noise must get it.
 
     ``opened``: {(phase, exchange's name): the exchange}, as the phases have opened them.
     """
     for phase in recipe.phases:
+        codecs.make(phase.codec, f"recipe: phases: {phase.name}")
+        between = [each for (of, _), each in opened.items() if of == phase.name and each.asks == "active"]
+        if phase.codec != "identity" and not between:
+            text = f"recipe: phases: {phase.name}: codec: the phase exchanges nothing between parties"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
         names = [exchange for of, exchange in opened if of == phase.name]
         for each in phase.transforms:
             where = f"recipe: phases: {phase.name}: transforms"

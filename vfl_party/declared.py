@@ -93,6 +93,15 @@ class Leaving(Filter):
         changed = self._of.apply({name: x for name, x in tensors.items() if name not in self._leave})
         return {name: changed.get(name, x) for name, x in tensors.items()}
 
+    def undo(self, tensors: Tensors) -> Tensors:
+        changed = self._of.undo({name: x for name, x in tensors.items() if name not in self._leave})
+        return {name: changed.get(name, x) for name, x in tensors.items()}
+
+    def wire_spec(self, spec: BundleSpec) -> BundleSpec:
+        whole = self._of.wire_spec(spec)
+        kept = {name: spec.tensors[name] if name in self._leave else each for name, each in whole.tensors.items()}
+        return BundleSpec(spec.kind, kept)
+
     def state(self) -> dict[str, Any] | None:
         return self._of.state()
 

@@ -49,6 +49,8 @@ class Chain:
 
     def apply(self, tensors: Tensors) -> Tensors:
         """Returns what goes to the wire. Raises VflError if it may not leave."""
+        if self._apply:
+            tensors = {name: x.detach() for name, x in tensors.items()}
         for each in self._apply:
             try:
                 tensors = each.apply(tensors)

@@ -30,7 +30,6 @@ class PartyFiles:
     credentials: Credentials
     device: torch.device
     encoder: EncoderSettings
-    policy: Policy
 
     @property
     def name(self) -> str:
@@ -39,6 +38,10 @@ class PartyFiles:
     @property
     def is_active(self) -> bool:
         return self.settings.role == "active"
+
+    def policy(self) -> Policy:
+        """Makes the party's policy: a new one each time, so that no generation finds what another left in it."""
+        return load_policy(self.file.policy, f"party {self.name}: policy")
 
     def open(self) -> Opened:
         """Reads the data. Raises InputError."""
@@ -69,6 +72,6 @@ def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None =
     credentials = load_credentials(file.tls, name=file.name)
     resolved = resolve_device(device or file.device)
     encoder = encoder_settings(recipe, file.name, file.encoder)
-    return PartyFiles(
-        file, recipe, settings, credentials, resolved, encoder, load_policy(file.policy, f"{path}: policy")
-    )
+    files = PartyFiles(file, recipe, settings, credentials, resolved, encoder)
+    files.policy()  # so that a wrong one is found now
+    return files

@@ -115,6 +115,8 @@ class Jobs:
         self._opened, self._alignment, self._assemble = opened, alignment, spread or assemble
         aligned = alignment.offline(opened.table.ids)
         self._ready = (aligned, assemble(aligned)) if aligned is not None else None
+        if self._ready is not None:
+            _ = self._ready[1].exchanges  # so that the policy sees the alignment's, too, before anybody is asked
         self._usable = spread is None
 
     @property

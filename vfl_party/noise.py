@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+Positive = Annotated[float, Field(gt=0.0, le=1e6)]  # of a transform: asked for, so never nothing
 Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]  # of noise, in a recipe
 
 

@@ -77,7 +77,7 @@ def _data(files: PartyFiles) -> Iterator[Finding]:
         if expected is None:
             yield Finding("rows", True, "known after alignment: models and phases are made then")
             return
-        party = assemble(opened, expected, work, policy=files.policy)
+        party = assemble(opened, expected, work, policy=files.policy())
         sizes = ", ".join(f"{len(rows)} {split}" for split, rows in party.prepared.splits.items())
         yield Finding("rows", True, sizes)
         if files.recipe.start is not None:

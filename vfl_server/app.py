@@ -68,7 +68,7 @@ class ServerApp:
         ledger.carry(load_entries(folder.path / "ledger.json"))
 
         roster = [party.name for party in recipe.parties]
-        exchange = ExchangeService(roster, ledger, meter, attach_timeout_s=recipe.run.rejoin_deadline_s)
+        exchange = ExchangeService(roster, ledger, meter, attach_timeout_s=recipe.run.step_timeout_s)
         aggregator = Aggregator(
             exchange,
             folder.run_id,

@@ -106,6 +106,10 @@ def test_a_recipe_adds_transforms_of_its_own() -> None:
         ({"transforms": [{"kind": "gausian", "exchange": "embedding"}]}, ["transform 'gausian'", "'gaussian'"]),
         ({"transforms": [{"kind": "gaussian", "exchange": "embedding", "sigma": -1}]}, ["gaussian", "sigma"]),
         ({"transforms": [{"kind": "gaussian", "exchange": "embedding", "sgima": 1}]}, ["'sgima'", "'sigma'"]),
+        ({"transforms": [{"kind": "gaussian", "exchange": "embedding"}]}, ["gaussian", "sigma"]),
+        ({"transforms": [{"kind": "iso", "exchange": "embedding", "amplifier": 0}]}, ["iso", "amplifier"]),
+        ({"kind": "contrastive", "rounds": 1, "codec": "float16"}, ["codec", "exchanges nothing"]),
+        ({"kind": "contrastive", "rounds": 1, "codec": "float61"}, ["codec 'float61'"]),
         ({"transforms": [{"kind": "gaussian", "exchange": "z", "sigma": 1}]}, ["no exchange 'z'", "embedding"]),
         (
             {"transforms": [{"kind": "gaussian", "exchange": "validation", "sent_by": "active", "sigma": 1}]},

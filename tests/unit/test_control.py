@@ -742,3 +742,33 @@ def test_a_party_that_never_says_what_it_plans_ends_the_run() -> None:
     assert isinstance(failure, LostError)
     assert (failure.code, failure.party) == (Code.STEP_TIMEOUT, "p1")
     assert "p1 did not say within 0.05 s after the start" in str(failure)
+
+
+def test_a_second_plan_is_refused_and_starts_nothing() -> None:
+    run = Run()
+    members = run.begin()
+    for member in members.values():
+        run.plan(member, rounds=2)
+    with pytest.raises(PeerError, match="p1 said twice"):
+        run.plan(members["p1"], rounds=2)
+    assert len(run.planned) == 1
+
+
+def test_a_session_that_never_joined_interrupts_nothing() -> None:
+    """One that has left is started again, say: it is refused, and goes."""
+    run = Run()
+    members = run.begin()
+    run.coordinator.closed(members["p2"])
+    for name in ("p0", "p1"):
+        run.join(name, member=members[name])
+    run.join("p2")
+    assert run.coordinator.state is RunState.RUNNING
+    generation = run.coordinator.generation
+    asking = run.coordinator._members.pop("p2")  # as if it had left
+    again = run.coordinator.open("p2")
+    run.coordinator.closed(again)
+    assert run.coordinator.state is RunState.RUNNING
+    run.coordinator._members["p2"] = asking
+    run.coordinator.closed(asking)
+    assert run.coordinator.state is RunState.WAITING
+    assert run.coordinator.generation == generation

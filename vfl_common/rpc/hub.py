@@ -359,10 +359,19 @@ class ExchangeService:
             self._changed.wait_for(lambda: self._open == 0, timeout=timeout_s)
 
     def _swap(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        gone = threading.Event()
+
+        def leave() -> None:
+            gone.set()
+            with self._changed:
+                self._changed.notify_all()
+
+        if not context.add_callback(leave):
+            return  # the stream has ended already
         try:
             with self._admitted(context) as party:
                 self._meter.name_caller(context.peer(), party)
-                hub, resume = self._attach(requests, party)
+                hub, resume = self._attach(requests, party, gone)
                 stream = hub.open(party)
                 if context.add_callback(stream.close):  # otherwise the stream has ended already
                     yield from self._until_it_ends(hub, stream, requests, resume)
@@ -405,8 +414,13 @@ class ExchangeService:
                 self._open -= 1
                 self._changed.notify_all()
 
-    def _attach(self, requests: Iterator[bytes], party: str) -> tuple[ExchangeHub, StepKey | None]:
-        """Returns the hub that the party asks for, and the step that it wants to resume, if any."""
+    def _attach(
+        self, requests: Iterator[bytes], party: str, gone: threading.Event
+    ) -> tuple[ExchangeHub, StepKey | None]:
+        """Returns the hub that the party asks for, and the step that it wants to resume, if any.
+
+        ``gone``: set once the stream has ended, so that a caller that has left keeps no place and no thread.
+        """
         data = next(requests, b"")
         frame = parse_frame(data, party=party).envelope
         if not frame.HasField("attach"):
@@ -418,7 +432,9 @@ class ExchangeService:
             raise PeerError(Code.PROTOCOL_DIFFERS, text, party=party)
 
         def settled() -> bool:
-            return self._closed or (self._hub is not None and self._hub.generation >= attach.generation)
+            return (
+                self._closed or gone.is_set() or (self._hub is not None and self._hub.generation >= attach.generation)
+            )
 
         with self._changed:  # a party may learn of a new generation a little earlier than we do
             self._changed.wait_for(settled, timeout=self._attach_timeout_s)

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from vfl_common.config.base import Section
 from vfl_party.filter import Filter, Tensors
-from vfl_party.noise import Amplifier, PrivateGaussian
+from vfl_party.noise import Positive, PrivateGaussian
 from vfl_party.transforms import Transform
 
 
 class GaussianSettings(Section):
     """``sigma``: σ."""
 
-    sigma: Amplifier = 0.0
+    sigma: Positive
 
 
 class GaussianNoise(Filter):

@@ -58,6 +58,7 @@ class Aggregator:
         hub = ExchangeHub(
             self._run_id, generation, self._roster, self._ledger, timeout_s=self._timeout_s, from_first=True
         )
+        self.end(InterruptedRun("another generation begins"))
         with self._lock:
             self._hub = hub
         self._service.use(hub)

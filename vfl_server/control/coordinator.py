@@ -199,7 +199,7 @@ class Coordinator:
             if self.state is RunState.WAITING:
                 self._decide()
             elif self.state is RunState.RUNNING:
-                planned = {name: member.plan is not None for name, member in self._in_order()}
+                planned = {name: member.plan is not None for name, member in self._in_order() if member.joined}
                 late = membership.unplanned(now_s - self._began_s, planned, self.recipe.run.step_timeout_s)
                 if late:
                     names, limit = ", ".join(late), f"{self.recipe.run.step_timeout_s:g} s"
@@ -374,9 +374,12 @@ class Coordinator:
         """Takes a party's plan; once all plans are there, compares them and begins the aggregation."""
         if self.state is not RunState.RUNNING:
             return  # the party does not know yet that its generation has ended
+        if member.plan is not None:
+            text = f"{member.name} said twice in a generation what it is going to do"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=member.name)
         member.plan = declarations.declared(plan, self._phases if self.job == "train" else (), member.name)
         plans = {name: each.plan for name, each in self._in_order() if each.plan is not None}
-        if len(plans) < len(self._members):
+        if len(plans) < sum(each.joined for each in self._members.values()):
             return
         try:
             self._on_plan(self.generation, self._checkpoint, declarations.agreed(plans, self._phases))
@@ -387,7 +390,7 @@ class Coordinator:
         del self._members[member.name]
         member.outbox.put(None)
         self._lock.notify_all()
-        if self.state is RunState.RUNNING:
+        if self.state is RunState.RUNNING and member.joined:  # others only asked: one that has left, say
             self._interrupt(f"{member.name} {how}", lost=[member.name])
         if self.state is RunState.WAITING and member.joined:
             self._emit("lost", party=member.name, how=how)
