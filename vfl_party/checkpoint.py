@@ -5,7 +5,14 @@
 
 The header's metadata has ``vfl`` (label and tree, JSON) and ``sha256`` (of the file without this entry). A file is
 renamed to its name after all its bytes are on the disk: a crash at any point leaves only whole checkpoints. One process
-at a time uses a store.
+at a time uses a store, and one thread of it.
+
+Parties that resume need a label that all of them hold. Why ``keep`` = 2 is enough, though ``save_later`` returns before
+the file is on the disk: a party that finishes round k has heard in that round from every other party, which has thus
+returned from its own save of round k - 1. That save first waited for the one of round k - 2, so the label k - 2 is on
+every disk when the first party saves label k. It may be the newest one at a party that is killed now. So the label
+k - 2 must stay beside k - 1 and k, and may go when the save of k + 1 begins: by the same argument all hold k - 1 then.
+Hence a save removes the older files before it writes, not after: ``keep`` stay, and the new one comes on top.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,39 +92,69 @@ class _Entry(NamedTuple):
 
 
 class CheckpointStore:
-    """The newest ``keep`` checkpoints of one process, in its own folder.
+    """The newest checkpoint of one process and ``keep`` older ones, in its own folder.
 
     Args:
         folder: created if missing. Raises InputError if that fails.
         keep: at least 1.
 
     Labels hold letters, digits and ``_.-``. Checkpoints are ordered by the count in their files' names, not by time or
-    label.
+    label. A thread of the store writes them, one at a time; every method waits for it first, and raises the InputError
+    of a write that failed since the last call.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
             raise InternalError(f"a checkpoint store that keeps {keep} checkpoints")
         self._folder, self._keep = folder, keep
+        self._thread = ThreadPoolExecutor(1, "checkpoint")  # starts with the first checkpoint
+        self._writing: Future[None] | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(folder, error, code=Code.CHECKPOINT_INVALID) from error
 
     def save(self, label: str, tree: Any) -> None:
-        """Writes ``tree`` as ``label`` to the disk, then removes all but the newest ``keep`` complete checkpoints.
+        """Removes all but the newest ``keep`` complete checkpoints, then writes ``tree`` as ``label`` to the disk.
 
         Replaces a checkpoint of the same label. Raises InternalError for a label or a node that cannot be stored, and
         InputError (CHECKPOINT_INVALID) if writing fails.
         """
+        self.save_later(label, tree)
+        self.flush()
+
+    def save_later(self, label: str, tree: Any) -> None:
+        """Copies ``tree``, which may change afterwards, and lets the store's thread do what ``save`` does.
+
+        Raises InternalError as ``save`` does. If writing fails, the next call of any method raises the InputError.
+        """
+        self.flush()
         name = f"{max((entry.sequence for entry in self._all()), default=0) + 1:06d}-{label}{SUFFIX}"
         if not FILE.fullmatch(name):
             raise InternalError(f"{label!r} cannot be a checkpoint's label")
         tensors, jsonable = pack(tree)
         about = {"vfl": json.dumps({"label": label, "tree": jsonable})}
+        self._writing = self._thread.submit(self._write, name, tensors, about)
+
+    def flush(self) -> None:
+        """Returns when the last checkpoint is on the disk. Raises InputError (CHECKPOINT_INVALID) if writing failed."""
+        writing = self._writing
+        if writing is None:
+            return
+        try:
+            writing.result()
+        finally:
+            if writing.done():  # it is not if Ctrl-C ended the wait
+                self._writing = None
+
+    def _write(self, name: str, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
         data = safetensors.torch.save(tensors, about | {"sha256": _sha256(tensors, about)})
         temporary = self._folder / f".tmp-{name}"
         try:
+            kept = self._complete()[-self._keep :]
+            for entry in self._all():
+                if entry not in kept:
+                    entry.path.unlink()
             for left in self._folder.glob(".tmp-*"):
                 left.unlink()
             with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
@@ -128,13 +166,10 @@ class CheckpointStore:
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise unwritable(self._folder, error, "cannot write a checkpoint", Code.CHECKPOINT_INVALID) from error
-        kept = self._complete()[-self._keep :]
-        for entry in self._all():
-            if entry not in kept:
-                entry.path.unlink()
 
     def labels(self) -> list[str]:
         """Returns the labels of complete checkpoints (their header is readable and fits the size), oldest first."""
+        self.flush()
         return [entry.label for entry in self._complete()]
 
     def load(self, label: str) -> Any:
@@ -142,6 +177,7 @@ class CheckpointStore:
 
         Raises InputError (CHECKPOINT_INVALID) if it is missing or damaged.
         """
+        self.flush()
         entry = self._find(label)
         try:
             metadata = _metadata(entry.path)
@@ -160,6 +196,7 @@ class CheckpointStore:
 
         Raises InputError (CHECKPOINT_INVALID) if ``label`` is missing.
         """
+        self.flush()
         last = self._find(label).sequence if label else -1
         for entry in reversed(self._all()):
             if entry.sequence > last:

@@ -13,6 +13,11 @@ A party that is alone to the end of the run is not needed if the run resumes at 
 
 A party may skip rounds that leave it unchanged (``Phase.skippable``: an upload). It offers the labels after them too;
 the run begins at one only if the peers' checkpoints hold the round's result.
+
+A checkpoint between two rounds of a phase is written while the next round runs: nobody else has to wait for this
+party's disk. A party that is killed may then hold one checkpoint less; ``vfl_party.checkpoint`` says why all still hold
+a common one. The runner waits for the disk wherever others rely on a checkpoint: at the end of a phase, when the round
+says so (``RoundReport.checkpoint``), and before it says that it needs nobody, that the run is trained, or its results.
 """
 
 from __future__ import annotations
@@ -148,6 +153,8 @@ class Runner:
                     log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
                 except BaseException:
                     with contextlib.suppress(VflError):  # the first error is the one to report
+                        self._flush(folder)
+                    with contextlib.suppress(VflError):
                         self._save_ledger(folder)
                     raise
                 self._save_ledger(folder)
@@ -189,6 +196,7 @@ class Runner:
                 folder.checkpoints.discard_after("")
             outcome = self._phases(job, folder, label, tree, start.checkpoint)
             self.session.check()
+            self._flush(folder)
             job.close(None)
             folder.note(trained=True)  # only the report to the server is left
             self._save_ledger(folder)
@@ -223,7 +231,7 @@ class Runner:
             outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label, without=tuple(tree.get("without", ())))
         begin, own = 0, position_of(label) if tree else 0
         first = max(own, position_of(begun) if begun else 0)
-        self._vouch(label)
+        self._vouch(folder, label)
         for phase in job.phases:
             end = begin + phase.rounds
             if first < end:  # a position names the next round to run
@@ -256,16 +264,24 @@ class Runner:
                 state = {} if done else phase.state()
                 tree = {"job": job.state(), "phase": state, "steps": outcome.steps, "metrics": outcome.metrics}
                 tree["without"] = outcome.without
-                folder.checkpoints.save(outcome.label, tree)
-                self._vouch(outcome.label)
+                folder.checkpoints.save_later(outcome.label, tree)
+                if done or report.checkpoint:  # what this party does next tells others that it is on the disk
+                    folder.checkpoints.flush()
+                self._vouch(folder, outcome.label)
                 self._save_ledger(folder)
             if done:
                 return
 
-    def _vouch(self, label: str) -> None:
+    def _vouch(self, folder: RunFolder, label: str) -> None:
         """Reports, at the active party, that it needs nobody any more: all that the others owe it is on its disk."""
         if self.joining.role == "active" and self.joining.job == "train" and alone_after(label, self.plan):
+            self._flush(folder)
             self.session.alone()
+
+    @staticmethod
+    def _flush(folder: RunFolder) -> None:
+        if folder.checkpoints is not None:
+            folder.checkpoints.flush()
 
     def _own(self, folder: RunFolder, label: str) -> str:
         """Returns the label of this party's own checkpoint to load when the run resumes at ``label``."""

@@ -199,7 +199,8 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
         server = federation.start_server()
         for name in federation.names:
             federation.start_party(name)
-        while server.wait_for("progress")["round"] < 2:  # not the second one told: a slow round is told of twice
+        # All hold the first checkpoint when a third round is told. A slow round is told twice.
+        while server.wait_for("progress")["round"] < 3:
             pass
         federation.programs["p1"].kill()
         np.savez(folder / "b.npz", x=rows[:, 2:] + 1.0)

@@ -84,6 +84,7 @@ def test_a_rank_is_killed_and_the_party_started_again(
 ) -> None:
     with started(tmp_path, sent=IN_SECOND_EPOCH) as (federation, proxy):
         proxy.wait_until_held(RUN_S)
+        federation.wait_for_checkpoint("000001.splitnn.1")
         party = federation.programs["p1"]
         assert isinstance(party.process, subprocess.Popen)  # torchrun is no program of ours, which could be forked
         ranks = psutil.Process(party.process.pid).children(recursive=True)

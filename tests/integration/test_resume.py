@@ -99,6 +99,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
 
 def test_a_passive_party_is_killed_and_started_again(tmp_path: Path, undisturbed: Parameters) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(AFTER_FIRST)
         federation.programs["p2"].kill()
         interrupted = federation.programs["server"].wait_for("interrupted")
         assert interrupted["reason"].startswith("p2 ")
@@ -123,11 +124,13 @@ def test_before_the_first_checkpoint_the_run_begins_again(tmp_path: Path, undist
 
 def test_two_parties_are_killed_one_after_the_other(tmp_path: Path, undisturbed: Parameters) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(AFTER_FIRST)
         federation.programs["p2"].kill()
         federation.programs["server"].wait_for("interrupted")
         proxy.hold_at(sent=proxy.sent + HANDSHAKE_BYTES + EPOCH_BYTES + 2 * STEP_BYTES)  # in the third epoch
         federation.start_party("p2")
         proxy.wait_until_held()
+        federation.wait_for_checkpoint("000002.splitnn.2")
         federation.programs["p1"].kill()
         federation.programs["server"].wait_for("interrupted")
         proxy.release()
@@ -140,6 +143,7 @@ def test_two_parties_are_killed_one_after_the_other(tmp_path: Path, undisturbed:
 
 def test_the_active_party_is_killed_and_comes_back_at_another_address(tmp_path: Path, undisturbed: Parameters) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(AFTER_FIRST)
         federation.programs["p0"].kill()
         federation.programs["server"].wait_for("interrupted")
         before = proxy.target
@@ -245,6 +249,7 @@ def test_early_stopping_remembers_the_best_epoch(tmp_path: Path) -> None:
         assert 3 <= rounds < 12  # the best is two epochs before, and it is not the last of all
     at = HANDSHAKE_BYTES + (rounds - 1) * epoch_bytes + 4 * WIDTH * BATCH // 2
     with held(tmp_path / "disturbed", tables, data, sent=at) as (federation, proxy):
+        federation.wait_for_checkpoint(f"{rounds - 1:06d}.splitnn.{rounds - 1}")
         federation.programs["p1"].kill()
         federation.programs["server"].wait_for("interrupted")
         proxy.release()

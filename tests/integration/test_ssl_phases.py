@@ -30,7 +30,7 @@ def test_a_killed_process_changes_nothing_bit_for_bit(ssl: str, victim: str, tmp
     _, whole = run(tmp_path / "whole", tables, data)
     with Federation(tmp_path / "killed", tables, data) as federation:
         federation.start_all()
-        wait_for_round(federation.programs["server"], 2)  # all hold a checkpoint by then
+        wait_for_round(federation.programs["server"], 3)  # all hold the first checkpoint by then
         federation.programs[victim].kill()
         if victim == "server":
             federation.start_server(federation.address)
@@ -184,7 +184,7 @@ def test_a_party_that_learns_alone_does_not_repeat_what_it_has_done(tmp_path: Pa
     with Federation(tmp_path / "killed", tables, data) as federation:
         federation.start_all()
         for name in federation.names:  # neither waits for the other
-            wait_for_round(federation.programs[name], 2)
+            wait_for_round(federation.programs[name], 3)  # the first checkpoint is on its disk by then
         federation.programs["p0"].kill()
         federation.start_party("p0")
         federation.finish()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.checkpoint import CheckpointStore, pack, unpack
 from vfl_party.optim import build_optimizer, build_schedule
+from vfl_server.control.membership import newest_common
 
 DTYPES = [
     torch.float32,
@@ -122,12 +125,12 @@ def test_a_training_state_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_the_newest_are_kept_in_the_order_of_saving(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
-    for label in ("000009.b", "000001.a", "000005.splitnn.12"):
+    for label in ("000010.c", "000009.b", "000001.a", "000005.splitnn.12"):
         store.save(label, {"label": label})
         os.utime(next(tmp_path.glob(f"*{label}.safetensors")), (0, 0))
-    assert store.labels() == ["000001.a", "000005.splitnn.12"]
+    assert store.labels() == ["000009.b", "000001.a", "000005.splitnn.12"]  # the newest, and two older ones
     assert CheckpointStore(tmp_path, keep=2).load("000001.a") == {"label": "000001.a"}
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_order_is_that_of_numbers(tmp_path: Path) -> None:
@@ -170,7 +173,9 @@ def test_one_that_was_loaded_stays_until_a_newer_one_is_there(tmp_path: Path, mo
             store.save("b", 2)
     assert store.labels() == ["a"]
     store.save("b", 2)
-    assert store.labels() == ["b"]
+    assert store.labels() == ["a", "b"]
+    store.save("c", 3)
+    assert store.labels() == ["b", "c"]
 
 
 class Crash(BaseException):
@@ -183,16 +188,17 @@ def test_a_crash_at_any_call_leaves_whole_checkpoints(tmp_path: Path, monkeypatc
         store = CheckpointStore(folder, keep=2)
         store.save("a", {"x": 1 * torch.ones(3)})
         store.save("b", {"x": 2 * torch.ones(3)})
+        store.save("c", {"x": 3 * torch.ones(3)})
         with monkeypatch.context() as patch:
-            died = _dies(lambda store=store: store.save("c", {"x": 3 * torch.ones(3)}), patch, at)  # type: ignore[misc]
+            died = _dies(lambda store=store: store.save("d", {"x": 4 * torch.ones(3)}), patch, at)  # type: ignore[misc]
         again = CheckpointStore(folder, keep=2)
         labels = again.labels()
-        assert labels in (["a", "b"], ["a", "b", "c"], ["b", "c"])
-        assert [again.load(label)["x"][0] for label in labels] == ["_abc".index(label) for label in labels]
-        again.save("d", 4)
+        assert labels in (["a", "b", "c"], ["b", "c"], ["b", "c", "d"])
+        assert [again.load(label)["x"][0] for label in labels] == ["_abcd".index(label) for label in labels]
+        again.save("e", 5)
         assert not list(folder.glob(".tmp-*"))
-        assert again.labels() == [labels[-1], "d"]
-        assert len(list(folder.iterdir())) == 2
+        assert again.labels() == [*labels[-2:], "e"]
+        assert len(list(folder.iterdir())) == 3
         if not died:
             break
     assert at >= 4  # file and folder made durable, renamed in, an older one removed
@@ -236,6 +242,97 @@ def test_a_truncated_or_missing_file_is_not_listed_and_goes_with_the_next_save(t
     store.save("c", 3)
     assert store.labels() == ["a", "c"]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@contextlib.contextmanager
+def held(store: CheckpointStore, folder: Path, label: str) -> Iterator[None]:
+    """The store's thread stops while it saves ``label``: the file is written, but has no name yet."""
+    reached, released = threading.Event(), threading.Event()
+    rename = Path.rename
+
+    def holding(path: Path, target: Path) -> Path:
+        if path.parent == folder and path.stem.endswith(f"-{label}"):
+            reached.set()
+            assert released.wait(60)
+        return rename(path, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", holding)
+        store.save_later(label, {"label": label})
+        try:
+            assert reached.wait(60)
+            yield
+        finally:
+            released.set()
+            store.flush()
+
+
+def test_a_later_save_copies_at_once_and_writes_in_its_own_time(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    x, metrics = torch.ones(3), {"loss": 1.0}
+    with held(store, tmp_path, "a"):
+        assert CheckpointStore(tmp_path, keep=2).labels() == []
+    with held(store, tmp_path, "b"):
+        pass
+    store.save_later("c", {"x": x, "metrics": metrics})
+    x.zero_()
+    metrics["loss"] = 0.0
+    assert store.labels() == ["a", "b", "c"]
+    assert equal(store.load("c"), {"x": torch.ones(3), "metrics": {"loss": 1.0}})
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.save_later("c", 3),
+        lambda store: store.save("c", 3),
+        lambda store: store.labels(),
+        lambda store: store.load("a"),
+        lambda store: store.discard_after("a"),
+        lambda store: store.flush(),
+    ],
+    ids=["save_later", "save", "labels", "load", "discard_after", "flush"],
+)
+def test_an_error_of_a_later_save_is_raised_once_by_the_next_call(
+    act: Callable[[CheckpointStore], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save("a", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", _refuse)
+        store.save_later("b", 2)
+        with pytest.raises(InputError, match="cannot write a checkpoint") as caught:
+            act(store)
+    assert caught.value.code is Code.CHECKPOINT_INVALID
+    assert store.labels() == ["a"]
+    store.save("c", 3)
+    assert store.labels() == ["a", "c"]
+
+
+@pytest.mark.parametrize("first_held", [False, True])
+@pytest.mark.parametrize("second_held", [False, True])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_two_parties_share_a_label_whenever_one_of_them_is_killed(
+    behind: int, first_held: bool, second_held: bool, tmp_path: Path
+) -> None:
+    """The second party is in the round of the first one's newest label or, ``behind`` = 1, in the one before."""
+    folders = tmp_path / "first", tmp_path / "second"
+    for newest in range(2, 7):
+        stores = [CheckpointStore(folder / str(newest), keep=2) for folder in folders]
+        last = newest, newest - behind
+        for store, end in zip(stores, last, strict=True):
+            for number in range(1, end):
+                store.save_later(f"{number:06d}.a.{number}", number)
+        with contextlib.ExitStack() as stack:
+            for store, folder, number, stays in zip(stores, folders, last, (first_held, second_held), strict=True):
+                label = f"{number:06d}.a.{number}"
+                if stays:
+                    stack.enter_context(held(store, folder / str(newest), label))
+                else:
+                    store.save(label, number)
+            found = [CheckpointStore(folder / str(newest), keep=2).labels() for folder in folders]  # after a restart
+        want = min(number - stays for number, stays in zip(last, (first_held, second_held), strict=True))
+        assert newest_common(found) == (f"{want:06d}.a.{want}" if want else "")
 
 
 @pytest.mark.parametrize(("old", "new"), [(b"\x3f", b"\x3e"), (b"17", b"18")])

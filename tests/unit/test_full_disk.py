@@ -77,6 +77,18 @@ def test_what_was_there_stays_whole(tmp_path: Path) -> None:
     assert torch.equal(store.load("000001.a.1")["x"], torch.ones(3))
 
 
+def test_a_checkpoint_that_is_written_later_has_the_same_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints"
+    store = CheckpointStore(path, 2)
+    with little_room():
+        store.save_later("000001.a.1", {"x": torch.ones(10_000)})
+        with pytest.raises(InputError) as raised:
+            store.flush()
+    text = f"{path}: cannot write a checkpoint (File too large); free some disk space"
+    assert str(raised.value) == f"{text}, then restart the processes that stopped"
+    assert not list(path.iterdir())
+
+
 def test_a_line_of_the_log_is_lost_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     handler = log_to(tmp_path / "log.jsonl")
     try:

@@ -1,0 +1,195 @@
+"""The runner goes on while a checkpoint is written, unless somebody is about to rely on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vfl_common.errors import Code, InputError, InterruptedRun, VflError
+from vfl_common.ledger import Ledger
+from vfl_common.rpc.session import Joining, Start
+from vfl_common.run_folder import RunFolder
+from vfl_common.stages import Planned
+from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.runner import Job, Runner, Statement
+
+Events = list[str]
+
+
+class Store:
+    """Notes what is asked of it; ``fails``: the label whose file cannot be written."""
+
+    def __init__(self, events: Events, fails: str = "") -> None:
+        self._events, self._fails = events, fails
+        self._held: list[str] = []
+        self._writing = ""
+
+    def save_later(self, label: str, tree: Tree) -> None:
+        self._wait()
+        self._events.append(f"begins {label}")
+        self._writing = label
+
+    def save(self, label: str, tree: Tree) -> None:
+        self.save_later(label, tree)
+        self.flush()
+
+    def flush(self) -> None:
+        if self._writing:
+            self._wait()
+            self._events.append("waits")
+
+    def labels(self) -> list[str]:
+        self._wait()
+        return self._held
+
+    def load(self, label: str) -> Tree:
+        raise AssertionError(label)
+
+    def discard_after(self, label: str) -> None:
+        self._wait()
+
+    def _wait(self) -> None:
+        label, self._writing = self._writing, ""
+        if label and label == self._fails:
+            raise InputError(Code.CHECKPOINT_INVALID, f"cannot write {label}")
+        self._held += [label] if label else []
+
+
+class Rounds(Phase):
+    def __init__(self, events: Events, name: str, reports: Sequence[RoundReport], alone_from: int | None) -> None:
+        self.name, self.rounds, self.alone_from = name, len(reports), alone_from
+        self._events, self._reports = events, reports
+
+    def run_round(self, round_: int) -> RoundReport:
+        self._events.append(f"{self.name} {round_}")
+        return self._reports[round_]
+
+
+class Work(Job):
+    def __init__(self, phases: Sequence[Phase], events: Events) -> None:
+        self._phases, self._events = phases, events
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        return self._phases
+
+    @property
+    def statement(self) -> Statement:
+        return Statement([Planned(each.name, each.rounds, each.alone_from) for each in self._phases])
+
+    def open(self) -> None: ...
+    def unhurried(self) -> None: ...
+    def state(self) -> Tree: ...
+    def load_state(self, tree: Tree) -> None: ...
+    def end(self, error: VflError) -> None: ...
+
+    def close(self, error: BaseException | None) -> None:
+        self._events.append("closes")
+
+
+class Server:
+    """The session: starts every generation from the beginning. ``lost``: a party is lost in this round, once."""
+
+    meter: Any
+
+    def __init__(self, events: Events, lost: str = "") -> None:
+        self._events, self._lost = events, lost
+        self.meter = self
+        self.offers: list[tuple[str, ...]] = []
+
+    def join(self, joining: Joining) -> Start:
+        self.offers.append(joining.checkpoints)
+        return Start("run", len(self.offers), "", "")
+
+    def check(self) -> None:
+        if self._lost and self._events[-1] == self._lost:
+            self._lost = ""
+            raise InterruptedRun("p1 is lost")
+
+    def alone(self) -> None:
+        self._events.append("alone")
+
+    def report(self, *_: Any, **__: Any) -> str:
+        self._events.append("reports")
+        return ""
+
+    def abort(self, error: BaseException) -> None:
+        self._events.append("aborts")
+
+    def watch(self, end: object) -> None: ...
+    def plan(self, aggregations: object) -> None: ...
+
+    def counts(self) -> list[Any]:
+        return []
+
+
+def runner(
+    folder: Path, events: Events, phases: Sequence[Phase], *, role: str = "passive", fails: str = "", lost: str = ""
+) -> tuple[Runner, Server]:
+    store, session = Store(events, fails), Server(events, lost)
+    made = Runner(
+        session,  # type: ignore[arg-type]
+        Joining(role, "{}", "train", 1, "cpu"),
+        lambda _start, _folder: Work(phases, events),
+        lambda run_id: RunFolder(folder, run_id, store),
+        Ledger(),
+        checkpoint_every=1,
+        observe=lambda *_: None,
+    )
+    return made, session
+
+
+def test_it_waits_for_the_disk_at_the_end_of_a_phase_and_when_the_round_says_so(tmp_path: Path) -> None:
+    events: Events = []
+    first = Rounds(events, "a", [RoundReport(1), RoundReport(1), RoundReport(1, done=True), RoundReport(1)], None)
+    second = Rounds(events, "b", [RoundReport(1), RoundReport(1, checkpoint=True), RoundReport(1)], None)
+    runner(tmp_path, events, [first, second])[0].run()
+    assert events == [
+        *("a 0", "begins 000001.a.1"),
+        *("a 1", "begins 000002.a.2"),
+        *("a 2", "begins 000004.a.3", "waits"),
+        *("b 0", "begins 000005.b.1"),
+        *("b 1", "begins 000006.b.2", "waits"),
+        *("b 2", "begins 000007.b.3", "waits"),
+        *("closes", "reports"),
+    ]
+
+
+def test_the_active_party_waits_before_it_says_that_it_needs_nobody(tmp_path: Path) -> None:
+    events: Events = []
+    first = Rounds(events, "a", [RoundReport(1)] * 3, 1)
+    runner(tmp_path, events, [first], role="active")[0].run()
+    alone = [events[at - 1] for at, event in enumerate(events) if event == "alone"]
+    assert alone == ["waits"] * 3
+
+
+def test_what_is_being_written_is_offered_after_an_interruption(tmp_path: Path) -> None:
+    events: Events = []
+    made, session = runner(tmp_path, events, [Rounds(events, "a", [RoundReport(1)] * 3, None)], lost="a 1")
+    made.run()
+    assert session.offers == [(), ("000001.a.1",)]
+
+
+def test_an_error_of_the_disk_ends_the_run_at_the_next_save(tmp_path: Path) -> None:
+    events: Events = []
+    first = Rounds(events, "a", [RoundReport(1)] * 4, None)
+    with pytest.raises(InputError, match=r"^cannot write 000001\.a\.1$"):
+        runner(tmp_path, events, [first], fails="000001.a.1")[0].run()
+    assert events == ["a 0", "begins 000001.a.1", "a 1", "closes", "aborts"]
+
+
+def test_a_checkpoint_is_finished_before_the_run_ends_with_an_error(tmp_path: Path) -> None:
+    events: Events = []
+
+    class Broken(Rounds):
+        def run_round(self, round_: int) -> RoundReport:
+            if round_ == 1:
+                raise InputError(Code.FILE_INVALID, "broken")
+            return super().run_round(round_)
+
+    with pytest.raises(InputError, match="broken"):
+        runner(tmp_path, events, [Broken(events, "a", [RoundReport(1)] * 2, None)])[0].run()
+    assert events == ["a 0", "begins 000001.a.1", "closes", "waits", "aborts"]
