@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
 from vfl_party.context import Party
+from vfl_party.declared import Exchange
 from vfl_party.methods.fedhssl.encoders import CROSS
 from vfl_party.methods.fedhssl.exchanges import projection
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
@@ -46,6 +47,7 @@ class CrossStep:
         if plan.ssl == "moco" and plan.negatives == "queue":  # of received projections, so it adds no traffic
             rows = len(self._rows)
             self._keys = {peer: make_queue(party, phase, f"{CROSS} {peer}", plan, rows) for peer in peers}
+        self._open(projection(settings), rows=plan.batch_size, width=plan.widths[-1])
 
     @property
     def steps(self) -> int:
@@ -71,6 +73,10 @@ class CrossStep:
 
     def _batches(self, epoch: int) -> list[Rows]:
         return full_batches(self._party.recipe.seed, self._phase, epoch, self._rows, self._plan.batch_size)
+
+    def _open(self, exchange: Exchange, **sizes: int) -> None:
+        """Opens this side of the exchange of projections."""
+        raise NotImplementedError
 
     def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -106,17 +112,8 @@ class CrossStep:
 class ActiveCross(CrossStep):
     """The active party collects and answers: every passive party's z comes in, its own is sent to all."""
 
-    def __init__(
-        self,
-        party: Party,
-        phase: str,
-        settings: FedHSSLSettings,
-        plan: SelfSupPlan,
-        encoder: nn.Module,
-        peers: list[str],
-    ) -> None:
-        super().__init__(party, phase, settings, plan, encoder, peers)
-        self._projection = party.answering(phase, projection(settings), rows=plan.batch_size, width=plan.widths[-1])
+    def _open(self, exchange: Exchange, **sizes: int) -> None:
+        self._projection = self._party.answering(self._phase, exchange, **sizes)
 
     def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
         z_BP = self.tower.project(inputs)  # line 6
@@ -129,17 +126,8 @@ class ActiveCross(CrossStep):
 class PassiveCross(CrossStep):
     """A passive party sees only the active party's z."""
 
-    def __init__(
-        self,
-        party: Party,
-        phase: str,
-        settings: FedHSSLSettings,
-        plan: SelfSupPlan,
-        encoder: nn.Module,
-        peers: list[str],
-    ) -> None:
-        super().__init__(party, phase, settings, plan, encoder, peers)
-        self._projection = party.asking(phase, projection(settings), rows=plan.batch_size, width=plan.widths[-1])
+    def _open(self, exchange: Exchange, **sizes: int) -> None:
+        self._projection = self._party.asking(self._phase, exchange, **sizes)
 
     def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
         z_BP = self.tower.project(inputs)  # line 6
