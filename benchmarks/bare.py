@@ -17,7 +17,9 @@ from benchmarks.task import Task
 
 TIMEOUT_S = 600.0
 PLAIN = Wire()
-TUNED = Wire(environment={"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"})
+TUNED = Wire(
+    environment={"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener", "GRPC_POLL_STRATEGY": "poll"}
+)
 
 
 def run(task: Task, workdir: Path, wire: Wire = PLAIN) -> Measurement:

@@ -23,7 +23,7 @@ from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import MakeEncoder
-from vfl_party.devices import device_name, peak_memory, set_threads
+from vfl_party.devices import device_name, keep_freed_memory, peak_memory, set_threads
 from vfl_party.files import PartyFiles
 from vfl_party.job import Jobs, PartyJob
 from vfl_party.methods import handed_on
@@ -109,6 +109,7 @@ class PartyApp:
     ) -> tuple[Outcome, RunFolder]:
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
+        keep_freed_memory()
 
         def make(aligned: Aligned, spread: Spread | None = None) -> Assembled:
             return assemble(opened, aligned, work, device=files.device, policy=files.policy(), spread=spread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -81,6 +82,19 @@ def set_threads(n: int) -> None:
     if torch.get_num_interop_threads() != 1:
         with suppress(RuntimeError):  # torch allows this once, before the first parallel work
             torch.set_num_interop_threads(1)
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc keep up to 128 MiB of freed memory for the next step; other C libraries are left as they are.
+
+    It would give a step's tensors and frames of some megabytes back to the system and fault them in again, page by
+    page: 3 % fewer steps with embeddings of 4 MiB. Blocks above 32 MiB, as of tables that are read, are given back.
+    Settings in the environment (``MALLOC_…``) take precedence.
+    """
+    settings = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 128 << 20)}  # malloc.h
+    if platform.libc_ver()[0] == "glibc" and settings.keys().isdisjoint(os.environ):
+        for number, size in settings.values():
+            ctypes.CDLL(None).mallopt(number, size)
 
 
 def index_on(rows: Tensor, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """The transport: channels, streams, rendezvous. The only package that imports grpc.
 
-gRPC's core reads both settings when it is imported; values that the environment has already take precedence.
+gRPC's core reads these settings when it is imported; values that the environment has already take precedence.
 """
 
 import os
@@ -11,3 +11,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # The older poller hands a message from the socket to Python through one thread fewer: a few per cent more
 # steps a second (docs/decisions/0001).
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+
+# Each channel's thread then waits for its own sockets only. With epoll one thread waits for all sockets, often the wrong
+# one: the thread of the idle channel to the server takes a message off the wire and has to wake the one that wants it.
+os.environ.setdefault("GRPC_POLL_STRATEGY", "poll")
