@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where torch was built for CUDA, tests and demo still run on the CPU; several processes share the cores.
 export OMP_NUM_THREADS ?= 1
 
-# Tests mostly wait for processes that they started: one worker a core, at most four, each with a federation.
+# Each worker has a federation of its own. For "auto" see tests/conftest.py.
 PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
 
 .PHONY: demo test check install clean

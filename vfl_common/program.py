@@ -43,7 +43,7 @@ def run_program(command: click.Command, name: str, *, at_once: bool = False) -> 
     """
     signal.signal(signal.SIGTERM, _stop)
     logging.getLogger().addHandler(logging.NullHandler())  # until a run has a folder for its log
-    status = _status(lambda: command.main(prog_name=name, standalone_mode=False))
+    status = exit_status(lambda: command.main(prog_name=name, standalone_mode=False))
     if at_once:
         _leave(status)
     sys.exit(status)
@@ -59,7 +59,8 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _status(call: Callable[[], object]) -> int:
+def exit_status(call: Callable[[], object]) -> int:
+    """Calls ``call``; an error becomes one sentence on standard error. Returns the exit code."""
     try:
         result = call()
     except VflError as error:

@@ -43,9 +43,9 @@ def program_environment() -> dict[str, str]:
 
 
 @functools.cache
-def launcher() -> Launcher:
-    """Makes the one launcher for all tests of a session."""
-    shared = Launcher(1, program_environment())
+def launcher(path: str = "") -> Launcher:
+    """Makes the one launcher for all tests of a session; ``path``: another for programs with this PYTHONPATH."""
+    shared = Launcher(1, program_environment() | ({"PYTHONPATH": path} if path else {}))
     atexit.register(shared.close)
     return shared
 
@@ -70,7 +70,8 @@ class Program:
         else:
             stdin, self._alive = os.pipe()
             stderr = self._stderr.fileno()
-            self.process = launcher().start(args, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+            forks = launcher(environment["PYTHONPATH"] if environment else "")
+            self.process = forks.start(args, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
             os.close(stdin)
         os.close(stdout)
         self._stdout: TextIO = os.fdopen(ours, encoding="utf-8")
@@ -223,14 +224,13 @@ class Federation:
             self.start_party(name)
 
     def start(self, name: str, *args: str, environment: dict[str, str] | None = None) -> Program:
-        """Starts any of the three programs under a name of its own; in a new process if it gets its own environment."""
+        """Starts a program under a name of its own; ``environment``: with PYTHONPATH, as ``plugins.environment``."""
         return self._start(name, [str(BIN / args[0]), *args[1:]], environment)
 
     def _start(self, name: str, args: list[str], environment: dict[str, str] | None = None) -> Program:
         if name in self.programs:
             self.programs[name].close()
-        fresh = self.fresh or environment is not None
-        self.programs[name] = Program(name, args, self.folder, fresh=fresh, environment=environment)
+        self.programs[name] = Program(name, args, self.folder, fresh=self.fresh, environment=environment)
         return self.programs[name]
 
     def finish(self, timeout_s: float = RUN_S) -> dict[str, Any]:

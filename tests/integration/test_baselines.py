@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.federation import toml
+from tests.harness.here import one_launcher
 from tests.integration.test_exact import check
 from vfl.studies.run import run_study
 from vfl_common.errors import InputError
@@ -53,7 +54,8 @@ def test_fedonce_and_its_baselines_are_lines_of_one_study(tmp_path: Path) -> Non
     (tmp_path / "base.toml").write_text(toml(base | {"simulate": {"data": data}}))
     study = {"name": "s", "recipe": "base.toml", "seeds": [1], "finetune": [SPLIT, EVALUATE], "methods": METHODS}
     (tmp_path / "study.toml").write_text(toml(study))
-    results = run_study(tmp_path / "study.toml", tmp_path / "runs")
+    with one_launcher():
+        results = run_study(tmp_path / "study.toml", tmp_path / "runs")
     assert [result.method for result in results] == [method["name"] for method in METHODS]
     for result in results:
         right = result.value("accuracy") * TEST

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.here import vfl_here
+
 REPO = Path(__file__).parents[2]
 VFL = [sys.executable, "-m", "vfl.cli"]
 RUN_S = 180.0
@@ -95,7 +97,7 @@ def test_the_demo(tmp_path: Path) -> None:
     of_server = [link for link in counted["by_link"] if "server" in (link["sender"], link["receiver"])]
     assert not any(link["payload_bytes"] for link in of_server)  # no embedding ever goes there
 
-    said = vfl("forecast", REPO / "examples" / "digits.toml", "--json", cwd=tmp_path)
+    said = vfl_here("forecast", REPO / "examples" / "digits.toml", "--json", cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     tables = json.loads(said.stdout)
     assert foretold(tables["links"]) == foretold(counted["by_link"])
@@ -124,7 +126,7 @@ def test_the_demo(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
     recipe = REPO / "examples" / "own-files" / "recipe.toml"
-    result = vfl("simulate", recipe, "--out", "runs", "--seed", "1", cwd=tmp_path)
+    result = vfl_here("simulate", recipe, "--out", "runs", "--seed", "1", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     summary = json.loads((run_folder(tmp_path / "runs") / "summary.json").read_text())
     assert summary["seed"] == 1
@@ -133,7 +135,7 @@ def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
         assert text in result.stdout
 
     # Early stopping: the forecast is the most that it could have been, and exact once the rounds are known.
-    said = vfl("forecast", recipe, cwd=tmp_path)
+    said = vfl_here("forecast", recipe, cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     for text in (
         "600 rows",
@@ -145,7 +147,7 @@ def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
     lines = (run_folder(tmp_path / "runs") / "bank" / "metrics.jsonl").read_text().splitlines()
     rounds = max(line["round"] for line in map(json.loads, lines) if line["phase"] == "splitnn")
     party = REPO / "examples" / "own-files" / "bank.toml"
-    known = vfl("forecast", party, "--rounds", f"splitnn={rounds}", "--json", cwd=tmp_path)
+    known = vfl_here("forecast", party, "--rounds", f"splitnn={rounds}", "--json", cwd=tmp_path)
     assert known.returncode == 0, known.stderr
     assert foretold(json.loads(known.stdout)["links"]) == foretold(summary["bytes"]["by_link"])
 
@@ -158,7 +160,7 @@ def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
     ],
 )
 def test_a_forecast_that_cannot_be_made(args: Sequence[str | Path], sentence: str, tmp_path: Path) -> None:
-    result = vfl("forecast", *args, cwd=tmp_path)
+    result = vfl_here("forecast", *args, cwd=tmp_path)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith(sentence)
@@ -207,7 +209,7 @@ def test_bad_input_is_one_sentence(
     tmp_path: Path, example: str, changes: Sequence[tuple[str, str]], sentence: str
 ) -> None:
     recipe = changed(tmp_path, example, *changes)
-    result = vfl("simulate", recipe, "--out", tmp_path / "runs", "--json", cwd=tmp_path)
+    result = vfl_here("simulate", recipe, "--out", tmp_path / "runs", "--json", cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]

@@ -7,13 +7,12 @@ same kinds, and for which the same is forecast, differ in what is computed and n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vfl.launcher.forks import Launcher, launching
+from tests.harness.federation import launcher
 from vfl.simulation.live import View
 from vfl.simulation.run import run_federation
 from vfl_common.config.base import parse, read_toml
@@ -46,12 +45,6 @@ RUN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher | None]:
-    with launching(1) as found:
-        yield found
-
-
 def shortened(path: Path) -> dict[str, Any]:
     tables = read_toml(path)
     for phase in tables["phases"]:
@@ -77,12 +70,12 @@ def test_every_example_can_be_forecast() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
-def test_the_ledger_is_as_forecast(name: str, launcher: Launcher | None, tmp_path: Path) -> None:
+def test_the_ledger_is_as_forecast(name: str, tmp_path: Path) -> None:
     path = EXAMPLES / name
     tables = shortened(path)
     recipe = parse(Recipe, tables, str(path))
     said = forecast(outlook_of(recipe, path.parent))
-    run_federation(tables, recipe, path.parent, tmp_path / "run", View(recipe), launcher)
+    run_federation(tables, recipe, path.parent, tmp_path / "run", View(recipe), launcher())
     summary = load_summary(tmp_path / "run" / "summary.json")
     assert summary.bytes.agrees
     links = against(said, summary.bytes)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.federation import toml
+from tests.harness.here import vfl_here
 from vfl_party.checkpoint import CheckpointStore
 
 VFL = [sys.executable, "-m", "vfl.cli"]
@@ -101,10 +102,10 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     # Two at a time, but the pretraining that two share is tried once.
     path = write(tmp_path, seeds=[1], labels=[40], methods=[bad, heir, {"name": "plain"}])
     for _ in range(2):  # and is tried again, the others are not
-        with started(path, "--jobs", "2") as process:
-            out, errors = process.communicate(timeout=RUN_S)
-        assert process.returncode == 2, errors
-        assert "plain" in out
+        ended = vfl_here("study", path, "--out", "runs", "--jobs", "2", cwd=tmp_path)
+        errors = ended.stderr
+        assert ended.returncode == 2, errors
+        assert "plain" in ended.stdout
         assert "error: 3 runs failed; the same command retries:" in errors
         assert "bad, seed 1, pretraining: p" in errors
         assert "cuda:99" in errors
@@ -134,11 +135,11 @@ def test_what_a_party_would_refuse_is_told_before_the_first_run(
     method: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     path = write(tmp_path, methods=[{"name": "plain"}, {"name": "bad", **method}])
-    with started(path) as process:
-        out, errors = process.communicate(timeout=RUN_S)
-    assert process.returncode == 2, errors
+    ended = vfl_here("study", path, "--out", "runs", cwd=tmp_path)
+    errors = ended.stderr
+    assert ended.returncode == 2, errors
     assert all(word in errors for word in words), errors
     assert errors.count("error: ") == 1
     assert "nothing has been run" in errors
-    assert out == ""
+    assert ended.stdout == ""
     assert not list((tmp_path / "runs" / "tiny").glob("tiny.*"))

@@ -12,6 +12,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # steps a second (docs/decisions/0001).
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
-# Each channel's thread then waits for its own sockets only. With epoll one thread waits for all sockets, often the wrong
-# one: the thread of the idle channel to the server takes a message off the wire and has to wake the one that wants it.
+# Each channel's thread then waits for its own sockets only. With epoll one thread waits for all sockets, often the
+# wrong one: the idle channel's thread takes a message off the wire and has to wake the thread that wants it.
 os.environ.setdefault("GRPC_POLL_STRATEGY", "poll")
