@@ -68,6 +68,7 @@ def exit_status(call: Callable[[], object]) -> int:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt, Stopped) as stop:
+        log.warning("stopped %s", stop, extra={"event": "stopped"})
         click.echo(f"stopped: {stop}" if str(stop) else "stopped", err=True)
         return 130
     except click.ClickException as error:

@@ -172,6 +172,11 @@ class CheckpointStore:
         self.flush()
         return [entry.label for entry in self._complete()]
 
+    def saved(self) -> int:
+        """Returns how many checkpoints this run has written up to the newest that is here; 0 if there is none."""
+        self.flush()
+        return max((entry.sequence for entry in self._complete()), default=0)
+
     def load(self, label: str) -> Any:
         """Returns the tree that was saved as ``label``, with tensors on the CPU.
 

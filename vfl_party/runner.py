@@ -11,6 +11,10 @@ checkpoints of its own there. For example, A and B are both alone from position 
 
 A party that is alone to the end of the run is not needed if the run resumes at such a label, so it may leave.
 
+A party offers '', the run's beginning, only if it has written at most ``MOST_LOST`` checkpoints: until then a party
+that is killed may hold none (``vfl_party.checkpoint`` says why). So a party that offers nothing, by accident or on
+purpose, cannot have the others begin again.
+
 A party may skip rounds that leave it unchanged (``Phase.skippable``: an upload). It offers the labels after them too;
 the run begins at one only if the peers' checkpoints hold the round's result.
 
@@ -31,10 +35,12 @@ from dataclasses import asdict, dataclass, field, replace
 
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.ledger import Ledger, load_entries
-from vfl_common.rpc.session import Joining, Session, Start
+from vfl_common.rpc.session import Done, Joining, Session, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned, ahead, alone_after, label_of, position_of, reachable
 from vfl_party.phase import Phase, RoundReport, Tree
+
+MOST_LOST = 2  # checkpoints that a death may cost a party
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +145,11 @@ class Runner:
         started_s: float | None = None
         try:
             while True:
-                start = self.session.join(self._offer(folder))
+                offer = self._offer(folder)
+                start = self._join(offer, folder)
+                if isinstance(start, Done):
+                    return self._done(start, folder)
+                self._check(start, offer)
                 started_s = started_s or time.monotonic()
                 if folder is None or folder.run_id != start.run_id:
                     folder = self.open_folder(start.run_id)
@@ -160,16 +170,51 @@ class Runner:
                 self._save_ledger(folder)
                 if outcome is not None:
                     return outcome, folder
-        except Exception as error:
-            self.session.abort(error)
+        except BaseException as error:
+            self._tell(error)
             raise
 
+    def _tell(self, error: BaseException) -> None:
+        """Tells the server why this party ends; one that a person or a supervisor stopped does not end the run."""
+        if isinstance(error, Exception):
+            self.session.abort(error)
+        else:
+            self.session.stopping()
+
+    def _join(self, offer: Joining, folder: RunFolder | None) -> Start | Done:
+        """Joins. If this party has reported, and the server has gone, the run is taken to be complete."""
+        try:
+            return self.session.join(offer)
+        except InputError as error:
+            if error.code is not Code.UNREACHABLE or folder is None or not folder.facts().get("trained"):
+                raise
+            text = "run %s was trained to its end, and the server has gone since: nothing is left to do"
+            log.warning(text, folder.run_id, extra={"event": "trained"})
+            return Done(folder.run_id, "")
+
+    def _done(self, done: Done, folder: RunFolder | None) -> tuple[Outcome, RunFolder]:
+        """Returns what is known of a complete run. Raises PeerError if this party has not trained in it to the end."""
+        if folder is None or folder.run_id != done.run_id or not folder.facts().get("trained"):
+            text = f"run {done.run_id} is complete; for a new run, start the server again"
+            raise PeerError(Code.NAME_TAKEN, text, party=self.session.server)
+        return Outcome(summary_json=done.summary_json), folder
+
+    def _check(self, start: Start, offer: Joining) -> None:
+        """Raises PeerError if the run would resume at a label that this party has not offered."""
+        same = start.run_id == offer.run_id and offer.job == "train"
+        if start.checkpoint not in (offer.checkpoints if same else ("",)):
+            text = f"the server starts run {start.run_id} at {start.checkpoint or 'its beginning'}"
+            text = f"{text}, which {self.session.credentials.name} has not offered"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
+
     def _offer(self, folder: RunFolder | None) -> Joining:
-        if folder is None or self.joining.job != "train":
-            return self.joining  # a prediction names the trained run, and never resumes
-        held = folder.checkpoints.labels() if folder.checkpoints is not None else []
-        offered = ((*reachable(each, self.plan), each, *ahead(each, self.plan)) for each in held)
-        labels = dict.fromkeys(label for each in offered for label in each if label)
+        if folder is None or folder.checkpoints is None or self.joining.job != "train":
+            return replace(self.joining, checkpoints=("",))  # a prediction names the trained run, and never resumes
+        store = folder.checkpoints
+        offered = ((*reachable(each, self.plan), each, *ahead(each, self.plan)) for each in store.labels())
+        labels = dict.fromkeys(label for each in offered for label in each)
+        if store.saved() <= MOST_LOST:
+            labels[""] = None
         return replace(self.joining, run_id=folder.run_id, checkpoints=tuple(labels))
 
     def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
@@ -219,6 +264,8 @@ class Runner:
         finally:
             self.session.watch(None)
             if error is not None:
+                if not isinstance(error, Exception):
+                    self.session.stopping()  # first, so that the others read that this party was stopped
                 job.close(error)
 
     def _phases(self, job: Job, folder: RunFolder, label: str, tree: Tree, begun: str) -> Outcome:

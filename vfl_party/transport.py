@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vfl_common.errors import Code, InternalError, PeerError, VflError
+from vfl_common.errors import Code, InternalError, InterruptedRun, PeerError, VflError
 from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
@@ -32,6 +32,7 @@ _COME_S = 10.0  # allowed to all passive parties to open their streams, before t
 class GrpcTransport:
     """One generation's exchange over gRPC; see ``vfl_party.job.Transport``."""
 
+    me: str
     service: ExchangeService | None
     meter: TcpMeter
     hub: Hub | None = None
@@ -47,6 +48,14 @@ class GrpcTransport:
         for link in self.grpc_links:
             link.end(error)
 
+    def _told(self, error: BaseException) -> VflError:
+        """Returns what the peers hear: a party that was stopped is waited for, as one that was lost."""
+        if isinstance(error, VflError):
+            return error
+        if isinstance(error, Exception):
+            return InternalError(str(error))
+        return InterruptedRun(f"{self.me} was stopped")
+
     def close(self, error: BaseException | None) -> None:
         if self.roll_call is not None:
             self.roll_call.cancel()
@@ -58,7 +67,7 @@ class GrpcTransport:
         if self.service is not None and error is not None:
             self.service.use(None)
         if error is not None:
-            self.end(error if isinstance(error, VflError) else InternalError(str(error)))
+            self.end(self._told(error))
         for link in self.grpc_links:
             link.close()
 
@@ -117,7 +126,14 @@ class Transports:
             service.use(hub)
             roll_call = self._roll_call(hub)
             return GrpcTransport(
-                service, self.meter, hub=hub, server=server, grpc_hub=hub, grpc_links=[server], roll_call=roll_call
+                files.name,
+                service,
+                self.meter,
+                hub=hub,
+                server=server,
+                grpc_hub=hub,
+                grpc_links=[server],
+                roll_call=roll_call,
             )
         address, peer = files.file.active or start.exchange_address, recipe.active.name
         if not address:
@@ -125,7 +141,7 @@ class Transports:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=recipe.server)
         self.meter.name_address(address, peer)
         link = self._link(address, peer, start, recipe.run.step_timeout_s)
-        return GrpcTransport(None, self.meter, link=link, server=server, grpc_links=[link, server])
+        return GrpcTransport(files.name, None, self.meter, link=link, server=server, grpc_links=[link, server])
 
     def _roll_call(self, hub: ExchangeHub) -> threading.Timer:
         """Reports after ``_COME_S`` who is missing: this side can only name them, the passive parties know why."""

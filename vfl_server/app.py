@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, LostError, VflError
+from vfl_common.errors import VflError
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount, load_entries
@@ -24,15 +24,16 @@ from vfl_common.rpc.hub import SERVICE as EXCHANGE
 from vfl_common.rpc.session import SERVICE as SESSIONS
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
-from vfl_common.summary import PartySummary, Summary, gather_bytes
+from vfl_common.summary import PartySummary, Summary, gather_bytes, load_summary
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job
 from vfl_server.control.departures import Departures
 from vfl_server.control.reports import exchanges_of, interfaces_of, ledger_of, metrics_of, privacy_of
-from vfl_server.control.service import ControlService
+from vfl_server.control.service import MAX_SESSIONS, ControlService
 
 _TICK_S = 0.2
 _CLOSE_S = 5.0
+_STOP_S = 1.0  # allowed to the parties to hear that the server was stopped
 MAX_SUMMARY = 2_000_000  # characters; a larger summary is not sent to the active party
 
 
@@ -80,6 +81,7 @@ class ServerApp:
         )
 
         departures = Departures(folder.path / "left.json")
+        completed = self._completed(folder)
 
         coordinator = Coordinator(
             recipe,
@@ -91,6 +93,7 @@ class ServerApp:
             on_end=aggregator.end,
             on_leave=departures.add,
             left=departures.read(),
+            completed=completed is not None,
             emit=self.console.emit,
         )
 
@@ -98,8 +101,8 @@ class ServerApp:
             return not coordinator.finished.is_set()
 
         health = Health({SESSIONS: under_way, EXCHANGE: under_way}, may_ask=[recipe.server, *roster])
-        # Threads for each party: its session, one that ends, one that is refused, its streams of weights; and spare.
-        threads = (3 + MAX_STREAMS) * len(roster) + 4
+        # Threads for each party: its sessions and its streams of weights; four more for callers to refuse.
+        threads = (MAX_SESSIONS + MAX_STREAMS) * len(roster) + 4
         services: list[Service] = [ControlService(coordinator, ledger, meter), exchange, health]
         with (
             self._exposed(coordinator, exchange, ledger, meter),
@@ -107,11 +110,13 @@ class ServerApp:
         ):
             self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
             try:
-                self._serve(coordinator, ledger, meter, folder)
+                if completed is None:
+                    self._serve(coordinator, ledger, meter, folder)
             except VflError as error:
                 coordinator.fail(error)
             except (KeyboardInterrupt, Stopped):
-                coordinator.fail(LostError(Code.PARTY_LOST, "the server was stopped", party=recipe.server))
+                coordinator.stop()
+                coordinator.wait_until_empty(_STOP_S)
                 raise
             finally:
                 aggregator.close()
@@ -119,15 +124,27 @@ class ServerApp:
                     ledger.save(folder.path / "ledger.json", meter.counts())
             if coordinator.failure is not None:
                 raise coordinator.failure
-            summary = self._summary(coordinator, folder.run_id, ledger, meter)
+            summary = completed or self._summary(coordinator, folder.run_id, ledger, meter)
             text = summary.model_dump_json(indent=1) + "\n"
             write_atomic(folder.path.parent / "summary.json", text)
-            folder.note(finished=True)
             coordinator.complete(text if len(text) < MAX_SUMMARY else "")
+            if completed is not None:  # nobody knows which parties have heard of it
+                coordinator.wait_until_told(recipe.run.rejoin_deadline_s)
             coordinator.wait_until_empty(_CLOSE_S)
+            folder.note(finished=True)  # last: until then the same command tells the parties again
             ledger.save(folder.path / "ledger.json", meter.counts())
         self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))
         return summary
+
+    def _completed(self, folder: RunFolder) -> Summary | None:
+        """Returns the summary of a run that an earlier process completed, if it died before all parties knew."""
+        path = folder.path.parent / "summary.json"
+        try:
+            summary = load_summary(path) if self.job == "train" and path.exists() else None
+        except (OSError, ValueError):
+            return None
+        same = (folder.run_id, self.recipe.digest())
+        return summary if summary is not None and (summary.run_id, summary.recipe_digest) == same else None
 
     def _metrics_address(self) -> str:
         """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot listen there."""

@@ -66,6 +66,7 @@ class HostilePassive:
         """Joins, attaches to the active party, and shows the right rows."""
         joining = Joining("passive", self._recipe.canonical_json(), "train", os.getpid(), "cpu")
         start = self.session.join(joining)
+        assert isinstance(start, Start)
         self.link = ExchangeLink(
             lambda: dial(start.exchange_address, self._credentials, "p0"),
             me=self.name,
@@ -102,7 +103,7 @@ class AggregatingMember(HostilePassive):
         super().__init__(federation, name)
         self._endings: queue.SimpleQueue[VflError] = queue.SimpleQueue()
 
-    def join(self, *aggregations: AggregationPlan, checkpoints: tuple[str, ...] = (), run_id: str = "") -> Start:
+    def join(self, *aggregations: AggregationPlan, checkpoints: tuple[str, ...] = ("",), run_id: str = "") -> Start:
         """Joins, waits for the others, and opens ``link``, to the server's exchange."""
         place = self._recipe.party(self.name)
         assert place is not None
@@ -118,6 +119,7 @@ class AggregatingMember(HostilePassive):
                 exchange_address="127.0.0.1:1" if place.role == "active" else "",
             )
         )
+        assert isinstance(start, Start)
         if self.link is not None:
             self.link.close()
         self.link = self.link_to(self.session.address, "server", start)

@@ -66,8 +66,8 @@ END, BEFORE, EARLY = "000005.head.2", "000004.head.1", "000003.fedonce.3"
         ({"p0": [BEFORE]}, {"p1": [END, BEFORE], "p2": [END, BEFORE]}, Begin(BEFORE)),
         ({"p0": [BEFORE], "p2": [END, BEFORE, EARLY]}, {"p1": [END, BEFORE]}, Begin(BEFORE)),
         ({"p0": [EARLY]}, {"p1": [END, BEFORE], "p2": [END, BEFORE, EARLY]}, Wait(("p1",), 5.0)),
-        ({"p0": []}, {"p1": [END, BEFORE], "p2": [END, ""]}, Wait(("p1",), 5.0)),
-        ({"p0": []}, {"p1": [END, ""], "p2": [END, ""]}, Begin("")),
+        ({"p0": [""]}, {"p1": [END, BEFORE], "p2": [END, ""]}, Wait(("p1",), 5.0)),
+        ({"p0": [""]}, {"p1": [END, ""], "p2": [END, ""]}, Begin("")),
         ({}, {"p1": [END, BEFORE]}, Wait(("p0", "p2"), 5.0)),
         ({"p0": [BEFORE, END], "p1": [BEFORE]}, {"p2": [END, BEFORE]}, Begin(BEFORE)),
     ],
@@ -82,25 +82,40 @@ def test_who_has_left_is_waited_for_only_where_it_is_needed(
     ("held", "newest"),
     [
         ([], ""),
-        ([[]], ""),
-        ([["000001.a.1"], []], ""),
-        ([["000001.a.1"], ["000002.a.2"]], ""),
+        ([[]], None),
+        ([[""]], ""),
+        ([["", "000001.a.1"], [""]], ""),
+        ([["000001.a.1"], [""]], None),
+        ([["000001.a.1"], ["000002.a.2"]], None),
         ([["000001.a.1", "000002.a.2"], ["000001.a.1"]], "000001.a.1"),
         ([["000009.a.9", "000010.b.1"], ["000010.b.1", "000009.a.9"]], "000010.b.1"),
         ([["000001.a.1", "000002.a.2"], ["000002.a.2", "000003.a.3"]], "000002.a.2"),
     ],
 )
-def test_the_newest_checkpoint_that_all_hold(held: list[list[str]], newest: str) -> None:
+def test_the_newest_checkpoint_that_all_hold(held: list[list[str]], newest: str | None) -> None:
     assert newest_common(held) == newest
 
 
 @given(st.lists(st.lists(st.integers(0, 8).map(lambda n: f"{n:06d}.a.{n}"), max_size=5), max_size=4))
 def test_nobody_is_asked_for_a_checkpoint_that_it_lacks(held: list[list[str]]) -> None:
     newest = newest_common(held)
-    if newest:
-        assert all(newest in labels for labels in held)
-    common = set.intersection(*map(set, held)) if held else set()
-    assert all(label <= newest for label in common)
+    common = set.intersection(*map(set, held)) if held else {""}
+    assert (newest is None) == (not common)
+    assert all(newest is not None and label <= newest and newest in common for label in common)
+
+
+@pytest.mark.parametrize(
+    ("ready", "want"),
+    [
+        ({"p0": ["7", "8"], "p1": ["7"], "p2": [""]}, membership.Refuse(("p2",), "7")),  # --fresh, or a lost folder
+        ({"p0": ["7", "8"], "p1": ["7"], "p2": []}, membership.Refuse(("p2",), "7")),
+        ({"p0": ["7", "8"], "p1": ["7"], "p2": ["9"]}, membership.Refuse(("p2",), "7")),
+        ({"p0": ["7"], "p1": ["9"], "p2": ["8"]}, membership.Refuse(("p1", "p2"), "7")),  # the active party decides
+        ({"p0": ["1", "2", ""], "p1": [""], "p2": ["1", ""]}, Begin("")),  # killed before its first checkpoint
+    ],
+)
+def test_who_offers_less_than_it_must_have_is_refused(ready: dict[str, list[str]], want: membership.Refuse) -> None:
+    assert membership.decide(0.0, 5.0, ROSTER, ready, active="p0") == want
 
 
 def test_silence_is_measured_from_the_last_word() -> None:
@@ -147,6 +162,7 @@ class Run:
         )
 
     def join(self, name: str, *checkpoints: str, member: Member | None = None, **changes: Any) -> Member:
+        """A party joins; it offers the run's beginning too if it names no checkpoints."""
         member = member or self.coordinator.open(name)
         join = control_pb2.Join(
             role="active" if name == "p0" else "passive",
@@ -154,7 +170,7 @@ class Run:
             recipe_json=self.recipe.canonical_json(),
             job="train",
             run_id="run" if checkpoints else "",
-            checkpoints=checkpoints,
+            checkpoints=checkpoints or [""],
             exchange_address="10.0.0.1:7001" if name == "p0" else "",
             pid=100 + int(name[1:]),
             device="cpu",
@@ -299,10 +315,69 @@ def test_a_lost_party_interrupts_and_all_go_back_to_what_all_hold() -> None:
 
 def test_checkpoints_of_another_run_do_not_count() -> None:
     run = Run()
-    run.join("p0", "000002.a.2")
-    run.join("p1", "000002.a.2")
+    run.join("p0", "", "000002.a.2")
+    run.join("p1", "", "000002.a.2")
     run.join("p2", "000002.a.2", run_id="yesterday")
     assert run.started == [(1, "")]
+
+
+def test_a_party_that_has_lost_its_checkpoints_is_refused_and_waited_for() -> None:
+    run = Run()
+    first = [run.join(name, "000008.a.8", "000009.a.9") for name in ("p0", "p1")]
+    lost = run.join("p2")
+    assert run.started == []
+    (stop,) = [message for kind, message in told(lost) if kind == "stop"]
+    assert (stop.code, stop.party) == (int(Code.CHECKPOINT_INVALID), "p2")
+    assert "p2 cannot resume run run at 000009.a.9" in stop.message
+    assert "--fresh" in stop.message
+    assert all("stop" not in kinds(member) for member in first)
+    run.join("p2", "000008.a.8")
+    assert run.started == [(1, "000008.a.8")]
+
+
+def test_sessions_that_opened_at_once_behind_a_silent_one_all_end() -> None:
+    """One replaces the silent session; the others are refused. Each session's thread gets its end."""
+    run = Run()
+    silent = run.join("p1")
+    found: queue.SimpleQueue[Member | VflError] = queue.SimpleQueue()
+
+    def come() -> None:
+        try:
+            found.put(run.coordinator.open("p1"))
+        except VflError as error:
+            found.put(error)
+
+    threads = [threading.Thread(target=come) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    came = [found.get(timeout=5.0) for _ in threads]
+    (member,) = [each for each in came if isinstance(each, Member)]
+    assert [error.code for error in came if isinstance(error, PeerError)] == [Code.NAME_TAKEN] * 2
+    assert kinds(silent)[-1] == "end"
+    run.coordinator.closed(silent)
+    run.coordinator.closed(member)
+    assert kinds(member)[-1] == "end"
+
+
+def test_a_party_that_was_stopped_is_waited_for() -> None:
+    run = Run()
+    members = run.begin()
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
+    assert run.coordinator.state is RunState.WAITING
+    assert run.coordinator.failure is None
+    assert kinds(members["p0"]) == ["end"]
+    ((kind, interrupt),) = told(members["p1"])
+    assert (kind, list(interrupt.lost), interrupt.reason) == ("interrupt", ["p0"], "p0 was stopped")
+
+
+def test_a_server_that_was_stopped_ends_the_sessions_and_not_the_run() -> None:
+    run = Run()
+    members = run.begin()
+    run.coordinator.stop()
+    assert run.coordinator.failure is None
+    for member in members.values():
+        (kind, interrupt), end = told(member)
+        assert (kind, interrupt.reason, end) == ("interrupt", "server was stopped", ("end", None))
 
 
 def test_a_party_that_joins_again_before_its_loss_is_noticed_interrupts() -> None:

@@ -45,6 +45,9 @@ class Store:
         self._wait()
         return self._held
 
+    def saved(self) -> int:
+        return len(self._held)
+
     def load(self, label: str) -> Tree:
         raise AssertionError(label)
 
@@ -170,7 +173,7 @@ def test_what_is_being_written_is_offered_after_an_interruption(tmp_path: Path) 
     events: Events = []
     made, session = runner(tmp_path, events, [Rounds(events, "a", [RoundReport(1)] * 3, None)], lost="a 1")
     made.run()
-    assert session.offers == [(), ("000001.a.1",)]
+    assert session.offers == [("",), ("000001.a.1", "")]
 
 
 def test_an_error_of_the_disk_ends_the_run_at_the_next_save(tmp_path: Path) -> None:

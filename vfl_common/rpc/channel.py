@@ -16,7 +16,7 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.diagnose import diagnose
 from vfl_common.wire.frames import FRAME_BYTES
 
-PROTOCOL = 3  # compared at joining and attaching; raise it with any change that an older peer would misread
+PROTOCOL = 4  # compared at joining and attaching; raise it with any change that an older peer would misread
 MAX_MESSAGE_BYTES = 4 * FRAME_BYTES  # a frame is 1 MiB and its envelope; gRPC itself refuses anything larger
 
 _SHARED_OPTIONS: list[tuple[str, int]] = [

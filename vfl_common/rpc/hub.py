@@ -40,7 +40,8 @@ from vfl_common.wire.frames import (
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
 MAX_STREAMS = 3  # for each party: the one in use, and others that are ending or beginning
 _LONGEST_WAIT_S = 3600.0  # between two decisions whether to wait on
-_UNREAD_FRAMES = 16  # of one stream; then its thread stops reading, and gRPC's flow control holds the sender
+_UNREAD_FRAMES = 16  # of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender
+_POLL_S = (0.001, 0.02)  # how soon, at first and at last, such a thread looks again
 
 
 class _Stream:
@@ -49,8 +50,6 @@ class _Stream:
     def __init__(self, party: str) -> None:
         self.party = party
         self.outbox: queue.SimpleQueue[list[Encoded] | VflError | None] = queue.SimpleQueue()
-        self.delivered = 0  # frames; only the stream's thread counts them
-        self.taken = 0  # frames; only the main thread counts them
         self.closed = False
         self.repeating: StepKey | None = None  # the stream's thread only: the incoming bundle was received before
         self.incoming: _Incoming | None = None  # the stream's thread only
@@ -113,6 +112,8 @@ class ExchangeHub:
         self._late: frozenset[str] = frozenset()  # parties that this step is computed without
         self._awaited: set[str] = set()  # late ones that still have to fetch their reply
         self._replies: dict[str, tuple[StepKey, list[Encoded]]] = {}  # the last reply to each, to repeat it
+        self._delivered = dict.fromkeys(self.roster, 0)  # frames of each party, over all its streams
+        self._taken = dict.fromkeys(self.roster, 0)  # the main thread only
 
     # -- any thread ---------------------------------------------------------------------------------------------
 
@@ -153,14 +154,16 @@ class ExchangeHub:
             if envelope.last:
                 self._repeat(stream, stream.repeating)
             return
-        while stream.delivered - stream.taken >= _UNREAD_FRAMES:
+        party, (pause_s, longest_s) = stream.party, _POLL_S
+        while self._delivered[party] - self._taken[party] >= _UNREAD_FRAMES:
             if stream.closed or self._ended is not None:
                 return
-            time.sleep(0.001)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
         with self._lock:
             if stream.closed:  # its party resumes over another, from the frame after the last one counted here
                 return
-            stream.delivered += 1
+            self._delivered[party] += 1
             if stream.incoming is not None:
                 stream.incoming.frames += 1
                 stream.incoming.whole = envelope.last
@@ -295,7 +298,7 @@ class ExchangeHub:
     def _take(self, stream: _Stream, incoming: _Incoming | None, frame: Received) -> str | None:
         """Takes a frame, in the order in which its party sent them; returns the party if it completes its bundle."""
         party = stream.party
-        stream.taken += 1
+        self._taken[party] += 1
         if incoming is None:
             raise malformed(f"{party} sent a frame that belongs to no bundle", party)
         if self._incoming.get(party) is not incoming:  # its party began again, over another stream

@@ -17,7 +17,7 @@ from vfl_common.files import PLAIN_NAME
 from vfl_common.identity.credentials import Credentials
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.channel import PROTOCOL, connect, split_address
+from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, PROTOCOL, connect, split_address
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
@@ -32,7 +32,7 @@ SAID: dict[str, dict[str, str]] = {
         "recipe_json": "the recipe",
         "job": "train or predict",
         "run_id": "the run to resume or predict with",
-        "checkpoints": "labels of its checkpoints",
+        "checkpoints": "labels from which it can resume",
         "exchange_address": "active party: where passive parties reach it",
         "pid": "its process id",
         "device": "cpu or GPU",
@@ -65,9 +65,11 @@ SAID: dict[str, dict[str, str]] = {
     },
     "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
     "alone": {},
+    "stopping": {},
 }
 _CLOSE_S = 5.0
 _LONGEST_S = 1e6
+_PAUSE_S = 0.5  # before a session that ended is opened again
 _PATIENCE_S = 3.0  # without an answer of the server, before a person is told
 _TELL_S = 60.0  # from then on, between two reports
 
@@ -83,7 +85,7 @@ class Joining:
     device: str
     device_name: str = ""
     run_id: str = ""
-    checkpoints: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...] = ("",)  # labels at which it can resume; '': at the run's beginning
     exchange_address: str = ""
 
 
@@ -96,6 +98,14 @@ class Start:
     checkpoint: str  # empty: from the beginning
     exchange_address: str  # of the active party
     left: tuple[str, ...] = ()  # parties that have left, because they are not needed any more
+
+
+@dataclass(frozen=True)
+class Done:
+    """The server's answer if the run is complete: this party did not hear of it, or did not note it, before it died."""
+
+    run_id: str
+    summary_json: str  # the active party's
 
 
 @dataclass(frozen=True)
@@ -148,16 +158,17 @@ class Session:
 
     # -- the main thread ----------------------------------------------------------------------------------------
 
-    def join(self, joining: Joining) -> Start:
+    def join(self, joining: Joining) -> Start | Done:
         """Joins, or joins again after an interruption, and waits until all parties have joined.
 
         Raises:
             InputError, PeerError: the server cannot be reached, or refuses this party.
             LostError: the others did not come in time.
         """
+        give_up_s = time.monotonic() + self.wait_s
         while True:
             if self._channel is None:
-                self._connect(time.monotonic() + self.wait_s)
+                self._connect(give_up_s)
             message = control_pb2.Join(
                 role=joining.role,
                 protocol=PROTOCOL,
@@ -181,14 +192,22 @@ class Session:
                 if isinstance(answer, VflError):
                     if not isinstance(answer, InterruptedRun):
                         raise answer
-                    if self._channel is None:
-                        break  # the server went away meanwhile: connect and join again
+                    if self._channel is None:  # the server went away meanwhile: connect and join again
+                        if time.monotonic() >= give_up_s:
+                            text = f"{self.server} ends every session at once, and has done so for {self.wait_s:g} s"
+                            raise InputError(Code.UNREACHABLE, text)
+                        self._closed.wait(_PAUSE_S)
+                        break
                 elif answer.HasField("waiting"):
+                    give_up_s = time.monotonic() + self.wait_s  # it speaks: the next silence gets the whole time again
                     left_s = max(0.0, min(answer.waiting.deadline_s, _LONGEST_S))
                     patience_s = left_s + self.wait_s
                     self.on_waiting(list(answer.waiting.missing), left_s, "")
                 elif answer.HasField("start"):
                     return self._checked(answer.start)
+                elif answer.HasField("complete"):
+                    self._completed = True
+                    return Done(answer.complete.run_id, answer.complete.summary_json)
 
     def _checked(self, start: control_pb2.Start) -> Start:
         """Checks the answer, because a run id becomes a folder's name here, and the server is not trusted with that."""
@@ -285,6 +304,11 @@ class Session:
         """Reports to the server that this party, the active one, needs nobody any more: others may leave."""
         self._send(control_pb2.PartyMessage(alone=control_pb2.Alone()))
 
+    def stopping(self) -> None:
+        """Reports to the server that this party was stopped: the others wait for it, as for one that was lost."""
+        if self._channel is not None:
+            self._send(control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
+
     def abort(self, error: BaseException) -> None:
         """Reports to the server that this party stops, and why (the public text only)."""
         if self._channel is not None:
@@ -374,8 +398,12 @@ class Session:
         except DecodeError:
             ending = PeerError(Code.MALFORMED_MESSAGE, f"{self.server} sent bytes that are not a control message")
         except grpc.RpcError as error:
-            if not self._closed.is_set() and isinstance(error, grpc.Call) and _refused(error):
-                ending = LostError(Code.PARTY_LOST, f"{self.server} refused the session: {error.details()}")
+            if not self._closed.is_set() and isinstance(error, grpc.Call):
+                if _refused(error):
+                    ending = LostError(Code.PARTY_LOST, f"{self.server} refused the session: {error.details()}")
+                elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # the channel refuses it; so it would again
+                    text = f"{self.server} sent a message of more than {MAX_MESSAGE_BYTES >> 20} MiB"
+                    ending = PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
         if self._closed.is_set():
             return
         with self._lock:

@@ -92,6 +92,7 @@ class Coordinator:
         on_end: called, under the lock, with the reason when a started generation or the run ends.
         on_leave: called, under the lock, with a party that is no longer needed, before it hears that it may leave.
         left: the parties that left before this process of the server began.
+        completed: an earlier process of this server has completed the run; the parties may not know it yet.
         emit: reports events to the person or program in front of the server.
     """
 
@@ -107,6 +108,7 @@ class Coordinator:
         on_end: Callable[[VflError], None] = lambda _: None,
         on_leave: Callable[[Left], None] = lambda _: None,
         left: Mapping[str, Left] = MappingProxyType({}),
+        completed: bool = False,
         emit: Emit,
     ) -> None:
         self.recipe, self.job, self.run_id, self.generation = recipe, job, run_id, generation
@@ -123,12 +125,14 @@ class Coordinator:
         self._left = dict(left)
         self._shown = control_pb2.Progress()  # of the slowest party
         self._steps = 0
-        self.state = RunState.WAITING
+        self.state = RunState.COMPLETED if completed else RunState.WAITING
         self.failure: VflError | None = None
         self._waiting_since_s = time.monotonic()
         self._deadline_s = recipe.run.join_deadline_s
         self._started_s: float | None = None
         self.finished = threading.Event()
+        self._summary_json: str | None = None  # once the run is complete
+        self._told: set[str] = set()  # parties that have heard of it
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -144,27 +148,33 @@ class Coordinator:
             text = f"{name} is not a party of recipe {self.recipe.name} (parties: {', '.join(self._roster)})"
             raise PeerError(Code.NOT_IN_RECIPE, text, party=name)
         with self._lock:
-            older = self._members.get(name)
-            if older is not None:
-                opened_s = time.monotonic()
-                self._lock.wait_for(
-                    lambda: self._members.get(name) is not older or older.heard_s > opened_s,
-                    timeout=2.5 * self.recipe.run.heartbeat_s,
-                )
-                if self._members.get(name) is older:
-                    if older.heard_s > opened_s:
-                        text = f"a party named {name} has already joined and is alive"
-                        raise PeerError(Code.NAME_TAKEN, text, party=name)
-                    self._lose(older, "fell silent and was restarted")
+            opened_s = time.monotonic()
+            while name in self._members:  # several may have waited for the same silent session
+                self._replace(self._members[name], opened_s)
             member = Member(name, queue.SimpleQueue(), time.monotonic())
             self._members[name] = member
             return member
+
+    def _replace(self, older: Member, opened_s: float) -> None:
+        """Ends a session that says nothing. Raises PeerError (NAME_TAKEN) if it is alive after ``opened_s``."""
+        self._lock.wait_for(
+            lambda: self._members.get(older.name) is not older or older.heard_s > opened_s,
+            timeout=2.5 * self.recipe.run.heartbeat_s,
+        )
+        if self._members.get(older.name) is older:
+            if older.heard_s > opened_s:
+                text = f"a party named {older.name} has already joined and is alive"
+                raise PeerError(Code.NAME_TAKEN, text, party=older.name)
+            self._lose(older, "fell silent and was restarted")
 
     def closed(self, member: Member) -> None:
         """Handles the end of a session's stream."""
         with self._lock:
             if self._members.get(member.name) is member:
                 self._lose(member, "was lost")
+                if self._summary_json is not None and member.joined:
+                    self._told.add(member.name)
+            member.outbox.put(None)  # also to one that another session has replaced: its thread waits for the end
 
     def handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
         """Handles one message of a party. Raises PeerError if the party must be refused."""
@@ -186,6 +196,8 @@ class Coordinator:
                 member.alone = self.state is RunState.RUNNING
                 self._let_go()
                 self._maybe_complete()
+            elif body == "stopping":
+                self._lose(member, "was stopped")
             elif body == "abort":
                 self._aborted(member, message)
 
@@ -205,6 +217,14 @@ class Coordinator:
                     names, limit = ", ".join(late), f"{self.recipe.run.step_timeout_s:g} s"
                     text = f"{names} did not say within {limit} after the start what it is going to do"
                     self._fail(LostError(Code.STEP_TIMEOUT, text, party=late[0]))
+
+    def stop(self) -> None:
+        """Ends all sessions because this server was stopped: the parties wait for it, as for one that was lost."""
+        with self._lock:
+            if self.state is RunState.RUNNING:
+                self._interrupt(f"{self.recipe.server} was stopped", lost=[])
+            for member in self._members.values():
+                member.outbox.put(None)
 
     def fail(self, error: VflError) -> None:
         """Ends the run and sends ``error`` to every party."""
@@ -254,23 +274,37 @@ class Coordinator:
         return found
 
     def complete(self, summary_json: str) -> None:
-        """Tells every party that the run is complete; only the active party gets the summary."""
+        """Tells every party that is here, or comes again, that the run is complete; the active one gets the summary."""
         with self._lock:
+            self._summary_json = summary_json
             for member in self._members.values():
-                text = summary_json if member.name == self.recipe.active.name else ""
-                member.outbox.put(control_pb2.ServerMessage(complete=control_pb2.Complete(summary_json=text)))
-                member.outbox.put(None)
+                self._complete(member)
 
     def wait_until_empty(self, timeout_s: float) -> None:
         """Waits, at most ``timeout_s``, until every session has ended."""
         with self._lock:
             self._lock.wait_for(lambda: not self._members, timeout=timeout_s)
 
+    def wait_until_told(self, timeout_s: float) -> None:
+        """Waits, at most ``timeout_s``, until every party has heard that the run is complete."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._told | self._left.keys() >= set(self._roster), timeout=timeout_s)
+
     # -- under the lock -----------------------------------------------------------------------------------------
+
+    def _complete(self, member: Member) -> None:
+        summary = self._summary_json if member.name == self.recipe.active.name else ""
+        complete = control_pb2.Complete(run_id=self.run_id, summary_json=summary or "")
+        member.outbox.put(control_pb2.ServerMessage(complete=complete))
+        member.outbox.put(None)
 
     def _join(self, member: Member, join: control_pb2.Join) -> None:
         runs = {other.join.run_id for other in self._members.values() if other.joined and other is not member}
         admit(member.name, join, self.recipe, self.job, runs)
+        if self._summary_json is not None:
+            member.joined = True
+            self._complete(member)
+            return
         if member.name in self._left and not self._needed(member.name):
             text = (
                 f"{member.name} has finished its part of run {self.run_id}, which continues without it; nothing to do"
@@ -317,27 +351,30 @@ class Coordinator:
     def _in_order(self) -> list[tuple[str, Member]]:
         return [(name, self._members[name]) for name in self._roster if name in self._members]
 
-    def _decision(self) -> membership.Begin | membership.Wait | membership.GiveUp:
+    def _decision(self) -> membership.Begin | membership.Wait | membership.Refuse | membership.GiveUp:
         ready = {
-            name: list(member.join.checkpoints) if member.join.run_id == self.run_id else []
+            name: list(member.join.checkpoints) if member.join.run_id == self.run_id else [""]
             for name, member in self._members.items()
             if member.joined
         }
         waited_s = time.monotonic() - self._waiting_since_s
         left = {name: each.report.free_from for name, each in self._left.items()}
-        return membership.decide(waited_s, self._deadline_s, self._roster, ready, left)
+        return membership.decide(waited_s, self._deadline_s, self._roster, ready, left, self.recipe.active.name)
 
     def _needed(self, name: str) -> bool:
         """Returns whether a party that has left is needed again."""
         if self.state is not RunState.WAITING:
             return False
         decision = self._decision()
-        return not isinstance(decision, membership.Begin) and name in decision.missing
+        return isinstance(decision, membership.Wait | membership.GiveUp) and name in decision.missing
 
     def _decide(self, *, announce: bool = False) -> None:
         decision = self._decision()
         if isinstance(decision, membership.Begin):
             self._begin(decision)
+        elif isinstance(decision, membership.Refuse):
+            for name in decision.lacking:
+                self._refuse(self._members[name], decision.label)
         elif isinstance(decision, membership.GiveUp):
             self._fail(LostError(Code.PARTY_LOST, decision.reason, party=decision.missing[0]))
         elif announce:
@@ -346,6 +383,16 @@ class Coordinator:
                 if member.joined:
                     member.outbox.put(control_pb2.ServerMessage(waiting=waiting))
             self._emit("waiting", missing=list(decision.missing), left_s=round(decision.left_s, 1))
+
+    def _refuse(self, member: Member, label: str) -> None:
+        """Refuses a party that cannot resume at ``label``, as the others can: they would have to begin again."""
+        text = (
+            f"{member.name} cannot resume run {self.run_id} at {label or 'its beginning'}, as the others can; start it "
+            "with the folder of runs that it had before, or begin a new run with vfl-server serve --fresh"
+        )
+        error = PeerError(Code.CHECKPOINT_INVALID, text, party=member.name)
+        member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
+        self._lose(member, "cannot resume at a checkpoint that the others hold")
 
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1

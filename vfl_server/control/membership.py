@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,6 +24,14 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Refuse:
+    """There is no label at which all can resume; most can at ``label``, and ``lacking`` cannot."""
+
+    lacking: tuple[str, ...]
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """``missing`` did not come in time."""
 
@@ -36,19 +45,27 @@ def decide(
     roster: Sequence[str],
     ready: Mapping[str, Sequence[str]],
     left: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> Begin | Wait | GiveUp:
+    active: str = "",
+) -> Begin | Wait | Refuse | GiveUp:
     """Decides whether the run may start.
+
+    A party offers ``""``, the run's beginning, only if it has not got further than a death can explain. So a party that
+    offers less than it must have cannot take the others back: it is refused.
 
     Args:
         waited_s: time since the server began to wait.
         deadline_s: the longest time to wait.
         roster: all parties of the recipe.
-        ready: {party: labels of its checkpoints, oldest first}, of the joined parties.
+        ready: {party: labels at which it can resume; "" is the beginning}, of the joined parties.
         left: {party: labels from which the run does not need it}, of the parties that have left.
+        active: the party that decides between labels that equally many offer.
     """
     missing = tuple(party for party in roster if party not in ready and party not in left)
     if not missing:
         checkpoint = newest_common(ready.values())
+        if checkpoint is None:
+            label = most_offered(ready, active)
+            return Refuse(tuple(party for party in roster if label not in ready.get(party, [label])), label)
         missing = tuple(party for party in roster if party not in ready and checkpoint not in left[party])
         if not missing:
             return Begin(checkpoint)
@@ -57,10 +74,16 @@ def decide(
     return GiveUp(missing, f"{', '.join(missing)} did not come within {deadline_s:g} s")
 
 
-def newest_common(held: Collection[Sequence[str]]) -> str:
-    """Returns the newest label that every party holds, '' if there is none. Labels sort by position in the run."""
-    common = set.intersection(*(set(labels) for labels in held)) if held else set()
-    return max(common, default="")
+def newest_common(offered: Collection[Sequence[str]]) -> str | None:
+    """Returns the newest label that every party offers, None if there is none. Labels sort by position in the run."""
+    common = set.intersection(*(set(labels) for labels in offered)) if offered else {""}
+    return max(common, default=None)
+
+
+def most_offered(offered: Mapping[str, Sequence[str]], active: str) -> str:
+    """Returns the label that most parties offer; of several, one that ``active`` offers, and of these the newest."""
+    votes = Counter(label for labels in offered.values() for label in set(labels))
+    return max(votes, key=lambda label: (votes[label], label in offered.get(active, ()), label), default="")
 
 
 def silent(now_s: float, heard_s: Mapping[str, float], lost_after_s: float) -> tuple[str, ...]:

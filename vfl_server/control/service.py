@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from google.protobuf.message import DecodeError
 
@@ -17,6 +19,8 @@ from vfl_common.rpc.session import SERVICE
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator, Member
 
+MAX_SESSIONS = 3  # of each party: the one in use, one that has broken, and one that is to replace them
+
 log = logging.getLogger(__name__)
 
 
@@ -25,25 +29,45 @@ class ControlService:
 
     def __init__(self, coordinator: Coordinator, ledger: Ledger, meter: TcpMeter) -> None:
         self._coordinator, self._ledger, self._meter = coordinator, ledger, meter
+        self._lock = threading.Lock()
+        self._held: Counter[str] = Counter()  # each party's sessions, open or waiting to open; each takes a thread
 
     def handler(self) -> Handler:
         return stream_handler(SERVICE, "Session", self._session)
 
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
-            name = caller(context)
-            member = self._coordinator.open(name)
+            with self._admitted(context) as name:
+                member = self._coordinator.open(name)
+                yield from self._until_it_ends(member, requests, context)
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
-            return
-        self._meter.name_caller(context.peer(), name)
+
+    @contextmanager
+    def _admitted(self, context: Context) -> Iterator[str]:
+        """Yields the caller's name, while its session lasts. Raises PeerError if it holds too many already."""
+        name = caller(context)
+        with self._lock:
+            if self._held[name] >= MAX_SESSIONS:
+                raise PeerError(Code.NAME_TAKEN, f"{name} holds {MAX_SESSIONS} sessions already", party=name)
+            self._held[name] += 1
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._held[name] -= 1
+                if not self._held[name]:
+                    del self._held[name]
+
+    def _until_it_ends(self, member: Member, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        self._meter.name_caller(context.peer(), member.name)
         if not context.add_callback(lambda: self._coordinator.closed(member)):
             self._coordinator.closed(member)
             return
-        threading.Thread(target=self._read, args=[member, requests], name=f"from-{name}", daemon=True).start()
+        threading.Thread(target=self._read, args=[member, requests], name=f"from-{member.name}", daemon=True).start()
         while (message := member.outbox.get()) is not None:
             data = message.SerializeToString()
-            self._ledger.add(name, CONTROL, CONTROL, "sent", 0, len(data))
+            self._ledger.add(member.name, CONTROL, CONTROL, "sent", 0, len(data))
             yield data
 
     def _read(self, member: Member, requests: Iterator[bytes]) -> None:

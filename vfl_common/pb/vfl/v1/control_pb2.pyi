@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PartyMessage(_message.Message):
-    __slots__ = ("join", "heartbeat", "progress", "report", "abort", "alone", "plan")
+    __slots__ = ("join", "heartbeat", "progress", "report", "abort", "alone", "plan", "stopping")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class PartyMessage(_message.Message):
     ABORT_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
     join: Join
     heartbeat: Heartbeat
     progress: Progress
@@ -24,7 +25,8 @@ class PartyMessage(_message.Message):
     abort: _failure_pb2.Failure
     alone: Alone
     plan: Plan
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., abort: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., alone: _Optional[_Union[Alone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
+    stopping: Stopping
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., abort: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., alone: _Optional[_Union[Alone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("waiting", "start", "interrupt", "stop", "complete")
@@ -85,6 +87,10 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Alone(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Stopping(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -212,7 +218,9 @@ class Interrupt(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Complete(_message.Message):
-    __slots__ = ("summary_json",)
+    __slots__ = ("summary_json", "run_id")
     SUMMARY_JSON_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     summary_json: str
-    def __init__(self, summary_json: _Optional[str] = ...) -> None: ...
+    run_id: str
+    def __init__(self, summary_json: _Optional[str] = ..., run_id: _Optional[str] = ...) -> None: ...
