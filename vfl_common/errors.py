@@ -167,7 +167,9 @@ class AbortedError(VflError):
 
 
 class InterruptedRun(VflError):  # noqa: N818 - an event of the run, not a fault
-    """This generation of the run has ended: roll back, rejoin, resume."""
+    """This generation of the run has ended: roll back, rejoin, resume. Its reason must hold nothing private."""
+
+    shared = True
 
     def __init__(self, reason: str) -> None:
         super().__init__(Code.INTERRUPTED, reason)

@@ -18,7 +18,7 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, PROTOCOL, connect, split_address
-from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.rpc.failures import clean, from_failure, to_failure
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 
@@ -389,7 +389,7 @@ class Session:
                     break
                 if message.HasField("interrupt"):
                     lost = ", ".join(message.interrupt.lost)
-                    self._end(InterruptedRun(message.interrupt.reason or f"{lost} was lost"))
+                    self._end(InterruptedRun(clean(message.interrupt.reason or f"{lost} was lost")))
                     continue
                 if message.HasField("start"):
                     with self._lock:
