@@ -1,0 +1,81 @@
+"""Deaths between the last report and the last note: the same commands end with 0 and one run, and nobody trains twice.
+
+A run that has ended is put back to what lies on the disks after such a death: the notes that were not written are taken
+out of the folders' run.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.cases import columns, recipe
+from tests.harness.federation import Federation
+
+RECIPE = recipe(3, run={"rejoin_deadline_s": 2.0})
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Iterator[Federation]:
+    """A federation whose run has ended, and whose programs may be started again."""
+    with Federation(tmp_path, RECIPE, columns("sklearn:digits", 3, limit=100)) as federation:
+        federation.start_all()
+        federation.finish()
+        for program in federation.programs.values():
+            program.close()
+        federation.programs.clear()
+        yield federation
+
+
+def forget(federation: Federation, *names: str) -> None:
+    """Takes the note that the run is finished out of the folders of ``names``."""
+    for name in names:
+        path = federation.run_folder / name / "run.json"
+        facts = json.loads(path.read_text())
+        assert facts.pop("finished") is True
+        path.write_text(json.dumps(facts))
+
+
+def written(federation: Federation) -> dict[Path, int]:
+    """When each checkpoint was written."""
+    return {path: path.stat().st_mtime_ns for path in federation.run_folder.glob("*/checkpoints/*")}
+
+
+def summary_of(federation: Federation) -> str:
+    return (federation.run_folder / "summary.json").read_text()
+
+
+def check(federation: Federation, before: dict[Path, int]) -> None:
+    for name, program in federation.programs.items():
+        assert program.wait(60.0) == 0, f"{name}: {program.stderr}"
+    assert written(federation) == before  # of the one run: nobody has trained again
+    for name in ("server", *federation.names):
+        assert json.loads((federation.run_folder / name / "run.json").read_text())["finished"] is True
+
+
+def test_the_server_dies_before_anybody_hears_that_the_run_is_complete(ended: Federation) -> None:
+    summary, before = summary_of(ended), written(ended)
+    forget(ended, "server", *ended.names)
+    ended.start_all()
+    check(ended, before)
+    assert summary_of(ended) == summary
+
+
+def test_the_server_dies_when_some_have_heard_it(ended: Federation) -> None:
+    before = written(ended)
+    forget(ended, "server", "p2")
+    ended.start_server()
+    ended.start_party("p2")
+    check(ended, before)  # it gives the others, who do not come any more, the rejoin deadline
+
+
+def test_a_party_dies_before_it_notes_the_end_and_the_server_has_gone(ended: Federation) -> None:
+    before = written(ended)
+    forget(ended, "p0", "p2")
+    ended.address = "127.0.0.1:1"  # nobody is there
+    for name in ("p0", "p2"):
+        ended.start_party(name, "--wait", "1")
+    check(ended, before)
