@@ -133,9 +133,17 @@ def test_what_another_party_did_stops_this_one(code: Code) -> None:
 
 @pytest.mark.parametrize("code", [0, 999, -5])
 def test_a_code_that_is_not_known_is_an_internal_error(code: int) -> None:
-    error = from_failure(failure_pb2.Failure(code=code), sender="active", me="north")  # type: ignore[arg-type]
+    error = from_failure(failure_pb2.Failure(code=code, party="north"), sender="active", me="north")  # type: ignore[arg-type]
     assert error.code is Code.INTERNAL
     assert CATALOGUE[Code.INTERNAL].public in str(error)
+
+
+@pytest.mark.parametrize("error", [InputError(Code.FILE_INVALID, SECRET), InternalError(SECRET), KeyError(SECRET)])
+def test_what_goes_wrong_at_the_sender_is_about_the_sender(error: Exception) -> None:
+    found = from_failure(to_failure(error), sender="active", me="north")
+    assert isinstance(found, AbortedError)
+    assert (found.party, found.exit_code) == ("active", 4)
+    assert str(found).startswith("active stopped the run: ")
 
 
 def test_a_failure_without_end_is_cut() -> None:

@@ -21,7 +21,8 @@ def clean(text: str, most: int = 500) -> str:
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:
     """Returns the error that a received failure means for this process, ``me``.
 
-    A failure about this party keeps its code (and so its exit code); one about another party becomes an AbortedError.
+    A failure about this party keeps its code (and so its exit code); one about another party becomes an AbortedError. A
+    failure about nobody is about its sender: what went wrong there, and nowhere else.
     """
     try:
         code = Code(failure.code)
@@ -32,8 +33,7 @@ def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflEr
         return InterruptedRun(text)
     if code in (Code.PARTY_LOST, Code.STEP_TIMEOUT):
         return LostError(code, text, party=failure.party).privately(f"{sender} stopped the run: {text}")
-    if failure.party and failure.party != me:
-        return AbortedError(
-            f"{sender} stopped the run because of {clean(failure.party, 64)}: {text}", party=failure.party
-        )
+    if failure.party != me:
+        about = f" because of {clean(failure.party, 64)}" if failure.party not in ("", sender) else ""
+        return AbortedError(f"{sender} stopped the run{about}: {text}", party=failure.party or sender)
     return PeerError(code, text, party=failure.party).privately(f"{sender} refused: {text}")

@@ -501,6 +501,8 @@ class Coordinator:
             code = Code.INTERNAL
         if code is Code.INTERRUPTED:
             code = Code.ABORTED
+        elif code is Code.ABORTED and failure.party != member.name:
+            return  # it ends because of another party, which says itself why: the cause is to be told, not its echo
         # The active party sees the others' data and may blame them; a passive party speaks only for itself.
         may_blame = member.name == self.recipe.active.name and failure.party in self._roster
         culprit, text = failure.party if may_blame else member.name, clean(failure.message)
