@@ -167,7 +167,7 @@ class Runner:
     def _offer(self, folder: RunFolder | None) -> Joining:
         if folder is None or self.joining.job != "train":
             return self.joining  # a prediction names the trained run, and never resumes
-        held = folder.checkpoints.labels() if folder.checkpoints is not None else []
+        held = folder.checkpoints.whole() if folder.checkpoints is not None else []
         offered = ((*reachable(each, self.plan), each, *ahead(each, self.plan)) for each in held)
         labels = dict.fromkeys(label for each in offered for label in each if label)
         return replace(self.joining, run_id=folder.run_id, checkpoints=tuple(labels))

@@ -141,6 +141,31 @@ def test_two_parties_are_killed_one_after_the_other(tmp_path: Path, undisturbed:
         assert_equal(parameters(federation), undisturbed)
 
 
+@pytest.mark.parametrize("name", ["p0", "p2"])
+def test_a_flipped_bit_in_the_newest_checkpoint_costs_one_round(
+    name: str, tmp_path: Path, undisturbed: Parameters
+) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH + EPOCH_BYTES) as (federation, proxy):
+        federation.wait_for_checkpoint("000002.splitnn.2")
+        federation.programs[name].kill()
+        federation.programs["server"].wait_for("interrupted")
+        (path,) = (federation.run_folder / name / "checkpoints").glob("*-000002.splitnn.2.safetensors")
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1  # of a tensor
+        path.write_bytes(data)
+        again = federation.start_party(name)
+        if name == cases.ACTIVE:
+            proxy.target = again.wait_for("ready")["address"]
+        proxy.release()
+        assert federation.finish()["interruptions"] == 1
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert_equal(parameters(federation), undisturbed)
+        log = (federation.run_folder / name / "log.jsonl").read_text().splitlines()
+        (warning,) = [line for line in log if '"warning"' in line and '"damaged"' in line]
+        assert str(path.relative_to(tmp_path)) in warning
+        assert path.with_name(f"damaged-{path.name}").read_bytes() == data
+
+
 def test_the_active_party_is_killed_and_comes_back_at_another_address(tmp_path: Path, undisturbed: Parameters) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)

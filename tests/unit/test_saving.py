@@ -45,6 +45,9 @@ class Store:
         self._wait()
         return self._held
 
+    def whole(self) -> list[str]:
+        return self.labels()
+
     def load(self, label: str) -> Tree:
         raise AssertionError(label)
 
