@@ -192,6 +192,50 @@ def test_the_server_is_killed_and_started_again(tmp_path: Path, undisturbed: Par
         assert_equal(parameters(federation), undisturbed)
 
 
+@pytest.mark.parametrize("harm", [b"", b'{"run_id": "'], ids=["empty", "cut"])
+def test_a_party_whose_run_json_is_damaged_is_told_before_the_others_go_back(
+    harm: bytes, tmp_path: Path, undisturbed: Parameters
+) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(AFTER_FIRST)
+        federation.programs["p2"].kill()
+        federation.programs["server"].wait_for("interrupted")
+        path = federation.run_folder / "p2" / "run.json"
+        text = path.read_bytes()
+        path.write_bytes(harm)
+        refused = federation.start_party("p2")
+        assert refused.wait(60) == 2
+        (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error:")]
+        assert f"run.json: is not a JSON object; restore it, or remove {path.parent} to" in line
+        path.write_bytes(text)
+        (path.parent / "ledger.json").write_bytes(harm)  # only an account
+        proxy.release()
+        federation.start_party("p2")
+        assert federation.finish()["interruptions"] == 1
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert_equal(parameters(federation), undisturbed)
+        assert (path.parent / "ledger.json.damaged").read_bytes() == harm
+        assert "ledger.json: is not a ledger" in (path.parent / "log.jsonl").read_text()
+
+
+def test_a_server_whose_run_json_is_damaged_begins_no_second_run(tmp_path: Path, undisturbed: Parameters) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        path = federation.run_folder / "server" / "run.json"
+        federation.programs["server"].kill()
+        proxy.release()
+        text = path.read_bytes()
+        path.write_bytes(b"")
+        refused = federation.start("server", "vfl-server", "serve", "recipe.toml", "--listen", federation.address)
+        assert refused.wait(60) == 2
+        assert "run.json: is not a JSON object; restore it, or remove" in refused.stderr
+        path.write_bytes(text)
+        (path.parent / "ledger.json").write_bytes(b"garbage")
+        federation.start_server(federation.address)
+        assert federation.finish()["run_id"] == path.parent.parent.name
+        assert_equal(parameters(federation), undisturbed)
+        assert (path.parent / "ledger.json.damaged").read_bytes() == b"garbage"
+
+
 @pytest.mark.parametrize("lost", ["request", "reply"])
 def test_a_connection_that_breaks_is_no_interruption(lost: str, tmp_path: Path, undisturbed: Parameters) -> None:
     at = {"sent" if lost == "request" else "received": SECOND_EPOCH - EPOCH_BYTES}
