@@ -1,11 +1,12 @@
 """Writes files so that a process that dies leaves the old file or the new one, never half of one.
 
-Checkpoints must also survive a power failure (``checkpoint.py``). The files here are written often, and waiting for
-the disk costs milliseconds, so they do not.
+Checkpoints (``checkpoint.py``) and ``run.json``, without which they are of no use, must also survive a power failure.
+Waiting for the disk costs milliseconds, so the files that are written often do not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -29,15 +30,34 @@ def unwritable(
     return UnwritableError(code, f"the party cannot write its files ({error.strerror})").privately(text)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) if that fails."""
+def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
+    """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) if that fails.
+
+    ``durable``: returns when the text is on the disk, so that a power failure cannot leave an empty file.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
+        if durable:
+            fsync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            temporary.unlink()
         raise unwritable(path, error) from None
+
+
+def fsync_folder(folder: Path) -> None:
+    """Returns when the names in ``folder`` are on the disk. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def append(path: Path, text: str) -> None:

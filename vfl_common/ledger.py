@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from vfl_common.files import write_atomic
+from vfl_common.errors import Code, InputError
+from vfl_common.files import unwritable, write_atomic
+
+log = logging.getLogger(__name__)
 
 Direction = Literal["sent", "received"]
 CONTROL = "control"  # the phase and kind of the runner's own exchanges
+MOST = 2**62  # a party's report has 64 bits for a count
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +91,39 @@ class Ledger:
         write_atomic(path, json.dumps(text, indent=1) + "\n")
 
 
+def read_entries(path: Path) -> list[Entry]:
+    """Reads the entries of a saved ledger. Raises InputError (FILE_INVALID) if the file is none."""
+    try:
+        return [_entry(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(Code.FILE_INVALID, f"{path}: is not a ledger") from None
+
+
 def load_entries(path: Path) -> list[Entry]:
-    """Reads the entries of a saved ledger; returns none if there is no file."""
+    """Reads the entries of a saved ledger, to go on counting from them; returns none if there is no file.
+
+    A ledger is only an account, and no reason to end a run: a damaged one is renamed to ``ledger.json.damaged``.
+    """
     if not path.exists():
         return []
-    return [Entry(**entry) for entry in json.loads(path.read_text())["entries"]]
+    try:
+        return read_entries(path)
+    except InputError as error:
+        aside = path.with_name(f"{path.name}.damaged")
+        try:
+            path.replace(aside)
+        except OSError as refused:
+            raise unwritable(path, refused, "is damaged, and cannot be renamed; remove it") from None
+        text = "%s; it is %s now, and the counts begin anew"
+        log.warning(text, error, aside.name, extra={"event": "damaged"})
+        return []
+
+
+def _entry(peer: str, phase: str, kind: str, direction: Direction, **counts: int) -> Entry:
+    """Makes an entry of a file's. Raises TypeError or ValueError if ``Ledger.save`` cannot have written it."""
+    entry = Entry(peer, phase, kind, direction, **counts)
+    if not all(isinstance(each, str) for each in (peer, phase, kind)) or direction not in get_args(Direction):
+        raise ValueError(entry)
+    if not all(type(count) is int and 0 <= count <= MOST for count in counts.values()):
+        raise ValueError(entry)
+    return entry

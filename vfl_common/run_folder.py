@@ -22,6 +22,7 @@ class Store(Protocol):
     def load(self, label: str) -> Any: ...
     def labels(self) -> list[str]: ...
     def saved(self) -> int: ...
+    def whole(self) -> list[str]: ...
     def discard_after(self, label: str) -> None: ...
 
 
@@ -37,12 +38,18 @@ class RunFolder:
     checkpoints: Store | None = None
 
     def note(self, **facts: Any) -> None:
-        """Adds facts to ``run.json``."""
-        write_atomic(self.path / "run.json", json.dumps(self.facts() | facts, indent=1) + "\n")
+        """Adds facts to ``run.json``, which then is on the disk: checkpoints are of no use without it."""
+        text = json.dumps(self.facts() | facts, indent=1) + "\n"
+        try:
+            for left in self.path.glob(".run.json.*"):  # a process was killed while it wrote
+                left.unlink()
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        write_atomic(self.path / "run.json", text, durable=True)
 
     def facts(self) -> dict[str, Any]:
-        path = self.path / "run.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        """Reads ``run.json``; empty before it is written. Raises InputError if it is damaged."""
+        return _facts(self.path / "run.json")
 
 
 def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
@@ -58,7 +65,7 @@ def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
             what = "has been finished" if facts.get("finished") or facts.get("trained") else "has another recipe"
             raise InputError(Code.FILE_INVALID, f"{path}: this run {what}; give the new run another name")
         path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / "recipe.json", recipe.canonical_json() + "\n")
+        write_atomic(path / "recipe.json", _text(recipe))
         folder.note(run_id=run_id, recipe_digest=recipe.digest())
     except OSError as error:
         raise unwritable(path, error) from None
@@ -66,23 +73,70 @@ def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
 
 
 def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
-    """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe."""
+    """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe.
+
+    Raises InputError if a ``run.json`` is damaged that may be this run's: without it, all parties would begin anew.
+    """
     digest = recipe.digest()
     found = []
-    for path in out.glob(f"*/{name}/run.json"):
+    for path in (folder / "run.json" for folder in out.glob(f"*/{name}") if folder.is_dir()):
         try:
-            facts = json.loads(path.read_text())
-            if facts.get("recipe_digest") == digest and not facts.get("finished") and facts.get("job") == "train":
-                found.append((path.stat().st_mtime_ns, path.parent))
-        except (OSError, ValueError, AttributeError):
-            continue  # not one of our runs
+            facts = _facts(path)
+        except InputError:
+            if _may_be(path.parent, recipe):
+                raise
+            continue
+        if facts.get("recipe_digest") == digest and not facts.get("finished") and facts.get("job") == "train":
+            found.append((path.stat().st_mtime_ns, path.parent))
     if not found:
         return None
     path = max(found)[1]
     return RunFolder(path, path.parent.name)
 
 
+def _facts(path: Path) -> dict[str, Any]:
+    why = "is not a JSON object"
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(facts, dict):
+            return facts
+    except FileNotFoundError:
+        if not (path.parent / "checkpoints").is_dir():
+            return {}
+        why = "is missing, and checkpoints lie beside it"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError):
+        pass
+    raise _damaged(path, why)
+
+
+def _damaged(path: Path, why: str) -> InputError:
+    what = f"restore it, or remove {path.parent} to go on without it"
+    text = f"{path}: {why}; {what}, or begin a new run with --fresh at the server and every party"
+    return InputError(Code.FILE_INVALID, text)
+
+
+def _may_be(folder: Path, recipe: Recipe) -> bool:
+    """Whether a folder whose ``run.json`` is damaged may hold a run of the recipe: not that of another one."""
+    try:
+        text = (folder / "recipe.json").read_text(encoding="utf-8")
+        return text == _text(recipe) or not isinstance(json.loads(text), dict)
+    except FileNotFoundError:
+        return (folder / "checkpoints").is_dir()
+    except (OSError, ValueError, RecursionError):
+        return True
+
+
+def _text(recipe: Recipe) -> str:
+    return recipe.canonical_json() + "\n"
+
+
 def planned(folder: RunFolder | None) -> list[Planned]:
-    """Returns the phases that an unfinished run has planned; empty if it ended before that."""
-    facts = folder.facts().get("plan", []) if folder is not None else []
-    return [Planned(**{**each, "skippable": tuple(each["skippable"])}) for each in facts]
+    """Returns the phases that an unfinished run has planned; empty if it ended before that. Raises InputError."""
+    if folder is None:
+        return []
+    try:
+        return [Planned(**{**each, "skippable": tuple(each["skippable"])}) for each in folder.facts().get("plan", [])]
+    except (TypeError, KeyError):
+        raise _damaged(folder.path / "run.json", "has a plan that cannot be read") from None

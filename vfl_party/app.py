@@ -74,6 +74,7 @@ class PartyApp:
         out = Path(files.file.out)
         resume = None if fresh else find_unfinished(out, files.name, files.recipe)
         if resume is not None:
+            log_to(resume.path / "log.jsonl", run=resume.run_id, party=files.name)  # for what is damaged there
             resume.checkpoints = self._store(resume)
 
         def open_folder(run_id: str) -> RunFolder:

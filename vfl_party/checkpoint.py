@@ -1,7 +1,9 @@
 """Stores checkpoints without pickle: one file each, tensors in safetensors, the rest as JSON in its header.
 
-    000007-000003.splitnn.12.safetensors      the store's own count, then the label
-    .tmp-000008-000003.splitnn.13.safetensors being written; the next save removes leftovers
+    000007-000003.splitnn.12.safetensors            the store's own count, then the label
+    .tmp-000008-000004.splitnn.13.safetensors       being written; the next save removes leftovers
+    aside-000008-000004.splitnn.13.safetensors      discarded; removed once a newer one is on the disk
+    damaged-000008-000004.splitnn.13.safetensors    its SHA-256 differs; a few are kept
 
 The header's metadata has ``vfl`` (label and tree, JSON) and ``sha256`` (of the file without this entry). A file is
 renamed to its name after all its bytes are on the disk: a crash at any point leaves only whole checkpoints. One process
@@ -17,10 +19,13 @@ Hence a save removes the older files before it writes, not after: ``keep`` stay,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +36,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_common.files import unwritable
+from vfl_common.files import fsync_folder, unwritable
+
+log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
+ASIDE, DAMAGED = "aside-", "damaged-"
+MOST_DAMAGED = 3  # a failing disk shall not fill up with them
 FILE = re.compile(r"(\d+)-([\w.-]+)\.safetensors")
 
 
@@ -85,6 +94,9 @@ def unpack(tensors: dict[str, Tensor], jsonable: Any) -> Any:
     return walk(jsonable)
 
 
+_DAMAGED = (ValueError, KeyError, TypeError, safetensors.SafetensorError)  # what reading a damaged file raises
+
+
 class _Entry(NamedTuple):
     sequence: int
     label: str
@@ -109,6 +121,7 @@ class CheckpointStore:
         self._folder, self._keep = folder, keep
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # starts with the first checkpoint
         self._writing: Future[None] | None = None
+        self._verified: set[tuple[str, int, int]] = set()  # what this process has written, or found whole
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -129,7 +142,8 @@ class CheckpointStore:
         Raises InternalError as ``save`` does. If writing fails, the next call of any method raises the InputError.
         """
         self.flush()
-        name = f"{max((entry.sequence for entry in self._all()), default=0) + 1:06d}-{label}{SUFFIX}"
+        last = max((entry.sequence for entry in self._named()), default=0)
+        name = f"{last + 1:06d}-{label}{SUFFIX}"
         if not FILE.fullmatch(name):
             raise InternalError(f"{label!r} cannot be a checkpoint's label")
         tensors, jsonable = pack(tree)
@@ -149,7 +163,7 @@ class CheckpointStore:
 
     def _write(self, name: str, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
         data = safetensors.torch.save(tensors, about | {"sha256": _sha256(tensors, about)})
-        temporary = self._folder / f".tmp-{name}"
+        path, temporary = self._folder / name, self._folder / f".tmp-{name}"
         try:
             kept = self._complete()[-self._keep :]
             for entry in self._all():
@@ -161,10 +175,15 @@ class CheckpointStore:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.rename(self._folder / name)
-            _fsync(self._folder)
+            temporary.rename(path)
+            fsync_folder(self._folder)
+            for left in self._folder.glob(f"{ASIDE}*"):
+                left.unlink()
+            self._verified &= {_stamp(entry.path) for entry in kept}
+            self._verified.add(_stamp(path))
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                temporary.unlink()
             raise unwritable(self._folder, error, "cannot write a checkpoint", Code.CHECKPOINT_INVALID) from error
 
     def labels(self) -> list[str]:
@@ -177,6 +196,35 @@ class CheckpointStore:
         self.flush()
         return max((entry.sequence for entry in self._complete()), default=0)
 
+    def whole(self) -> list[str]:
+        """Returns the labels of checkpoints that pass their SHA-256, oldest first; sets damaged files aside.
+
+        Hashes each file once, and none that this process has written: a party that joins again does not read gigabytes.
+        Raises InputError (CHECKPOINT_INVALID) if a file cannot be read, which says nothing about what it holds.
+        """
+        self.flush()
+        for entry in self._all():
+            try:
+                stamp = _stamp(entry.path)
+                if stamp not in self._verified:
+                    _read(entry.path)
+                self._verified.add(stamp)
+            except OSError as error:
+                text = f"{entry.path}: cannot be read ({error.strerror}); make it readable, or remove it"
+                raise InputError(Code.CHECKPOINT_INVALID, f"{text} to resume without it") from error
+            except _DAMAGED as error:
+                self._set_damaged_aside(entry.path, error)
+        return self.labels()
+
+    def _set_damaged_aside(self, path: Path, error: Exception) -> None:
+        aside = path.with_name(DAMAGED + path.name)
+        with self._worded("cannot set a damaged checkpoint aside"):
+            path.rename(aside)
+            for older in sorted(self._folder.glob(f"{DAMAGED}*"))[:-MOST_DAMAGED]:
+                older.unlink()
+        text = "%s: the checkpoint is damaged (%s); it is %s now, and the run goes on without it"
+        log.warning(text, path, error, aside.name, extra={"event": "damaged"})
+
     def load(self, label: str) -> Any:
         """Returns the tree that was saved as ``label``, with tensors on the CPU.
 
@@ -185,27 +233,28 @@ class CheckpointStore:
         self.flush()
         entry = self._find(label)
         try:
-            metadata = _metadata(entry.path)
-            tensors = safetensors.torch.load(entry.path.read_bytes())
-            if metadata["sha256"] != _sha256(tensors, {"vfl": metadata["vfl"]}):
-                raise ValueError("the SHA-256 differs")
-            return unpack(tensors, json.loads(metadata["vfl"])["tree"])
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            tensors, about = _read(entry.path)
+            return unpack(tensors, json.loads(about)["tree"])
+        except (OSError, *_DAMAGED) as error:
             raise InputError(
                 Code.CHECKPOINT_INVALID,
                 f"{entry.path}: the checkpoint is damaged ({error}); remove it to resume without it",
             ) from error
 
     def discard_after(self, label: str) -> None:
-        """Removes all checkpoints newer than ``label``; all of them if ``label`` is empty.
+        """Sets all checkpoints newer than ``label`` aside; all of them if ``label`` is empty.
 
-        Raises InputError (CHECKPOINT_INVALID) if ``label`` is missing.
+        They are not removed at another party's word: they stay until this store has written a checkpoint, or sets
+        others aside. Raises InputError (CHECKPOINT_INVALID) if ``label`` is missing, or if a file cannot be renamed.
         """
         self.flush()
         last = self._find(label).sequence if label else -1
-        for entry in reversed(self._all()):
-            if entry.sequence > last:
-                entry.path.unlink()
+        newer = [entry for entry in self._all() if entry.sequence > last]
+        with self._worded("cannot set checkpoints aside"):
+            for left in self._folder.glob(f"{ASIDE}*") if newer else ():
+                left.unlink()
+            for entry in reversed(newer):
+                entry.path.rename(entry.path.with_name(ASIDE + entry.path.name))
 
     def _find(self, label: str) -> _Entry:
         entries = self._complete()
@@ -216,19 +265,48 @@ class CheckpointStore:
         raise InputError(Code.CHECKPOINT_INVALID, f"{self._folder}: no checkpoint {label}; complete ones: {there}")
 
     def _all(self) -> list[_Entry]:
-        matches = ((FILE.fullmatch(path.name), path) for path in self._folder.iterdir())
+        with self._worded("cannot list the checkpoints"):
+            return [entry for entry in self._named() if entry.path.is_file()]
+
+    def _named(self) -> list[_Entry]:
+        """Returns all that has a checkpoint's name: a folder too, whose name no file can take."""
+        with self._worded("cannot list the checkpoints"):
+            matches = [(FILE.fullmatch(path.name), path) for path in self._folder.iterdir()]
         return sorted(_Entry(int(match[1]), match[2], path) for match, path in matches if match)
 
     def _complete(self) -> list[_Entry]:
         newest = {entry.label: entry for entry in self._all() if _is_complete(entry)}  # one a label
         return sorted(newest.values())
 
+    @contextlib.contextmanager
+    def _worded(self, what: str) -> Iterator[None]:
+        """Raises an OSError of the block as the InputError of ``unwritable``."""
+        try:
+            yield
+        except OSError as error:
+            raise unwritable(self._folder, error, what, Code.CHECKPOINT_INVALID) from error
+
 
 def _is_complete(entry: _Entry) -> bool:
     try:
         return bool(json.loads(_metadata(entry.path)["vfl"])["label"] == entry.label)
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+    except (OSError, *_DAMAGED):
         return False
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    """Returns what changes with the file: its name, its size, the time when it was written."""
+    status = path.stat()
+    return path.name, status.st_size, status.st_mtime_ns
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], str]:
+    """Reads (tensors, label and tree as JSON). Raises OSError, or one of ``_DAMAGED`` if the SHA-256 differs."""
+    data, metadata = path.read_bytes(), _metadata(path)
+    tensors = safetensors.torch.load(data)
+    if metadata["sha256"] != _sha256(tensors, {"vfl": metadata["vfl"]}):
+        raise ValueError("the SHA-256 differs")
+    return tensors, metadata["vfl"]
 
 
 def _metadata(path: Path) -> dict[str, str]:
@@ -240,11 +318,3 @@ def _metadata(path: Path) -> dict[str, str]:
 def _sha256(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
     """Hashes the file with ``about`` as its metadata: names, shapes, dtypes, tree and every byte of the tensors."""
     return hashlib.sha256(safetensors.torch.save(tensors, about)).hexdigest()
-
-
-def _fsync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

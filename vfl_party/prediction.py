@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -209,14 +210,17 @@ def check_output(path: Path) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Writes CSV or Parquet, by the name's ending: the whole file or nothing."""
+    """Writes CSV or Parquet, by the name's ending: the whole file or nothing. Only the owner may read the scores."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        if path.suffix == ".parquet":
-            pyarrow.parquet.write_table(table, temporary)
-        else:
-            pyarrow.csv.write_csv(table, temporary)
+        temporary.unlink(missing_ok=True)  # a killed process may have had this number
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+            if path.suffix == ".parquet":
+                pyarrow.parquet.write_table(table, file)
+            else:
+                pyarrow.csv.write_csv(table, file)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            temporary.unlink()
         raise InputError(Code.FILE_INVALID, f"{path}: cannot be written ({error.strerror or error})") from None

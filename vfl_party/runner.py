@@ -211,7 +211,7 @@ class Runner:
         if folder is None or folder.checkpoints is None or self.joining.job != "train":
             return replace(self.joining, checkpoints=("",))  # a prediction names the trained run, and never resumes
         store = folder.checkpoints
-        offered = ((*reachable(each, self.plan), each, *ahead(each, self.plan)) for each in store.labels())
+        offered = ((*reachable(each, self.plan), each, *ahead(each, self.plan)) for each in store.whole())
         labels = dict.fromkeys(label for each in offered for label in each)
         if store.saved() <= MOST_LOST:
             labels[""] = None

@@ -141,6 +141,31 @@ def test_two_parties_are_killed_one_after_the_other(tmp_path: Path, undisturbed:
         assert_equal(parameters(federation), undisturbed)
 
 
+@pytest.mark.parametrize("name", ["p0", "p2"])
+def test_a_flipped_bit_in_the_newest_checkpoint_costs_one_round(
+    name: str, tmp_path: Path, undisturbed: Parameters
+) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH + EPOCH_BYTES) as (federation, proxy):
+        federation.wait_for_checkpoint("000002.splitnn.2")
+        federation.programs[name].kill()
+        federation.programs["server"].wait_for("interrupted")
+        (path,) = (federation.run_folder / name / "checkpoints").glob("*-000002.splitnn.2.safetensors")
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1  # of a tensor
+        path.write_bytes(data)
+        again = federation.start_party(name)
+        if name == cases.ACTIVE:
+            proxy.target = again.wait_for("ready")["address"]
+        proxy.release()
+        assert federation.finish()["interruptions"] == 1
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert_equal(parameters(federation), undisturbed)
+        log = (federation.run_folder / name / "log.jsonl").read_text().splitlines()
+        (warning,) = [line for line in log if '"warning"' in line and '"damaged"' in line]
+        assert str(path.relative_to(tmp_path)) in warning
+        assert path.with_name(f"damaged-{path.name}").read_bytes() == data
+
+
 def test_the_active_party_is_killed_and_comes_back_at_another_address(tmp_path: Path, undisturbed: Parameters) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
@@ -165,6 +190,50 @@ def test_the_server_is_killed_and_started_again(tmp_path: Path, undisturbed: Par
         (started,) = server_events(federation, "started")
         assert (started["generation"], started["checkpoint"]) == (2, AFTER_FIRST)
         assert_equal(parameters(federation), undisturbed)
+
+
+@pytest.mark.parametrize("harm", [b"", b'{"run_id": "'], ids=["empty", "cut"])
+def test_a_party_whose_run_json_is_damaged_is_told_before_the_others_go_back(
+    harm: bytes, tmp_path: Path, undisturbed: Parameters
+) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(AFTER_FIRST)
+        federation.programs["p2"].kill()
+        federation.programs["server"].wait_for("interrupted")
+        path = federation.run_folder / "p2" / "run.json"
+        text = path.read_bytes()
+        path.write_bytes(harm)
+        refused = federation.start_party("p2")
+        assert refused.wait(60) == 2
+        (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error:")]
+        assert f"run.json: is not a JSON object; restore it, or remove {path.parent} to" in line
+        path.write_bytes(text)
+        (path.parent / "ledger.json").write_bytes(harm)  # only an account
+        proxy.release()
+        federation.start_party("p2")
+        assert federation.finish()["interruptions"] == 1
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert_equal(parameters(federation), undisturbed)
+        assert (path.parent / "ledger.json.damaged").read_bytes() == harm
+        assert "ledger.json: is not a ledger" in (path.parent / "log.jsonl").read_text()
+
+
+def test_a_server_whose_run_json_is_damaged_begins_no_second_run(tmp_path: Path, undisturbed: Parameters) -> None:
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        path = federation.run_folder / "server" / "run.json"
+        federation.programs["server"].kill()
+        proxy.release()
+        text = path.read_bytes()
+        path.write_bytes(b"")
+        refused = federation.start("server", "vfl-server", "serve", "recipe.toml", "--listen", federation.address)
+        assert refused.wait(60) == 2
+        assert "run.json: is not a JSON object; restore it, or remove" in refused.stderr
+        path.write_bytes(text)
+        (path.parent / "ledger.json").write_bytes(b"garbage")
+        federation.start_server(federation.address)
+        assert federation.finish()["run_id"] == path.parent.parent.name
+        assert_equal(parameters(federation), undisturbed)
+        assert (path.parent / "ledger.json.damaged").read_bytes() == b"garbage"
 
 
 @pytest.mark.parametrize("lost", ["request", "reply"])

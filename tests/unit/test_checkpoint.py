@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ from torch import nn
 
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError, InternalError
+from vfl_party import checkpoint
 from vfl_party.checkpoint import CheckpointStore, pack, unpack
 from vfl_party.optim import build_optimizer, build_schedule
 from vfl_server.control.membership import newest_common
@@ -287,11 +289,12 @@ def test_a_later_save_copies_at_once_and_writes_in_its_own_time(tmp_path: Path) 
         lambda store: store.save_later("c", 3),
         lambda store: store.save("c", 3),
         lambda store: store.labels(),
+        lambda store: store.whole(),
         lambda store: store.load("a"),
         lambda store: store.discard_after("a"),
         lambda store: store.flush(),
     ],
-    ids=["save_later", "save", "labels", "load", "discard_after", "flush"],
+    ids=["save_later", "save", "labels", "whole", "load", "discard_after", "flush"],
 )
 def test_an_error_of_a_later_save_is_raised_once_by_the_next_call(
     act: Callable[[CheckpointStore], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -346,6 +349,225 @@ def test_a_changed_byte_is_found_at_loading(old: bytes, new: bytes, tmp_path: Pa
     with pytest.raises(InputError, match="the checkpoint is damaged") as caught:
         store.load("a")
     assert caught.value.code is Code.CHECKPOINT_INVALID
+
+
+def damage(folder: Path, label: str) -> Path:
+    """Flips a bit of the last tensor of a checkpoint, whose header stays as it is."""
+    (path,) = folder.glob(f"*-{label}.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def tree_of(label: str) -> dict[str, Any]:
+    return {"x": torch.full((9,), float(ord(label))), "label": label}
+
+
+def filled(folder: Path, labels: str) -> CheckpointStore:
+    """A store of a process that was started again: it has written none of its checkpoints."""
+    store = CheckpointStore(folder, keep=2)
+    for label in labels:
+        store.save(label, tree_of(label))
+    return CheckpointStore(folder, keep=2)
+
+
+def names(folder: Path, prefix: str = "") -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(prefix))
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_offered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = filled(tmp_path, "abc")
+    path = damage(tmp_path, "c")
+    data = path.read_bytes()
+    assert store.labels() == ["a", "b", "c"]  # by the header alone
+    assert store.whole() == ["a", "b"]
+    assert store.labels() == ["a", "b"]
+    assert (tmp_path / f"damaged-{path.name}").read_bytes() == data
+    (warning,) = caplog.records
+    assert str(path) in warning.getMessage()
+    assert "the SHA-256 differs" in warning.getMessage()
+    assert store.whole() == ["a", "b"]
+    assert len(caplog.records) == 1
+    assert equal(store.load("b"), tree_of("b"))
+    store.save("c", tree_of("c"))
+    assert CheckpointStore(tmp_path, keep=2).whole() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda _: b"",
+        lambda _: b"garbage" * 9,
+        lambda data: data[:-1],
+        lambda data: data[: len(data) // 2],
+        lambda data: b"\xff" * 8 + data[8:],
+    ],
+    ids=["empty", "garbage", "a byte is missing", "half is missing", "absurd header"],
+)
+def test_any_damage_is_found(harm: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    store = filled(tmp_path, "ab")
+    (path,) = tmp_path.glob("*-b.safetensors")
+    path.write_bytes(harm(path.read_bytes()))
+    assert store.whole() == ["a"]
+    assert names(tmp_path, "damaged-") == [f"damaged-{path.name}"]
+
+
+@pytest.mark.parametrize("bit", [1, 128])
+def test_a_flipped_bit_is_found_wherever_it_is(bit: int, tmp_path: Path) -> None:
+    store = filled(tmp_path, "ab")
+    (path,) = tmp_path.glob("*-b.safetensors")
+    data = path.read_bytes()
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+        assert store.whole() == ["a"], at
+        assert not path.exists()
+
+
+def test_the_older_file_of_a_label_serves_if_the_newer_one_is_damaged(tmp_path: Path) -> None:
+    store = filled(tmp_path, "ab")
+    newer = tmp_path / "000009-a.safetensors"
+    newer.write_bytes(next(tmp_path.glob("*-a.safetensors")).read_bytes())
+    damage(tmp_path, "b")
+    newer.write_bytes(newer.read_bytes()[:-1] + b"\0")
+    assert store.whole() == ["a"]
+    assert equal(store.load("a"), tree_of("a"))
+
+
+def test_a_few_damaged_ones_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=9)
+    for label in "abcdef":
+        store.save(label, tree_of(label))
+    for label in "bcdef":
+        damage(tmp_path, label)
+    assert store.whole() == ["a"]
+    assert names(tmp_path, "damaged-") == [
+        f"damaged-00000{at}-{label}.safetensors" for at, label in enumerate("def", 4)
+    ]
+
+
+def test_what_was_verified_or_written_here_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, read = filled(tmp_path, "ab"), []
+    real = checkpoint._read
+
+    def noting(path: Path) -> Any:
+        read.append(path.stem[-1])
+        return real(path)
+
+    monkeypatch.setattr(checkpoint, "_read", noting)
+    assert store.whole() == ["a", "b"]
+    assert read == ["a", "b"]
+    store.save("c", tree_of("c"))
+    assert store.whole() == ["a", "b", "c"]
+    assert read == ["a", "b"]
+    path = damage(tmp_path, "c")
+    os.utime(path, ns=(0, 0))  # whatever the clock's resolution: it was written at another time
+    assert store.whole() == ["a", "b"]
+    assert read == ["a", "b", "c"]
+
+
+def test_one_that_cannot_be_read_is_not_said_to_be_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without a file descriptor left must not rename what is whole."""
+    store = filled(tmp_path, "ab")
+
+    def no_descriptor(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", no_descriptor)
+        with pytest.raises(InputError, match=r"cannot be read \(Too many open files\); make it") as refused:
+            store.whole()
+    assert refused.value.code is Code.CHECKPOINT_INVALID
+    assert store.whole() == ["a", "b"]
+
+
+def test_what_is_discarded_lies_aside_until_the_next_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path, "abc")
+    data = next(tmp_path.glob("*-c.safetensors")).read_bytes()
+    store.discard_after("a")
+    aside = ["aside-000002-b.safetensors", "aside-000003-c.safetensors"]
+    assert names(tmp_path) == ["000001-a.safetensors", *aside]
+    assert (tmp_path / aside[1]).read_bytes() == data
+    again = CheckpointStore(tmp_path, keep=2)
+    assert again.labels() == again.whole() == ["a"]
+    again.discard_after("a")  # nothing is newer
+    assert names(tmp_path, "aside-") == aside
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", _refuse)
+        with pytest.raises(InputError, match="cannot write a checkpoint"):
+            again.save("d", tree_of("d"))
+    assert names(tmp_path, "aside-") == aside
+    again.save("d", tree_of("d"))
+    assert names(tmp_path) == ["000001-a.safetensors", "000002-d.safetensors"]
+
+
+def test_what_is_discarded_replaces_what_lies_aside(tmp_path: Path) -> None:
+    store = filled(tmp_path, "abc")
+    store.discard_after("b")
+    store.discard_after("")
+    assert names(tmp_path) == ["aside-000001-a.safetensors", "aside-000002-b.safetensors"]
+
+
+def test_a_crash_while_they_are_set_aside_leaves_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for at in range(3):
+        store = filled(tmp_path / str(at), "abc")
+        with monkeypatch.context() as patch:
+            assert _dies(lambda store=store: store.discard_after("a"), patch, at) is (at < 2)  # type: ignore[misc]
+        found.append(CheckpointStore(tmp_path / str(at), keep=2).whole())
+    assert found == [["a", "b", "c"], ["a", "b"], ["a"]]
+
+
+def test_a_folder_in_a_checkpoints_place_is_ignored(tmp_path: Path) -> None:
+    store = filled(tmp_path, "abc")
+    path = next(tmp_path.glob("*-c.safetensors"))
+    path.unlink()
+    path.mkdir()
+    assert store.labels() == store.whole() == ["a", "b"]
+    with pytest.raises(InputError, match="no checkpoint c; complete ones: a, b"):
+        store.load("c")
+    store.discard_after("a")
+    store.save("b", tree_of("b"))
+    store.save("c", tree_of("c"))  # it cannot have the folder's name
+    assert store.whole() == ["a", "b", "c"]
+    assert path.is_dir()
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), IsADirectoryError(21, "Is")])
+@pytest.mark.parametrize(
+    ("act", "calls"),
+    [
+        (lambda store: store.discard_after("a"), ["rename"]),
+        (lambda store: store.save("d", tree_of("d")), ["unlink", "rename"]),
+        (lambda store: store.labels(), ["iterdir", "is_file"]),
+        (lambda store: store.save_later("d", 4), ["iterdir"]),
+    ],
+    ids=["discard_after", "save", "labels", "save_later"],
+)
+def test_an_error_of_the_system_is_one_sentence(
+    act: Callable[[CheckpointStore], object],
+    calls: list[str],
+    error: OSError,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = filled(tmp_path, "abc")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise error
+
+    for call in calls:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, call, refuse)
+            with pytest.raises(InputError) as raised:
+                act(store)
+        assert raised.value.code is Code.CHECKPOINT_INVALID
+        assert str(raised.value).startswith(f"{tmp_path}: cannot ")
+        assert str(raised.value).endswith(f"({error.strerror})")
 
 
 @pytest.mark.parametrize("label", ["", "../up", "a/b", "a b"])

@@ -63,6 +63,12 @@ def test_the_sentence_names_the_file_and_what_to_do(
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]  # nothing half written is left
 
 
+def test_a_file_in_a_folders_place_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "p1").write_text("")
+    with pytest.raises(InputError, match=r"run\.json: cannot be written \(Not a directory\)"):
+        write_atomic(tmp_path / "p1" / "run.json", "x")
+
+
 def test_what_was_there_stays_whole(tmp_path: Path) -> None:
     ledger(2).save(tmp_path / "ledger.json")
     store = CheckpointStore(tmp_path / "checkpoints", 2)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from vfl_common.ledger import Direction, Entry, Ledger, TcpCount, load_entries
+import pytest
+
+from vfl_common.errors import InputError
+from vfl_common.ledger import Direction, Entry, Ledger, TcpCount, load_entries, read_entries
 from vfl_common.summary import gather_bytes
 
 PHASES = ["train", "align"]
@@ -44,6 +50,62 @@ def test_a_ledger_goes_on_where_an_earlier_process_left_it(tmp_path: Path) -> No
     saved = json.loads((tmp_path / "ledger.json").read_text())
     assert saved["tcp"] == [{"peer": "north", "sent_bytes": 7, "received_bytes": 8}]
     assert load_entries(tmp_path / "missing.json") == []
+
+
+LINE = {"peer": "north", "phase": "train", "kind": "embedding", "direction": "sent"}
+COUNTS = {"payload_bytes": 1, "message_bytes": 2, "messages": 3}
+OTHERS: list[Any] = [
+    [],
+    {},
+    {"entries": {"a": 1}},
+    {"entries": [3]},
+    {"entries": [LINE]},
+    {"entries": [LINE | COUNTS | {"other": 1}]},
+    {"entries": [LINE | COUNTS | {"peer": 1}]},
+    {"entries": [LINE | COUNTS | {"direction": "up"}]},
+    {"entries": [LINE | COUNTS | {"messages": "3"}]},
+    {"entries": [LINE | COUNTS | {"messages": -1}]},
+    {"entries": [LINE | COUNTS | {"messages": 2**64}]},  # no report could hold it
+]
+
+
+def _dump(value: Any, path: Path) -> None:
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"\xff\x00garbage"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.mkdir(),
+        *(partial(_dump, value) for value in OTHERS),
+    ],
+)
+def test_a_damaged_ledger_is_set_aside_and_counting_begins_anew(
+    harm: Callable[[Path], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "ledger.json"
+    harm(path)
+    with pytest.raises(InputError, match=r"ledger\.json: is not a ledger"):
+        read_entries(path)
+    assert path.exists()  # a report only reads
+    assert load_entries(path) == []
+    assert not path.exists()
+    assert (tmp_path / "ledger.json.damaged").exists()
+    (warning,) = caplog.records
+    assert str(path) in warning.getMessage()
+    Ledger().save(path)
+    assert load_entries(path) == []
+    assert len(caplog.records) == 1
+
+
+def test_a_damaged_ledger_that_cannot_be_renamed_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "ledger.json").mkdir()
+    (tmp_path / "ledger.json.damaged").write_text("an earlier one")
+    with pytest.raises(InputError, match="is damaged, and cannot be renamed; remove it"):
+        load_entries(tmp_path / "ledger.json")
 
 
 def test_threads_lose_nothing() -> None:

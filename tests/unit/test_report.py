@@ -238,4 +238,4 @@ def test_a_passive_party_s_own_count_where_it_has_no_summary(tmp_path: Path) -> 
     (tmp_path / "hospital" / "ledger.json").write_text("{}")
     refused = CliRunner().invoke(cli, ["report", str(tmp_path)])
     assert isinstance(refused.exception, InputError)
-    assert "is not a party's ledger" in str(refused.exception)
+    assert "is not a ledger" in str(refused.exception)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from vfl.report.rounds import FILE, History, Source
 from vfl_common.errors import Code, InputError
-from vfl_common.ledger import Entry, load_entries
+from vfl_common.ledger import Entry, read_entries
 from vfl_common.summary import Summary, load_summary
 
 OWN = ("local", "cross")  # the splits of a party's own losses; other metrics have "train", "validation", "test"
@@ -46,14 +46,14 @@ def find(path: Path) -> Run:
 
 
 def own_ledger(path: Path) -> tuple[str, list[Entry]] | None:
-    """Returns (party, its ledger) if the folder holds a single party's ledger and no summary; else None."""
+    """Returns (party, its ledger) if the folder holds a single party's ledger and no summary; else None.
+
+    Raises InputError if the ledger is damaged.
+    """
     ledgers = list(path.glob("*/ledger.json")) if not (path / "summary.json").exists() else []
     if len(ledgers) != 1:
         return None
-    try:
-        return ledgers[0].parent.name, load_entries(ledgers[0])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(Code.FILE_INVALID, f"{ledgers[0]}: is not a party's ledger") from None
+    return ledgers[0].parent.name, read_entries(ledgers[0])
 
 
 def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:

@@ -5,6 +5,19 @@ from __future__ import annotations
 from vfl_common.errors import CATALOGUE, AbortedError, Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import failure_pb2
 
+# Codes of what goes wrong at one party alone: in its files, its data, its program.
+OWN = frozenset(
+    {
+        Code.INTERNAL,
+        Code.CONFIG_INVALID,
+        Code.FILE_INVALID,
+        Code.DATA_INVALID,
+        Code.MODEL_INVALID,
+        Code.DEVICE_MISSING,
+        Code.CHECKPOINT_INVALID,
+    }
+)
+
 
 def to_failure(error: BaseException) -> failure_pb2.Failure:
     """Returns what a peer may read about ``error``; an error that is not ours becomes INTERNAL, without its text."""
@@ -21,8 +34,8 @@ def clean(text: str, most: int = 500) -> str:
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:
     """Returns the error that a received failure means for this process, ``me``.
 
-    A failure about this party keeps its code (and so its exit code); one about another party becomes an AbortedError. A
-    failure about nobody is about its sender: what went wrong there, and nowhere else.
+    A failure about this party keeps its code (and so its exit code), and so does one about all parties, which names
+    none. One about another party becomes an AbortedError. A code of ``OWN`` that names no party is about its sender.
     """
     try:
         code = Code(failure.code)
@@ -33,7 +46,8 @@ def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflEr
         return InterruptedRun(text)
     if code in (Code.PARTY_LOST, Code.STEP_TIMEOUT):
         return LostError(code, text, party=failure.party).privately(f"{sender} stopped the run: {text}")
-    if failure.party != me:
-        about = f" because of {clean(failure.party, 64)}" if failure.party not in ("", sender) else ""
-        return AbortedError(f"{sender} stopped the run{about}: {text}", party=failure.party or sender)
+    party = failure.party or (sender if code in OWN else "")
+    if party not in ("", me):
+        about = f" because of {clean(party, 64)}" if party != sender else ""
+        return AbortedError(f"{sender} stopped the run{about}: {text}", party=party)
     return PeerError(code, text, party=failure.party).privately(f"{sender} refused: {text}")

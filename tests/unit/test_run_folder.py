@@ -1,0 +1,154 @@
+"""The folder of a run: what is damaged in it is named before anybody begins anew."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.harness import cases
+from vfl_common.config.base import parse
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import InputError
+from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
+from vfl_common.stages import Planned
+
+RECIPE = parse(Recipe, cases.recipe(2), "recipe")
+OTHER = parse(Recipe, cases.recipe(2, seed=8), "recipe")
+
+Harm = Callable[[Path], object]
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HARMS: dict[str, Harm] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(b"\xff\x00garbage"),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "list": lambda path: path.write_text("[]"),
+    "number": lambda path: path.write_text("3"),
+    "folder": folder,
+    "missing": lambda path: path.unlink(),
+}
+
+
+def begun(out: Path, run_id: str = "one", recipe: Recipe = RECIPE) -> RunFolder:
+    """A party's run that has checkpoints."""
+    made = create(out, run_id, "p1", recipe)
+    made.note(job="train")
+    (made.path / "checkpoints").mkdir()
+    return made
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_a_damaged_file_is_one_sentence_and_no_second_run(harm: Harm, tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    path = run.path / "run.json"
+    harm(path)
+    for act in (
+        lambda: find_unfinished(tmp_path, "p1", RECIPE),
+        lambda: create(tmp_path, "one", "p1", RECIPE),
+        lambda: run.note(generation=2),
+        run.facts,
+    ):
+        with pytest.raises(InputError) as refused:
+            act()
+        text = str(refused.value)
+        assert text.startswith(f"{path}: ")
+        assert f"restore it, or remove {run.path} to go on without it, or begin a new run with --fresh" in text
+        assert str(path) not in refused.value.public
+
+
+@pytest.mark.parametrize("name", ["server", "p1"])
+def test_without_checkpoints_it_is_refused_too(name: str, tmp_path: Path) -> None:
+    """The server has none, and a party that was killed early would fail after joining."""
+    path = create(tmp_path, "one", name, RECIPE).path / "run.json"
+    path.write_text("")
+    with pytest.raises(InputError, match="is not a JSON object"):
+        find_unfinished(tmp_path, name, RECIPE)
+
+
+@pytest.mark.parametrize("recipe", [None, b"", b"[]", b"\xff"], ids=["missing", "empty", "list", "garbage"])
+def test_a_folder_whose_recipe_cannot_be_known_is_refused(recipe: bytes | None, tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    (run.path / "run.json").write_text("")
+    (run.path / "recipe.json").unlink()
+    if recipe is not None:
+        (run.path / "recipe.json").write_bytes(recipe)
+    with pytest.raises(InputError, match="restore it"):
+        find_unfinished(tmp_path, "p1", RECIPE)
+
+
+def test_a_damaged_plan_is_one_sentence(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    plan = [Planned("train", 2, None), Planned("head", 2, 1, (0,))]
+    run.note(plan=[asdict(each) for each in plan])
+    assert planned(run) == plan
+    for broken in ([3], 3, [{"name": "train"}], [asdict(plan[0]) | {"more": 1}]):
+        run.note(plan=broken)
+        with pytest.raises(InputError, match=r"run\.json: has a plan that cannot be read; restore it"):
+            planned(run)
+
+
+def test_what_is_not_of_this_run_is_not_in_the_way(tmp_path: Path) -> None:
+    (begun(tmp_path, "other", OTHER).path / "run.json").write_text("")
+    strange = tmp_path / "strange" / "p1" / "run.json"
+    strange.parent.mkdir(parents=True)
+    strange.write_text("not ours")
+    (tmp_path / "federation").mkdir()
+    (tmp_path / "federation" / "p1").write_text("a file")
+    (begun(tmp_path, "two").path.parent / "p2").mkdir()
+    (tmp_path / "two" / "p2" / "run.json").write_text("")
+    found = find_unfinished(tmp_path, "p1", RECIPE)
+    assert found is not None
+    assert found.run_id == "two"
+
+
+def test_a_restored_file_is_found_again(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    text = (run.path / "run.json").read_text()
+    (run.path / "run.json").write_text("")
+    with pytest.raises(InputError):
+        find_unfinished(tmp_path, "p1", RECIPE)
+    (run.path / "run.json").write_text(text)
+    found = find_unfinished(tmp_path, "p1", RECIPE)
+    assert found is not None
+    assert found.facts() == {"run_id": "one", "recipe_digest": RECIPE.digest(), "job": "train"}
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    (run.path / ".run.json.7").write_text("")
+    (run.path / ".run.json.12345").write_text('{"run_id"')
+    run.note(generation=1)
+    assert not list(run.path.glob(".*"))
+    assert run.facts()["generation"] == 1
+
+
+def test_the_text_is_on_the_disk_before_it_has_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut after a rename whose text is not on the disk leaves an empty file."""
+    run, events = begun(tmp_path), []
+    fsync, replace = os.fsync, Path.replace
+
+    def noting_fsync(handle: int) -> None:
+        names = {path.stat().st_ino: path.name for path in (run.path, *run.path.iterdir())}
+        events.append(("fsync", names[os.fstat(handle).st_ino]))
+        fsync(handle)
+
+    def noting_replace(path: Path, target: Path) -> Path:
+        assert json.loads(path.read_text())["generation"] == 1
+        events.append(("replace", target.name))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(Path, "replace", noting_replace)
+    run.note(generation=1)
+    assert events == [("fsync", f".run.json.{os.getpid()}"), ("replace", "run.json"), ("fsync", "p1")]
