@@ -17,9 +17,10 @@ from typing import Literal
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.failures import clean, to_failure
+from vfl_common.rpc.failures import to_failure
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary
+from vfl_common.text import clean
 from vfl_server.control import declarations, membership
 from vfl_server.control.admission import admit
 from vfl_server.control.pace import pace
@@ -285,7 +286,7 @@ class Coordinator:
             role="active" if join.role == "active" else "passive",
             pid=join.pid,
             device=join.device,
-            device_name=clean(join.device_name, MAX_TEXT),
+            device_name=join.device_name,
         )
         self._emit("joined", party=member.name, role=join.role, device=join.device)
         self._decide(announce=True)
@@ -473,4 +474,4 @@ class Coordinator:
 
 def _metrics(progress: control_pb2.Progress) -> dict[str, float]:
     """Returns the metrics, limited in number and in length of names."""
-    return {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
+    return {clean(name, 40): value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
