@@ -18,6 +18,7 @@ from vfl_common.text import LINE, clean, to_json
 log = logging.getLogger(__name__)
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_WARNINGS = frozenset({"lost", "interrupted"})
 
 
 class JsonLines(logging.Formatter):
@@ -86,7 +87,9 @@ class Console:
     def emit(self, event: str, **facts: Any) -> None:
         """Reports one event as a JSON line or a sentence, and logs it unless it is progress."""
         if event != "progress":
-            log.info("%s", event, extra={"event": event, **{_free(key): value for key, value in facts.items()}})
+            level = logging.WARNING if event in _WARNINGS else logging.INFO
+            extra = {"event": event, **{_free(key): value for key, value in facts.items()}}
+            log.log(level, "%s", event, extra=extra)
         if self._json:
             print(to_json({"event": event, "program": self.program, **facts}), flush=True)
         else:

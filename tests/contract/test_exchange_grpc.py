@@ -228,10 +228,12 @@ def test_both_ends_count_the_same_after_an_orderly_end(found: GrpcExchange) -> N
 # -- who may come in ------------------------------------------------------------------------------------------------
 
 
-def test_a_certificate_of_the_federation_is_not_enough(found: GrpcExchange) -> None:
+def test_a_certificate_of_the_federation_is_not_enough(found: GrpcExchange, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(PeerError, match="stranger has no part in this exchange") as caught:
         soon(lambda: found.new_link("stranger").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert caught.value.code is Code.ROLE_MISMATCH
+    assert found.service.refusals.counts() == {"ROLE_MISMATCH": 1}
+    assert "refused stranger: stranger has no part in this exchange" in caplog.text
     assert found.hub._ended is None  # the run goes on without it
     assert all(entry.peer != "stranger" for entry in found.ledger.entries())
 

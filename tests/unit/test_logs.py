@@ -57,6 +57,13 @@ def test_an_event_is_a_line_and_says_who_writes_it(log: Path, capsys: pytest.Cap
     assert told[0]["party"] == "bank"
 
 
+@pytest.mark.parametrize(("event", "level"), [("lost", "warning"), ("interrupted", "warning"), ("left", "info")])
+def test_an_event_that_should_be_looked_at_is_a_warning(log: Path, event: str, level: str) -> None:
+    Console("vfl-server", json_lines=True).emit(event, party="bank")
+    (line,) = lines(log)
+    assert (line["event"], line["level"]) == (event, level)
+
+
 def test_lines_stay_lines(log: Path) -> None:
     logging.getLogger("x").warning("a\nb %s", "\u2028", extra={"path": Path("p"), "event": "note"})
     (line,) = lines(log)

@@ -13,6 +13,7 @@ from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.refusals import Refusals
 from vfl_common.rpc.session import SERVICE
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator, Member
@@ -25,15 +26,18 @@ class ControlService:
 
     def __init__(self, coordinator: Coordinator, ledger: Ledger, meter: TcpMeter) -> None:
         self._coordinator, self._ledger, self._meter = coordinator, ledger, meter
+        self.refusals = Refusals()
 
     def handler(self) -> Handler:
         return stream_handler(SERVICE, "Session", self._session)
 
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        name = ""
         try:
             name = caller(context)
             member = self._coordinator.open(name)
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
+            self.refusals.note(name, error)
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
             return
         self._meter.name_caller(context.peer(), name)
@@ -53,6 +57,8 @@ class ControlService:
                 self._ledger.add(member.name, CONTROL, CONTROL, "received", 0, len(data))
                 self._handle(member, _parse(data, member.name))
         except VflError as error:  # refuses this party only; the others keep waiting
+            if isinstance(error, PeerError):
+                self.refusals.note(member.name, error)
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)
         except Exception:  # noqa: BLE001 - gRPC raises a bare Exception if the stream breaks; `closed` handles it
