@@ -9,6 +9,7 @@ import click
 from vfl.certs.commands import certs
 from vfl.export.commands import export
 from vfl_common.program import EXIT_CODES, run_program
+from vfl_common.text import to_json
 
 DEMO = Path(__file__).with_name("demo.toml")
 
@@ -183,7 +184,7 @@ def _simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_goi
     if as_json:
         import json
 
-        click.echo(json.dumps(json.loads((folder / "summary.json").read_bytes()), separators=(",", ":")))
+        click.echo(to_json(json.loads((folder / "summary.json").read_bytes()), compact=True))
         return
     from vfl.report.reading import find
     from vfl.report.table import show

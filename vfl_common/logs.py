@@ -6,7 +6,6 @@ standard output: as sentences for a person at a terminal, as JSON lines for a pr
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -14,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.files import unwritable
+from vfl_common.text import LINE, clean, to_json
 
 log = logging.getLogger(__name__)
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_WARNINGS = frozenset({"lost", "interrupted"})
 
 
 class JsonLines(logging.Formatter):
@@ -36,13 +37,13 @@ class JsonLines(logging.Formatter):
             "time": utc(record.created),
             "level": record.levelname.lower(),
             **self._always,
-            "message": record.getMessage(),
+            "message": record.getMessage()[:LINE],
         }
-        facts = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        facts = {key: _bounded(value) for key, value in record.__dict__.items() if key not in _STANDARD}
         line |= {f"{key}_" if key in line else key: value for key, value in facts.items()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return to_json(line)
 
 
 class _LogFile(logging.FileHandler):
@@ -86,11 +87,18 @@ class Console:
     def emit(self, event: str, **facts: Any) -> None:
         """Reports one event as a JSON line or a sentence, and logs it unless it is progress."""
         if event != "progress":
-            log.info("%s", event, extra={"event": event, **{_free(key): value for key, value in facts.items()}})
+            level = logging.WARNING if event in _WARNINGS else logging.INFO
+            extra = {"event": event, **{_free(key): value for key, value in facts.items()}}
+            log.log(level, "%s", event, extra=extra)
         if self._json:
-            print(json.dumps({"event": event, "program": self.program, **facts}, default=str), flush=True)
+            print(to_json({"event": event, "program": self.program, **facts}), flush=True)
         else:
-            print(_sentence(self.program, event, facts), flush=True)
+            print(clean(_sentence(self.program, event, facts), LINE), flush=True)
+
+
+def _bounded(value: Any) -> Any:
+    """Cuts a long text: peers choose some of them."""
+    return value[:LINE] if isinstance(value, str) else value
 
 
 def _free(key: str) -> str:

@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from vfl_common.errors import VflError
+from vfl_common.text import LINE, clean
 
 EXIT_CODES = """\b
 Exit codes:
@@ -65,7 +66,7 @@ def exit_status(call: Callable[[], object]) -> int:
         result = call()
     except VflError as error:
         log.error("%s", error, extra={"event": "failed", "code": error.code.name})
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {clean(str(error), LINE)}", err=True)
         return error.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt, Stopped) as stop:
         log.warning("stopped %s", stop, extra={"event": "stopped"})
@@ -77,7 +78,7 @@ def exit_status(call: Callable[[], object]) -> int:
     except Exception as error:
         log.exception("internal error", extra={"event": "failed"})
         traceback.print_exc()
-        click.echo(f"error: internal: {type(error).__name__}: {error}", err=True)
+        click.echo(f"error: internal: {type(error).__name__}: {clean(str(error), LINE)}", err=True)
         return 1
     return result if isinstance(result, int) else 0
 

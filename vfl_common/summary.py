@@ -1,4 +1,7 @@
-"""``summary.json``: a run's results, made by the server from the parties' reports."""
+"""``summary.json``: a run's results, made by the server from the parties' reports.
+
+Its texts are printable, and its numbers are JSON: NaN is written as null, and read as NaN.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from vfl_common.ledger import CONTROL, Entry, InterfaceCount, TcpCount
+from vfl_common.text import Number, Words
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")  # a loss may have become NaN
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="null")  # a loss may have become NaN
 
 
 class PartySummary(_Model):
@@ -23,23 +27,23 @@ class PartySummary(_Model):
     this process's tensors took on its GPU at once; None on a CPU.
     """
 
-    name: str
+    name: Words
     role: Literal["active", "passive", "server"]
     pid: int
-    device: str
-    device_name: str = ""
+    device: Words
+    device_name: Words = ""
     peak_memory_bytes: int | None = None
     steps: int = 0
-    wall_s: float = 0.0
+    wall_s: Number = 0.0
 
 
 class LinkBytes(_Model):
     """The sender's count of the bytes from one process to another, in one phase and of one kind."""
 
-    sender: str
-    receiver: str
-    phase: str
-    kind: str
+    sender: Words
+    receiver: Words
+    phase: Words
+    kind: Words
     payload_bytes: int
     message_bytes: int
     messages: int
@@ -56,8 +60,8 @@ class ByteCount(_Model):
 class TcpBytes(_Model):
     """The kernel's count of the connections between two processes, as ``party`` sees them."""
 
-    party: str
-    peer: str
+    party: Words
+    peer: Words
     sent_bytes: int
     received_bytes: int
 
@@ -65,8 +69,8 @@ class TcpBytes(_Model):
 class InterfaceBytes(_Model):
     """The kernel's count on an interface of a party's machine while it ran: all programs, headers of every layer."""
 
-    party: str
-    interface: str
+    party: Words
+    interface: Words
     sent_bytes: int
     received_bytes: int
 
@@ -79,12 +83,12 @@ class Bytes(_Model):
     """
 
     total: ByteCount
-    by_phase: dict[str, ByteCount]
+    by_phase: dict[Words, ByteCount]
     by_link: list[LinkBytes]
     tcp: list[TcpBytes]
     interfaces: list[InterfaceBytes] = []
     agrees: bool
-    disagreements: list[str] = []
+    disagreements: list[Words] = []
 
 
 class Privacy(_Model):
@@ -93,12 +97,12 @@ class Privacy(_Model):
     ``noise_multiplier``: the smallest of any party; with moments division all use the same.
     """
 
-    epsilon: float
-    delta: float
-    mode: str
-    division: str
-    noise_multiplier: float
-    statement: str  # one sentence: what is covered and what is not
+    epsilon: Number
+    delta: Number
+    mode: Words
+    division: Words
+    noise_multiplier: Number
+    statement: Words  # one sentence: what is covered and what is not
 
 
 class ExchangeSummary(_Model):
@@ -108,32 +112,32 @@ class ExchangeSummary(_Model):
     words for sizes. ``chain``: the steps applied to them, in order. ``when``: in words.
     """
 
-    phase: str
-    exchange: str
-    sender: str
-    receiver: str
-    sent: str
-    chain: str
-    when: str
+    phase: Words
+    exchange: Words
+    sender: Words
+    receiver: Words
+    sent: Words
+    chain: Words
+    when: Words
 
 
 class Summary(_Model):
     """The whole run."""
 
-    run_id: str
-    name: str
+    run_id: Words
+    name: Words
     job: Literal["train", "predict"]
-    method: str
-    preset: str
+    method: Words
+    preset: Words
     seed: int
-    recipe_digest: str
-    metrics: dict[str, dict[str, float]]  # split -> name -> value, from the active party
+    recipe_digest: Words
+    metrics: dict[Words, dict[Words, Number]]  # split -> name -> value, from the active party
     bytes: Bytes
     parties: list[PartySummary]
     steps: int
-    wall_s: float  # from the first start of training to the last report
+    wall_s: Number  # from the first start of training to the last report
     interruptions: int = 0
-    without: list[str] = []  # parties that came too late: the model has not seen their data
+    without: list[Words] = []  # parties that came too late: the model has not seen their data
     exchanges: list[ExchangeSummary] = []  # the phases' exchanges, as the active party reports them
     privacy: Privacy | None = None  # if a phase trains with differential privacy
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -15,6 +14,7 @@ from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, METRICS, run_program
+from vfl_common.text import to_json
 
 _DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
 _WAIT = click.option(
@@ -154,7 +154,7 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
     from vfl_party.forecast.count import read_outlook, read_rounds
 
     found = count(read_outlook(plan), rows, read_rounds(ended))
-    click.echo(json.dumps({"event": "forecast", **found.model_dump(mode="json")}, separators=(",", ":")))
+    click.echo(to_json({"event": "forecast", **found.model_dump(mode="json")}, compact=True))
 
 
 @cli.command(epilog=EXIT_CODES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from vfl_common.ledger import Ledger
 from vfl_common.logs import Console, utc
 from vfl_common.rpc import session as rpc
 from vfl_common.rpc.session import Session, Start
+from vfl_common.text import to_json
 from vfl_party.pace import Steps
 from vfl_party.phase import RoundReport
 
@@ -120,7 +120,7 @@ class Progress:
             "received_bytes": received,
         }
         if self._path is not None:
-            append(self._path, json.dumps(line) + "\n")
+            append(self._path, to_json(line) + "\n")
         facts = {"phase": phase, "round": round_, "rounds": rounds, "steps": steps}
         log.info("round %d of %d done", round_, rounds, extra={"event": "round", **facts})
         if report.note:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +104,10 @@ class ServerApp:
         health = Health({SESSIONS: under_way, EXCHANGE: under_way}, may_ask=[recipe.server, *roster])
         # Threads for each party: its sessions and its streams of weights; four more for callers to refuse.
         threads = (MAX_SESSIONS + MAX_STREAMS) * len(roster) + 4
-        services: list[Service] = [ControlService(coordinator, ledger, meter), exchange, health]
+        control = ControlService(coordinator, ledger, meter)
+        services: list[Service] = [control, exchange, health]
         with (
-            self._exposed(coordinator, exchange, ledger, meter),
+            self._exposed(coordinator, control, exchange, ledger, meter),
             listening(self.listen, credentials, services, threads) as (_, address),
         ):
             self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
@@ -156,7 +158,12 @@ class ServerApp:
 
     @contextlib.contextmanager
     def _exposed(
-        self, coordinator: Coordinator, exchange: ExchangeService, ledger: Ledger, meter: TcpMeter
+        self,
+        coordinator: Coordinator,
+        control: ControlService,
+        exchange: ExchangeService,
+        ledger: Ledger,
+        meter: TcpMeter,
     ) -> Iterator[None]:
         """Serves metrics for Prometheus while the run lasts, if ``metrics`` is set."""
         address = self._metrics_address()
@@ -166,7 +173,10 @@ class ServerApp:
         from vfl_common.prometheus import exposed
         from vfl_server.prometheus import ServerMetrics
 
-        metrics = ServerMetrics(coordinator, ledger, meter, lambda: exchange.awaited)
+        def refused() -> Counter[str]:
+            return control.refusals.counts() + exchange.refusals.counts()
+
+        metrics = ServerMetrics(coordinator, ledger, meter, lambda: exchange.awaited, refused)
         with exposed(address, metrics.families) as bound:
             self.console.emit("metrics", name=self.recipe.server, address=bound)
             yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import InfoMetricFamily, Metric
@@ -16,12 +16,16 @@ from vfl_server.control.run_state import RunState
 
 @dataclass
 class ServerMetrics:
-    """The metrics, read at each scrape. ``waits_for``: the parties whose weights are due while others' have come."""
+    """The metrics, read at each scrape. ``waits_for``: the parties whose weights are due while others' have come.
+
+    ``refused``: {code: refusals}.
+    """
 
     coordinator: Coordinator
     ledger: Ledger
     meter: TcpMeter
     waits_for: Callable[[], Sequence[str]]
+    refused: Callable[[], Mapping[str, int]]
 
     def families(self) -> Iterator[Metric]:
         coordinator, status = self.coordinator, self.coordinator.status()
@@ -31,9 +35,9 @@ class ServerMetrics:
         yield info
         yield state(status.state.value, [each.value for each in RunState])
         yield gauge("vfl_generation", "How often the run has started or resumed.", {(): status.generation})
-        yield counter(
-            "vfl_interruptions_total", "How often it went back to a checkpoint.", {(): max(0, status.generation - 1)}
-        )
+        yield counter("vfl_interruptions_total", "How often it was interrupted.", {(): status.interruptions})
+        refused: dict[Labels, float] = {(code,): count for code, count in self.refused().items()}
+        yield counter("vfl_refusals_total", "Sessions, joins and streams that were refused.", refused, ("code",))
         yield gauge("vfl_run_seconds", "Since training began in this process.", {(): coordinator.wall_s})
         yield from _parties(status, roster)
         if status.phase:

@@ -134,6 +134,19 @@ def test_a_reply_that_breaks_is_given_again(goes_on: bool, found: GrpcExchange) 
             assert last.result(WAIT_S).kind is Kind.ACK
 
 
+@pytest.mark.slow
+def test_a_peer_that_hangs_is_noticed_at_both_ends_though_its_kernel_acknowledges(found: GrpcExchange) -> None:
+    """After 15 s: keepalive's ping every 10 s, and 5 s for its answer."""
+    with Proxy(found.address) as proxy:
+        link = found.new_link("north", address=proxy.address, reconnect_s=1.0, timeout_s=120.0)
+        asked = soon(lambda: link.swap(FIRST, ACK, BIG))
+        found.hub.collect(FIRST, NOTHING)
+        proxy.hold_at(sent=0, received=0)
+        assert isinstance(asked.exception(35.0), LostError)  # gRPC's own timeout would take a minute more
+        found.service.wait_until_idle(5.0)
+        assert found.service._open == 0
+
+
 def test_a_party_that_reconnects_while_its_step_is_computed_gets_the_reply(found: GrpcExchange) -> None:
     with Proxy(found.address) as proxy:
         link = found.new_link("north", address=proxy.address)
@@ -215,10 +228,12 @@ def test_both_ends_count_the_same_after_an_orderly_end(found: GrpcExchange) -> N
 # -- who may come in ------------------------------------------------------------------------------------------------
 
 
-def test_a_certificate_of_the_federation_is_not_enough(found: GrpcExchange) -> None:
+def test_a_certificate_of_the_federation_is_not_enough(found: GrpcExchange, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(PeerError, match="stranger has no part in this exchange") as caught:
         soon(lambda: found.new_link("stranger").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert caught.value.code is Code.ROLE_MISMATCH
+    assert found.service.refusals.counts() == {"ROLE_MISMATCH": 1}
+    assert "refused stranger: stranger has no part in this exchange" in caplog.text
     assert found.hub._ended is None  # the run goes on without it
     assert all(entry.peer != "stranger" for entry in found.ledger.entries())
 

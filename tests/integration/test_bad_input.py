@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -170,7 +171,12 @@ def test_party_that_is_not_in_the_recipe(federation: Federation) -> None:
     federation.start_server()
     changed = federation.recipe | {"parties": [*federation.recipe["parties"], {"name": "mallory", "role": "passive"}]}
     (federation.folder / "recipe.toml").write_text(toml(changed))
-    refused(federation.start_party("mallory"), "mallory", "not a party", "p0, p1")
+    sentence = refused(federation.start_party("mallory"), "mallory", "not a party")
+    assert "p0" not in sentence  # it does not learn who is one; the server's log says so
+    lines = (federation.run_folder / "server" / "log.jsonl").read_text().splitlines()
+    (line,) = [json.loads(line) for line in lines if '"refused"' in line]
+    assert (line["level"], line["party_"]) == ("warning", "mallory")
+    assert "(parties: p0, p1)" in line["message"]
 
 
 # -- addresses -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import queue
 import threading
 import time
@@ -18,8 +19,12 @@ from tests.harness import cases
 from vfl_common.bundle import DType
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import CATALOGUE, Code, InputError, InternalError, LostError, PeerError, VflError
+from vfl_common.ledger import Ledger
+from vfl_common.logs import JsonLines
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.channel import PROTOCOL
+from vfl_common.rpc.rate import Rate, and_more
+from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 from vfl_server.control import membership
 from vfl_server.control.coordinator import Coordinator, Member
@@ -28,6 +33,7 @@ from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common, si
 from vfl_server.control.pace import pace
 from vfl_server.control.reports import ledger_of
 from vfl_server.control.run_state import MOVES, RunState, move
+from vfl_server.control.service import ControlService
 
 ROSTER = ("p0", "p1", "p2")
 
@@ -703,6 +709,91 @@ def test_progress_is_that_of_who_is_furthest_behind() -> None:
     assert shown()[2:] == [(2, {"loss": 0.2}, ["p0", "p1", "p2"]), (3, {"loss": 0.3}, ["p0", "p1", "p2"])]
     tell("p1", 1, phase="nonsense")
     assert len(shown()) == 4
+
+
+def note(run: Run, member: Member, text: str, round_: int = 0) -> None:
+    progress = control_pb2.Progress(phase="splitnn", round=round_, rounds=9_999, note=text)
+    run.coordinator.handle(member, control_pb2.PartyMessage(progress=progress))
+
+
+def test_the_notes_of_a_party_and_progress_are_limited_and_the_last_progress_is_shown() -> None:
+    run = Run()
+    members = run.begin()
+    for number in range(3_000):
+        note(run, members["p1"], f"note {number}", number)
+    note(run, members["p2"], "an honest one")
+    for member in members.values():
+        run.report(member)
+    assert run.coordinator.state is RunState.COMPLETED
+    notes = [facts for event, facts in run.events if event == "note"]
+    assert [facts["note"] for facts in notes[:5]] == [f"note {number}" for number in range(5)]
+    assert len(notes) < 50
+    assert notes[-1] == {"party": "p2", "note": "an honest one"}
+    shown = [facts["round"] for event, facts in run.events if event == "progress"]
+    assert len(shown) < 500
+    assert run.coordinator.status().round in shown
+
+
+def test_progress_that_came_too_soon_is_shown_a_little_later() -> None:
+    run = Run()
+    members = run.begin()
+    for round_ in range(200):
+        note(run, members["p1"], "", round_)
+
+    def last_is_shown() -> bool:
+        run.coordinator.tick()
+        return bool(run.events[-1][1]["round"] == 199)
+
+    until(last_is_shown)
+    run.coordinator.tick()
+    shown = [facts["round"] for event, facts in run.events if event == "progress"]
+    assert shown == sorted(set(shown))  # none twice
+    assert len(shown) < 200
+
+
+def test_a_rate_lets_some_through_at_once_then_one_at_a_time() -> None:
+    rate = Rate(1.0, 3)
+    assert [rate.passes("a", 10.0) for _ in range(5)] == [0, 0, 0, None, None]
+    assert rate.passes("b", 10.0) == 0  # another sender's
+    assert [rate.passes("a", now_s) for now_s in (10.9, 11.0, 11.1, 12.0)] == [None, 3, None, 1]
+    assert [rate.passes("a", 99.0) for _ in range(4)] == [0, 0, 0, None]
+    assert (and_more("x", 0), and_more("x", 37)) == ("x", "x (and 37 more)")
+
+
+class Context:
+    """A call of somebody with a certificate for ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name.encode()
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_subject_alternative_name": [self._name]}
+
+
+def test_a_refused_stranger_is_in_the_log_and_learns_no_names(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    service = ControlService(run.coordinator, Ledger(), TcpMeter())
+    for _ in range(100):
+        (data,) = service._session(iter([]), Context("eve"))
+        stop = control_pb2.ServerMessage.FromString(data).stop
+        assert stop.code == Code.NOT_IN_RECIPE
+        assert not any(name in stop.message for name in ROSTER)
+    assert service.refusals.counts() == {"NOT_IN_RECIPE": 100}
+    assert len(caplog.records) == 5
+    assert caplog.records[0].levelname == "WARNING"
+    line = json.loads(JsonLines(party="server").format(caplog.records[0]))
+    assert (line["event"], line["party_"], line["code"]) == ("refused", "eve", "NOT_IN_RECIPE")
+    assert "(parties: p0, p1, p2)" in line["message"]
+
+
+def test_a_refused_join_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    service = ControlService(run.coordinator, Ledger(), TcpMeter())
+    member = run.coordinator.open("p1")
+    join = control_pb2.PartyMessage(join=control_pb2.Join(role="active", protocol=PROTOCOL))
+    service._read(member, iter([join.SerializeToString()]))
+    (record,) = caplog.records
+    assert record.getMessage() == "refused p1: p1 joins as 'active'; in the recipe it is passive"
 
 
 TOLD = {"a": ("two", 1), "p": ("one", 2), "q": ("one", 1)}

@@ -57,10 +57,41 @@ def test_an_event_is_a_line_and_says_who_writes_it(log: Path, capsys: pytest.Cap
     assert told[0]["party"] == "bank"
 
 
+@pytest.mark.parametrize(("event", "level"), [("lost", "warning"), ("interrupted", "warning"), ("left", "info")])
+def test_an_event_that_should_be_looked_at_is_a_warning(log: Path, event: str, level: str) -> None:
+    Console("vfl-server", json_lines=True).emit(event, party="bank")
+    (line,) = lines(log)
+    assert (line["event"], line["level"]) == (event, level)
+
+
 def test_lines_stay_lines(log: Path) -> None:
     logging.getLogger("x").warning("a\nb %s", "\u2028", extra={"path": Path("p"), "event": "note"})
     (line,) = lines(log)
     assert (line["message"], line["path"], line["event"]) == ("a\nb \u2028", "p", "note")
+
+
+def test_a_peer_s_words_move_no_cursor_and_fill_no_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console("vfl-server", json_lines=False)
+    console.emit("joined", party="bank", device="cpu\x1b[2J\nerror: forged")
+    console.emit("waiting", missing=["a\x9bb"], left_s=1.0)
+    console.emit("progress", phase="splitnn", round=1, rounds=2, metrics={"loss\x1b]0;": float("nan")})
+    console.emit("note", note="x" * 100_000)
+    out = capsys.readouterr().out
+    assert [line[:40] for line in out.splitlines()] == [
+        "joined  party bank  device cpu [2J error: forged"[:40],
+        "waiting for a b (1 s left)",
+        "splitnn  round 1/2  loss ]0; nan",
+        "note  note " + "x" * 29,
+    ]
+    assert all(line.isprintable() for line in out.splitlines())
+    assert max(map(len, log.read_text().splitlines())) < 3_000
+
+
+def test_lines_and_events_are_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Console("vfl-server", json_lines=True).emit("note", metrics={"loss": float("nan"), "auc": [float("inf")]})
+    for text in (log.read_text(), capsys.readouterr().out):
+        found = json.loads(text, parse_constant=pytest.fail)
+        assert found["metrics"] == {"loss": None, "auc": [None]}
 
 
 @pytest.mark.parametrize(

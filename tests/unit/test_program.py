@@ -7,6 +7,10 @@ import sys
 
 import pytest
 
+from vfl_common.errors import Code, PeerError
+from vfl_common.program import exit_status
+
+EVIL = "p1 sent\x1b[2J\r\nerror: forged"
 PROGRAM = """
 import atexit, click
 from vfl_common.program import Stopped, run_program
@@ -32,3 +36,17 @@ def test_at_once_leaves_the_interpreter_as_it_is_and_keeps_what_was_said(
     program = PROGRAM.format(end=end, at_once=at_once)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, said, told)
+
+
+@pytest.mark.parametrize("error", [PeerError(Code.STEP_OUT_OF_ORDER, EVIL, party="p1"), ValueError(EVIL)])
+def test_an_error_is_one_line_whatever_a_peer_wrote_into_it(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    assert exit_status(fail) == (1 if isinstance(error, ValueError) else 2)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.isprintable()
+    assert last.startswith("error: ")
+    assert last.endswith("p1 sent [2J  error: forged")

@@ -229,7 +229,7 @@ def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
     coordinator = Coordinator(
         recipe, "train", "run", 0, on_start=lambda *_: None, on_plan=lambda *_: None, emit=lambda *_, **__: None
     )
-    server = ServerMetrics(coordinator, Ledger(), TcpMeter(), list)
+    server = ServerMetrics(coordinator, Ledger(), TcpMeter(), list, lambda: {"NOT_IN_RECIPE": 2})
 
     def places() -> dict[str, float]:
         found = samples(server.families())
@@ -250,6 +250,7 @@ def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
     }
     assert found[key("vfl_generation")] == 1
     assert found[key("vfl_interruptions_total")] == 0
+    assert found[key("vfl_refusals_total", code="NOT_IN_RECIPE")] == 2
     assert found[key("vfl_round", phase="splitnn")] == 2
     assert found[key("vfl_run_steps")] == 8
     assert found[key("vfl_party_metric", party="p0", phase="splitnn", metric="train loss")] == 0.4
@@ -258,6 +259,7 @@ def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
     coordinator.closed(members["p1"])
     found = samples(server.families())
     assert places() == {"joined": 0, "left": 0, "missing": 3}  # the others have not come back yet
+    assert (found[key("vfl_generation")], found[key("vfl_interruptions_total")]) == (1, 1)
     assert key("vfl_party_silent_seconds", party="p1") not in found
     coordinator.handle(members["p0"], joined(recipe, "p0"))
     found = samples(server.families())

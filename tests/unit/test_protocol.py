@@ -208,7 +208,7 @@ def test_any_bytes_are_the_frame_that_the_generated_code_reads(data: bytes, cut:
         want = exchange_pb2.Frame.FromString(data)
     except DecodeError:
         want = None
-    if want is None or len(want.step.phase) > MAX_PHASE:
+    if want is None or len(want.step.phase) > MAX_PHASE or not want.step.phase.isprintable():
         with pytest.raises(PeerError) as caught:
             parse_frame(data, party="north")
         assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "north")
@@ -263,6 +263,13 @@ def test_a_frame_that_ends_too_soon_is_malformed(frame: bytes) -> None:
 def test_a_phase_with_a_long_name_is_malformed() -> None:
     data = encode(StepKey("p" * (MAX_PHASE + 1), 0, 0), Bundle(Kind.ACK))[0].data
     with pytest.raises(PeerError, match="a name of 101 characters"):
+        parse_frame(data, party="north")
+
+
+@pytest.mark.parametrize("character", ["\n", "\x1b", "\x9b", "\u202e"])
+def test_a_phase_whose_name_would_move_a_cursor_is_malformed(character: str) -> None:
+    data = encode(StepKey(f"train{character}", 0, 0), Bundle(Kind.ACK))[0].data
+    with pytest.raises(PeerError, match="control characters"):
         parse_frame(data, party="north")
 
 

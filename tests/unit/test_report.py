@@ -148,6 +148,17 @@ def test_a_gpu_is_named_with_the_memory_that_it_took() -> None:
     assert " ".join(rows["bank"]) == "bank active cuda:0 NVIDIA H100 80GB HBM3 101 600 3.9 1.25 GB"
 
 
+def test_a_peer_s_words_are_no_markup_and_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = summary_of(2)
+    evil = {"metrics": {"test": {"loss[/x]\x1b[31m": 0.5}}}
+    evil["parties"] = [{**each.model_dump(), "device": "[bold]cpu[/y]\x1b[2J"} for each in summary.parties]  # type: ignore[assignment]
+    show(Summary.model_validate(summary.model_dump() | evil))
+    out = capsys.readouterr().out
+    assert "[bold]cpu[/y] [2J" in out
+    assert "loss[/x] [31m" in out
+    assert "\x1b" not in out
+
+
 def test_a_disagreement_is_told() -> None:
     summary = summary_of(2)
     odd = summary.bytes.model_copy(update={"agrees": False, "disagreements": ["bank -> shop, train, gradient"]})

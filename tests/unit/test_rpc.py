@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ from vfl_common.rpc import tcp
 from vfl_common.rpc.arrivals import KeepWaiting, Proceed, TimedOut, decide
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.rpc.limits import most_connections
 from vfl_common.rpc.tcp import TcpMeter
 
 ROSTER = ("north", "south", "west")
@@ -253,12 +256,57 @@ def test_the_fields_lie_where_linux_puts_them() -> None:
     assert struct.calcsize("=8B24I2Q") == tcp._COUNTS_OFFSET
 
 
-def test_without_proc_nothing_is_counted() -> None:
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EMFILE])
+def test_where_files_cannot_be_listed_counts_stay_as_they_are(number: int) -> None:
+    """Without /proc, or with too many open files, which a stranger can bring about: counting ends no run."""
     meter = TcpMeter()
-    with mock.patch("pathlib.Path.exists", return_value=False), connection() as (_, theirs):
-        meter.name_address(f"127.0.0.1:{theirs.getsockname()[1]}", "active")
+    with connection() as (ours, theirs):
+        theirs.sendall(bytes(100))
+        read(ours, 100)
         meter.sample()
-    assert meter.counts() == []
+        with mock.patch("pathlib.Path.iterdir", side_effect=OSError(number, "no")):
+            meter.sample()
+        meter.name_address(f"127.0.0.1:{theirs.getsockname()[1]}", "active")
+    (count,) = meter.counts()
+    assert count.received_bytes == 100
+
+
+def test_connections_of_nobody_are_forgotten_once_they_are_closed() -> None:
+    meter = TcpMeter()
+    with connection() as (_, theirs):
+        meter.sample()
+        assert meter._counts
+        named = f"127.0.0.1:{theirs.getsockname()[1]}"
+        meter.name_address(named, "active")  # after a sample
+    with connection():
+        meter.sample()
+    meter.sample()
+    assert {remote for _, remote in meter._counts} == {("127.0.0.1", int(named.rpartition(":")[2]))}
+    assert len(meter.counts()) == 1
+
+
+# -- limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("streams", "files", "most"), [(22, 65_536, 1_022), (22, 256, 128), (900, 1_024, 512)])
+def test_how_many_connections_are_accepted(streams: int, files: int, most: int) -> None:
+    assert most_connections(streams, files) == most
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "warned"),
+    [((256, 512), 512, True), ((256, 2_000), 2_000, False), ((1_500, 1_500), 1_500, False)],
+)
+def test_the_limit_of_files_is_raised_as_far_as_it_may(before: tuple[int, int], after: int, warned: bool) -> None:
+    program = (
+        "import resource\n"
+        "from vfl_common.rpc.limits import raise_file_limit\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, {before})\n"
+        "print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.split() == [str(after), str(after), str(before[1])]
+    assert (f"may open {after} files only" in ended.stderr) == warned
 
 
 # -- addresses ------------------------------------------------------------------------------------------------------

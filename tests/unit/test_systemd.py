@@ -12,6 +12,7 @@ import click
 import pytest
 
 from vfl_common.errors import CATALOGUE, Code
+from vfl_common.rpc.limits import most_connections
 from vfl_party.cli import cli as party
 from vfl_server.cli import cli as server
 
@@ -87,6 +88,11 @@ def test_a_program_may_write_its_runs_and_nothing_else(name: str) -> None:
         assert one(name, key) == value
     assert one(name, "LoadCredential").endswith(".key")
     assert ("Service", "User") not in unit(name)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_strangers_cannot_use_up_its_files(name: str) -> None:
+    assert most_connections(0, int(one(name, "LimitNOFILE"))) == most_connections(0, 1_000_000)
 
 
 def verify(folder: Path, text: str, name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError
+from vfl_common.text import number
 
 FILE = "metrics.jsonl"
 
@@ -106,7 +107,7 @@ def parse(line: bytes, written_s: float) -> Round | None:
         entry = json.loads(line)
         phase = str(entry["phase"])
         metrics = {
-            str(split): {str(name): float(value) for name, value in named.items()}
+            str(split): {str(name): number(value) for name, value in named.items()}
             for split, named in entry["metrics"].items()
         }
         values = {f"{phase}/{split}/{name}": value for split, named in metrics.items() for name, value in named.items()}

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from vfl_common.ledger import CONTROL, Entry
 from vfl_common.summary import LinkBytes, Summary
+from vfl_common.text import clean
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
@@ -44,13 +45,13 @@ def show_own(party: str, entries: Sequence[Entry]) -> None:
         table.add_column(heading, justify="right")
     for each in entries:
         counts = (size(each.payload_bytes), size(each.message_bytes), f"{each.messages:,}")
-        table.add_row(each.phase, each.peer, each.kind, each.direction, *counts)
+        table.add_row(clean(each.phase), clean(each.peer), clean(each.kind), each.direction, *counts)
     wide_console().print(Group(Text(), table, Text(f"\n{WORDS}\ncontrol: the session with the server.\n", "dim")))
 
 
 def wide_console() -> Console:
     """Returns a console on standard output that is as wide as our tables."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # peers choose some of the words
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
     return console

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from vfl_common.config.recipe import Recipe
+from vfl_common.text import number
 
 Event = dict[str, Any]
 _METRICS = ("accuracy", "rmse", "auc", "loss")  # shown: the first of these that the validation rows have
@@ -44,8 +45,8 @@ class Track:
         done = round_ + int(event["batch"]) / batches if batches else float(round_)
         if phase != self.phase or done < self.done:  # the next phase, or a rollback
             self.phase, self._began = phase, (now_s, done)
-        self.done, self._metrics = done, dict(event.get("metrics", {}))
-        self._parties = dict(event.get("parties", {}))
+        self.done, self._metrics = done, _numbers(event.get("metrics", {}))
+        self._parties = {name: _numbers(each) for name, each in event.get("parties", {}).items()}
         self._within = f"batch {event['batch']}/{batches}" if batches else ""
 
     @property
@@ -82,6 +83,10 @@ class Track:
         if left_s is not None and self.done < (self.total or 0):
             parts.append(f"{left_s:.0f} s left")
         return "  ".join(part for part in parts if part)
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: number(value) for name, value in metrics.items()}
 
 
 def sentence(event: Event) -> str | None:

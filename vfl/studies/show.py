@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.console import Console
 from vfl.studies.plan import Study, load_study
 from vfl.studies.report import Result, table
 from vfl.studies.run import StudyFailed, run_study
+from vfl_common.text import to_json
 
 _PIPE_WIDTH = 120  # if there is no terminal
 
@@ -46,7 +46,7 @@ def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
 
     def say(event: dict[str, Any]) -> None:
         if as_json:
-            click.echo(json.dumps(event, separators=(",", ":")))
+            click.echo(to_json(event, compact=True))
         elif event["event"] != "begin" or errors.is_terminal:
             errors.print(sentence(event, study.metric), markup=False, highlight=False, soft_wrap=True)
 
@@ -62,7 +62,7 @@ def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
 def _show_results(study: Study, results: Sequence[Result], out: Path, as_json: bool) -> None:
     if as_json or not results:
         for result in results:
-            click.echo(json.dumps({"event": "result", **result.row()}, separators=(",", ":")))
+            click.echo(to_json({"event": "result", **result.row()}, compact=True))
         return
     console = Console(highlight=False)
     if not console.is_terminal:

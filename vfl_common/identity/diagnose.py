@@ -105,6 +105,10 @@ def _shake_hands(probe: _Probe, raw: socket.socket) -> ssl.SSLSocket:
             f"{probe.address} accepts connections but does not answer within {probe.timeout_s:g} s; "
             f"is it the port of {probe.peer!r}?"
         ) from error
+    except (ConnectionError, ssl.SSLEOFError) as error:
+        raise probe.error(
+            f"{probe.address} hangs up at once; is it the port of {probe.peer!r}, or has it too many connections?"
+        ) from error
     except OSError as error:  # an SSLError is one too
         raise _refused(probe, error) or probe.error(
             f"{probe.address} does not speak TLS; is it the port of {probe.peer!r}?"

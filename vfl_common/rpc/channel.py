@@ -14,6 +14,7 @@ import grpc
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.diagnose import diagnose
+from vfl_common.rpc.limits import most_connections, raise_file_limit
 from vfl_common.wire.frames import FRAME_BYTES
 
 PROTOCOL = 4  # compared at joining and attaching; raise it with any change that an older peer would misread
@@ -22,9 +23,11 @@ MAX_MESSAGE_BYTES = 4 * FRAME_BYTES  # a frame is 1 MiB and its envelope; gRPC i
 _SHARED_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A peer that vanishes without closing its connection (power, cable) is noticed after about 15 s.
+    # A peer that vanishes without closing its connection (power, cable) is noticed after about 15 s, and so is one that
+    # hangs while its kernel goes on to acknowledge: that takes gRPC's own timeout of pings, usually a minute.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -32,6 +35,8 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
     *_SHARED_OPTIONS,
     ("grpc.so_reuseport", 0),  # two programs on one port are an error, not a lottery
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # A caller that has not shown a certificate by then is a stranger that holds a connection.
+    ("grpc.server_handshake_timeout_ms", 5_000),
 ]
 
 
@@ -91,7 +96,10 @@ def listening(
     server = grpc.server(
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
         handlers=[service.handler() for service in services],
-        options=_SERVER_OPTIONS,
+        options=[
+            *_SERVER_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", most_connections(threads, raise_file_limit())),
+        ],
     )
     tls = grpc.ssl_server_credentials(
         [(credentials.key_pem, credentials.certificate_pem)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vfl_common.errors import CATALOGUE, AbortedError, Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import failure_pb2
+from vfl_common.text import clean
 
 # Codes of what goes wrong at one party alone: in its files, its data, its program.
 OWN = frozenset(
@@ -24,11 +25,6 @@ def to_failure(error: BaseException) -> failure_pb2.Failure:
     if not isinstance(error, VflError):
         return failure_pb2.Failure(code=Code.INTERNAL, message=CATALOGUE[Code.INTERNAL].public)  # type: ignore[arg-type]
     return failure_pb2.Failure(code=int(error.code), message=error.public, party=error.party)  # type: ignore[arg-type]
-
-
-def clean(text: str, most: int = 500) -> str:
-    """Makes a peer's words one line of printable characters, so that it cannot add lines of its own to our output."""
-    return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
 
 
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:

@@ -24,6 +24,7 @@ from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.arrivals import Proceed, TimedOut, decide
 from vfl_common.rpc.channel import PROTOCOL, Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.refusals import Refusals
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import (
     Allocate,
@@ -334,6 +335,7 @@ class ExchangeService:
         self._open = 0  # streams that have attached
         self._held: Counter[str] = Counter()  # streams of each party, attached or not
         self._closed = False
+        self.refusals = Refusals()
 
     def handler(self) -> Handler:
         return stream_handler(SERVICE, "Swap", self._swap)
@@ -371,14 +373,17 @@ class ExchangeService:
 
         if not context.add_callback(leave):
             return  # the stream has ended already
+        attached = False
         try:
             with self._admitted(context) as party:
                 self._meter.name_caller(context.peer(), party)
                 hub, resume = self._attach(requests, party, gone)
-                stream = hub.open(party)
+                stream, attached = hub.open(party), True
                 if context.add_callback(stream.close):  # otherwise the stream has ended already
                     yield from self._until_it_ends(hub, stream, requests, resume)
         except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns only the public text
+            if isinstance(error, PeerError) and not attached and not error.retryable:
+                self.refusals.note(error.party, error)
             yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
 
     @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -18,9 +17,10 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, PROTOCOL, connect, split_address
-from vfl_common.rpc.failures import clean, from_failure, to_failure
+from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
+from vfl_common.text import clean, to_json
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 STATES = ("waiting", "running", "completed", "failed")  # of the run, as a party sees it; the server's are the same
@@ -70,6 +70,7 @@ SAID: dict[str, dict[str, str]] = {
 _CLOSE_S = 5.0
 _LONGEST_S = 1e6
 _PAUSE_S = 0.5  # before a session that ended is opened again
+_MOST_NAMES = 1_000  # of missing parties
 _PATIENCE_S = 3.0  # without an answer of the server, before a person is told
 _TELL_S = 60.0  # from then on, between two reports
 
@@ -202,7 +203,7 @@ class Session:
                     give_up_s = time.monotonic() + self.wait_s  # it speaks: the next silence gets the whole time again
                     left_s = max(0.0, min(answer.waiting.deadline_s, _LONGEST_S))
                     patience_s = left_s + self.wait_s
-                    self.on_waiting(list(answer.waiting.missing), left_s, "")
+                    self.on_waiting([clean(name, 64) for name in answer.waiting.missing[:_MOST_NAMES]], left_s, "")
                 elif answer.HasField("start"):
                     return self._checked(answer.start)
                 elif answer.HasField("complete"):
@@ -284,7 +285,7 @@ class Session:
         report.without.extend(without)
         if peak_memory_bytes is not None:
             report.peak_memory_bytes = peak_memory_bytes
-        report.metrics_json = json.dumps(metrics)
+        report.metrics_json = to_json(metrics)
         for entry in self.ledger.entries():
             report.ledger.add(**asdict(entry))
         for count in self.meter.counts():

@@ -48,10 +48,18 @@ class TcpMeter:
                 self._names[_plain((host, int(port)))] = peer
 
     def sample(self) -> None:
-        """Reads the kernel's counts of all connections that are open now; does nothing if there is no /proc."""
-        found = dict(_open_connections())
+        """Reads the kernel's counts of all connections that are open now; does nothing if they cannot be read.
+
+        Forgets closed connections of nobody: a stranger could open any number. An open one may still get its name.
+        """
+        found = _open_connections()
+        if found is None:
+            return
         with self._lock:
             self._counts.update(found)
+            strangers = [ends for ends in self._counts if ends not in found and ends[1] not in self._names]
+            for ends in strangers:
+                del self._counts[ends]
 
     def counts(self) -> list[TcpCount]:
         """Returns the counts by peer, as of the last samples; leaves out connections to unknown addresses."""
@@ -78,10 +86,14 @@ class TcpMeter:
         return found
 
 
-def _open_connections() -> list[tuple[tuple[Endpoint, Endpoint], tuple[int, int]]]:
-    found = []
-    folder = Path("/proc/self/fd")
-    for entry in folder.iterdir() if folder.exists() else ():
+def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | None:
+    """Returns {(local, remote): (acknowledged, received)}; None if this process's descriptors cannot be listed."""
+    found = {}
+    try:
+        entries = list(Path("/proc/self/fd").iterdir())
+    except OSError:
+        return None  # no /proc, or too many open files; counting must not end a run
+    for entry in entries:
         try:
             if not str(entry.readlink()).startswith("socket:"):
                 continue
@@ -93,7 +105,7 @@ def _open_connections() -> list[tuple[tuple[Endpoint, Endpoint], tuple[int, int]
         except OSError:
             continue  # closed meanwhile, listening, or not connected
         if len(info) >= _COUNTS_OFFSET + _COUNTS.size:
-            found.append((ends, _COUNTS.unpack_from(info, _COUNTS_OFFSET)))
+            found[ends] = _COUNTS.unpack_from(info, _COUNTS_OFFSET)
     return found
 
 

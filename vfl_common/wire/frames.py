@@ -156,6 +156,8 @@ def parse_frame(data: bytes, *, party: str) -> Received:
     phase = received.envelope.step.phase
     if len(phase) > MAX_PHASE:
         raise malformed(f"{party} sent a frame whose phase has a name of {len(phase)} characters", party)
+    if not phase.isprintable():
+        raise malformed(f"{party} sent a frame whose phase has a name with control characters", party)
     return received
 
 

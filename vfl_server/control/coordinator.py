@@ -17,9 +17,11 @@ from typing import Literal
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.failures import clean, to_failure
+from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.rate import Rate, and_more
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary
+from vfl_common.text import clean
 from vfl_server.control import declarations, membership
 from vfl_server.control.admission import admit
 from vfl_server.control.pace import pace
@@ -32,6 +34,8 @@ Emit = Callable[..., None]
 
 MAX_TEXT = 200  # characters of a text in a party's messages
 MAX_METRICS = 32  # in a party's progress
+_NOTE_S, _NOTES = 1.0, 5  # between two notes of a party; before that, so many at once
+_SHOW_S, _SHOWN = 0.05, 20  # between two reports of progress; before that, so many at once
 
 
 @dataclass
@@ -67,6 +71,7 @@ class Status:
 
     state: RunState
     generation: int
+    interruptions: int
     joined: tuple[str, ...]
     left: tuple[str, ...]
     silent_s: dict[str, float]
@@ -123,7 +128,10 @@ class Coordinator:
         self._identities = {name: each.identity for name, each in left.items()}
         self._reports: dict[str, control_pb2.Report] = {}  # of the completed run
         self._left = dict(left)
+        self._interruptions = generation  # an earlier process of this server ended each of its generations
+        self._notes, self._shows = Rate(_NOTE_S, _NOTES), Rate(_SHOW_S, _SHOWN)
         self._shown = control_pb2.Progress()  # of the slowest party
+        self._unshown = False  # it is to be reported as soon as the rate allows it
         self._steps = 0
         self.state = RunState.COMPLETED if completed else RunState.WAITING
         self.failure: VflError | None = None
@@ -145,8 +153,9 @@ class Coordinator:
             PeerError: NOT_IN_RECIPE, NAME_TAKEN.
         """
         if name not in self._roster:
-            text = f"{name} is not a party of recipe {self.recipe.name} (parties: {', '.join(self._roster)})"
-            raise PeerError(Code.NOT_IN_RECIPE, text, party=name)
+            text = f"{name} is not a party of recipe {self.recipe.name}"
+            here = f"{text} (parties: {', '.join(self._roster)})"  # a stranger does not learn who they are
+            raise PeerError(Code.NOT_IN_RECIPE, text, party=name).privately(here)
         with self._lock:
             opened_s = time.monotonic()
             while name in self._members:  # several may have waited for the same silent session
@@ -205,6 +214,7 @@ class Coordinator:
         """Finds silent parties and deadlines that have passed; called regularly."""
         with self._lock:
             now_s = time.monotonic()
+            self._show(now_s)
             heard = {name: member.heard_s for name, member in self._members.items()}
             for name in membership.silent(now_s, heard, self.recipe.run.lost_after_s):
                 self._lose(self._members[name], f"has been silent for {self.recipe.run.lost_after_s:g} s")
@@ -244,6 +254,7 @@ class Coordinator:
             return Status(
                 state=self.state,
                 generation=self.generation,
+                interruptions=self._interruptions,
                 joined=tuple(name for name, member in members if member.joined),
                 left=tuple(name for name in self._roster if name in self._left),
                 silent_s={name: now_s - member.heard_s for name, member in members},
@@ -319,34 +330,47 @@ class Coordinator:
             role="active" if join.role == "active" else "passive",
             pid=join.pid,
             device=join.device,
-            device_name=clean(join.device_name, MAX_TEXT),
+            device_name=join.device_name,
         )
         self._emit("joined", party=member.name, role=join.role, device=join.device)
         self._decide(announce=True)
 
     def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
         """Shows the slowest party's progress, with each party's own losses beside it."""
-        member.progress = progress
-        active = self.recipe.active.name
+        member.progress, now_s = progress, time.monotonic()
         told = {name: each.progress for name, each in self._in_order() if each.progress is not None}
-        slowest = pace(told, self._phases, active, member.name)
+        slowest = pace(told, self._phases, self.recipe.active.name, member.name)
         if slowest is not None and told[slowest] is not self._shown:
-            self._shown = shown = told[slowest]
-            self._steps = shown.steps or self._steps
-            metrics = {name: _metrics(each) for name, each in told.items() if each.phase == shown.phase}
-            self._emit(
-                "progress",
-                phase=shown.phase,
-                round=shown.round,
-                rounds=shown.rounds,
-                batch=shown.batch,
-                batches=shown.batches,
-                steps=shown.steps,
-                metrics=metrics.get(active, {}),
-                parties={name: each for name, each in metrics.items() if each},
-            )
-        if progress.note:
-            self._emit("note", party=member.name, note=clean(progress.note)[:500])
+            self._shown, self._unshown = told[slowest], True
+            self._steps = self._shown.steps or self._steps
+            self._show(now_s)
+        held = self._notes.passes(member.name, now_s) if progress.note else None
+        if held is not None:
+            self._emit("note", party=member.name, note=and_more(clean(progress.note), held))
+
+    def _show(self, now_s: float) -> None:
+        """Reports the run's progress if there is any to report, and the last report is not too recent."""
+        if self._unshown and self._shows.passes("", now_s) is not None:
+            self._show_now()
+
+    def _show_now(self) -> None:
+        self._unshown, shown, active = False, self._shown, self.recipe.active.name
+        metrics = {
+            name: _metrics(each.progress)
+            for name, each in self._in_order()
+            if each.progress is not None and each.progress.phase == shown.phase
+        }
+        self._emit(
+            "progress",
+            phase=shown.phase,
+            round=shown.round,
+            rounds=shown.rounds,
+            batch=shown.batch,
+            batches=shown.batches,
+            steps=shown.steps,
+            metrics=metrics.get(active, {}),
+            parties={name: each for name, each in metrics.items() if each},
+        )
 
     def _in_order(self) -> list[tuple[str, Member]]:
         return [(name, self._members[name]) for name in self._roster if name in self._members]
@@ -397,6 +421,7 @@ class Coordinator:
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
         self._checkpoint, self._began_s = decision.checkpoint, time.monotonic()
+        self._unshown = False
         self._on_start(self.generation, decision.checkpoint)
         self.state = move(self.state, RunState.RUNNING)
         if self._started_s is None:
@@ -445,6 +470,7 @@ class Coordinator:
 
     def _interrupt(self, reason: str, lost: list[str]) -> None:
         self.state = move(self.state, RunState.WAITING)
+        self._interruptions += 1
         self._on_end(InterruptedRun(reason))
         self._waiting_since_s = time.monotonic()
         self._deadline_s = self.recipe.run.rejoin_deadline_s
@@ -489,6 +515,8 @@ class Coordinator:
         reports |= {name: each.report for name, each in self._left.items()}
         if self.state is RunState.RUNNING and set(reports) == set(self._roster):
             self._reports = reports
+            if self._unshown:
+                self._show_now()
             self.state = move(self.state, RunState.COMPLETED)
             self._on_end(InterruptedRun("the run is complete"))
             self.finished.set()
@@ -522,4 +550,4 @@ class Coordinator:
 
 def _metrics(progress: control_pb2.Progress) -> dict[str, float]:
     """Returns the metrics, limited in number and in length of names."""
-    return {name[:40]: value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
+    return {clean(name, 40): value for name, value in list(progress.metrics.items())[:MAX_METRICS]}

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import ExchangeSummary, Privacy
+from vfl_common.text import number
 
 MAX_TEXT = 200  # characters of a name
 MAX_TEXTS = 16_384  # names in a report: a line of the ledger has four
@@ -62,7 +63,7 @@ def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None
     """Reads the reported {split: {name: value}}; returns None if it has another form."""
     try:
         found = json.loads(report.metrics_json or "{}")
-        return {str(split): {str(name): float(value) for name, value in of.items()} for split, of in found.items()}
+        return {str(split): {str(name): number(value) for name, value in of.items()} for split, of in found.items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 

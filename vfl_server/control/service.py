@@ -15,6 +15,7 @@ from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.refusals import Refusals
 from vfl_common.rpc.session import SERVICE
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator, Member
@@ -31,28 +32,31 @@ class ControlService:
         self._coordinator, self._ledger, self._meter = coordinator, ledger, meter
         self._lock = threading.Lock()
         self._held: Counter[str] = Counter()  # each party's sessions, open or waiting to open; each takes a thread
+        self.refusals = Refusals()
 
     def handler(self) -> Handler:
         return stream_handler(SERVICE, "Session", self._session)
 
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        name = ""
         try:
-            with self._admitted(context) as name:
+            name = caller(context)
+            with self._admitted(name):
                 member = self._coordinator.open(name)
                 yield from self._until_it_ends(member, requests, context)
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
+            self.refusals.note(name, error)
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
 
     @contextmanager
-    def _admitted(self, context: Context) -> Iterator[str]:
-        """Yields the caller's name, while its session lasts. Raises PeerError if it holds too many already."""
-        name = caller(context)
+    def _admitted(self, name: str) -> Iterator[None]:
+        """Counts a party's session while it lasts. Raises PeerError if the party holds too many already."""
         with self._lock:
             if self._held[name] >= MAX_SESSIONS:
                 raise PeerError(Code.NAME_TAKEN, f"{name} holds {MAX_SESSIONS} sessions already", party=name)
             self._held[name] += 1
         try:
-            yield name
+            yield
         finally:
             with self._lock:
                 self._held[name] -= 1
@@ -77,6 +81,8 @@ class ControlService:
                 self._ledger.add(member.name, CONTROL, CONTROL, "received", 0, len(data))
                 self._handle(member, _parse(data, member.name))
         except VflError as error:  # refuses this party only; the others keep waiting
+            if isinstance(error, PeerError):
+                self.refusals.note(member.name, error)
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)
         except Exception:  # noqa: BLE001 - gRPC raises a bare Exception if the stream breaks; `closed` handles it

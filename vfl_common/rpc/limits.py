@@ -1,0 +1,40 @@
+"""How many files, and so how many connections, a process that listens may have open.
+
+Every connection is an open file, before its caller has shown a certificate. Without a bound a stranger uses all files
+up; then the process can neither write its own nor accept a party.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+_FEW_FILES = 1024  # the usual soft limit
+_ENOUGH_FILES = 65_536
+_STRANGERS = 1000  # connections beside those of the parties; more would slow down every poll of the process
+
+log = logging.getLogger(__name__)
+
+
+def raise_file_limit() -> int:
+    """Raises this process's limit of open files to what it may and can use; returns the limit."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (_ENOUGH_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    most = min(hard, _ENOUGH_FILES)
+    if soft < most:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+            soft = most
+        except (OSError, ValueError):
+            pass  # macOS allows less than it says
+    if soft < _FEW_FILES:
+        log.warning("this process may open %d files only; allow it %d or more (ulimit -n)", soft, _FEW_FILES)
+    return soft
+
+
+def most_connections(streams: int, files: int) -> int:
+    """Returns how many connections to accept at once; the parties' ``streams`` may need one each.
+
+    At least half of the ``files`` remain for the process itself.
+    """
+    return min(streams + _STRANGERS, files // 2)

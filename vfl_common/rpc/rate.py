@@ -1,0 +1,33 @@
+"""Decides which of a peer's messages are shown or logged, so that no peer can fill a screen or a disk."""
+
+from __future__ import annotations
+
+import threading
+
+
+class Rate:
+    """Lets ``at_once`` messages of each sender pass at first, then one every ``every_s``; counts the others.
+
+    Any thread may call it. Senders are names in certificates, so there are few.
+    """
+
+    def __init__(self, every_s: float, at_once: int) -> None:
+        self._every_s, self._ahead_s = every_s, every_s * (at_once - 1)
+        self._lock = threading.Lock()
+        self._next_s: dict[str, float] = {}  # when the next message is due if they came evenly
+        self._held: dict[str, int] = {}  # held back since the last one that passed
+
+    def passes(self, sender: str, now_s: float) -> int | None:
+        """Returns None if this message is held back; else how many were, since the sender's last that passed."""
+        with self._lock:
+            due_s = max(self._next_s.get(sender, now_s), now_s)
+            if due_s - now_s > self._ahead_s:
+                self._held[sender] = self._held.get(sender, 0) + 1
+                return None
+            self._next_s[sender] = due_s + self._every_s
+            return self._held.pop(sender, 0)
+
+
+def and_more(text: str, held: int) -> str:
+    """Adds how many messages were held back: ``collapsing (and 37 more)``."""
+    return f"{text} (and {held} more)" if held else text

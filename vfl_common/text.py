@@ -1,0 +1,46 @@
+"""Text and JSON for people and other programs: peers choose some of the words and numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
+
+LINE = 2_000  # characters of a line for a person, and of a text in the log
+
+
+def clean(text: str, most: int = 500) -> str:
+    """Makes a peer's words one line of printable characters, so that it cannot add lines of its own to our output."""
+    return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
+
+
+def to_json(value: object, *, compact: bool = False) -> str:
+    """Writes JSON on one line: NaN and infinity, which JSON does not have, become null."""
+    separators = (",", ":") if compact else None
+    try:
+        return json.dumps(value, allow_nan=False, default=str, separators=separators)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, default=str, separators=separators)
+
+
+def number(value: Any) -> float:
+    """Reads a number that ``to_json`` wrote: null is NaN. Raises TypeError or ValueError if it is none."""
+    return math.nan if value is None else float(value)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _nan_for_none(value: object) -> object:
+    return math.nan if value is None else value
+
+
+Words = Annotated[str, AfterValidator(lambda text: clean(text, LINE))]  # in a model of what peers wrote
+Number = Annotated[float, BeforeValidator(_nan_for_none)]  # written by ``to_json``, or as null by pydantic
