@@ -68,6 +68,7 @@ SAID: dict[str, dict[str, str]] = {
     "stopping": {},
 }
 _CLOSE_S = 5.0
+_STOP_S = 1.0  # for the server to answer a party that was stopped
 _LONGEST_S = 1e6
 _PAUSE_S = 0.5  # before a session that ended is opened again
 _MOST_NAMES = 1_000  # of missing parties
@@ -306,9 +307,15 @@ class Session:
         self._send(control_pb2.PartyMessage(alone=control_pb2.Alone()))
 
     def stopping(self) -> None:
-        """Reports to the server that this party was stopped: the others wait for it, as for one that was lost."""
-        if self._channel is not None:
+        """Reports to the server that this party was stopped: the others wait for it, as for one that was lost.
+
+        Returns when the server has ended the session, so that the others hear of the stop before they miss this party.
+        """
+        reader = self._reader
+        if self._channel is not None and reader is not None:
+            self._closed.set()  # the end of the session is no news
             self._send(control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
+            reader.join(timeout=_STOP_S)
 
     def abort(self, error: BaseException) -> None:
         """Reports to the server that this party stops, and why (the public text only)."""
