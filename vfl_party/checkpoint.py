@@ -222,7 +222,7 @@ class CheckpointStore:
             path.rename(aside)
             for older in sorted(self._folder.glob(f"{DAMAGED}*"))[:-MOST_DAMAGED]:
                 older.unlink()
-        text = "%s: the checkpoint is damaged (%s); it is %s now, and the run goes on without it"
+        text = "%s: the checkpoint is damaged (%s); it is %s now, and the run resumes without it"
         log.warning(text, path, error, aside.name, extra={"event": "damaged"})
 
     def load(self, label: str) -> Any:

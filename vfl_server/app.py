@@ -34,6 +34,7 @@ from vfl_server.control.service import MAX_SESSIONS, ControlService
 
 _TICK_S = 0.2
 _CLOSE_S = 5.0
+_TELL_S = 60.0  # for parties that may not know that the run is complete, to come and hear it
 _STOP_S = 1.0  # allowed to the parties to hear that the server was stopped
 MAX_SUMMARY = 2_000_000  # characters; a larger summary is not sent to the active party
 
@@ -131,7 +132,7 @@ class ServerApp:
             write_atomic(folder.path.parent / "summary.json", text)
             coordinator.complete(text if len(text) < MAX_SUMMARY else "")
             if completed is not None:  # nobody knows which parties have heard of it
-                coordinator.wait_until_told(recipe.run.rejoin_deadline_s)
+                coordinator.wait_until_told(min(recipe.run.rejoin_deadline_s, _TELL_S))
             coordinator.wait_until_empty(_CLOSE_S)
             folder.note(finished=True)  # last: until then the same command tells the parties again
             ledger.save(folder.path / "ledger.json", meter.counts())

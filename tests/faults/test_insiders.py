@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.contract.exchanges import credentials
 from tests.harness.cases import digits, recipe
 from tests.harness.federation import Federation
 from tests.harness.hostile import HostilePassive
@@ -26,12 +27,13 @@ from tests.integration.test_resume import (
 )
 from tests.integration.test_resume import recipe as resumed
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
-from vfl_common.errors import Code, InterruptedRun
+from vfl_common.errors import Code, InputError, InterruptedRun, PeerError
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.channel import dial
+from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
 from vfl_common.rpc.hub import ExchangeHub, _Stream
-from vfl_common.rpc.session import SERVICE
+from vfl_common.rpc.session import SERVICE, Joining, Session
+from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import encode, parse_frame
 from vfl_server.control.service import MAX_SESSIONS
 
@@ -121,3 +123,40 @@ def test_a_party_that_joins_without_checkpoints_takes_nobody_back(tmp_path: Path
         federation.start_party("p2")
         assert federation.finish()["interruptions"] == 1
         assert_equal(parameters(federation), undisturbed)
+
+
+class OddServer:
+    """Answers every session with the same messages, and ends it."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers, self.sessions = answers, 0
+
+    def handler(self) -> Handler:
+        return stream_handler(SERVICE, "Session", self._session)
+
+    def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
+        next(requests)
+        self.sessions += 1
+        yield from self._answers
+
+    def join(self) -> None:
+        with listening("127.0.0.1:0", credentials("server"), [self], 4) as (_, address):
+            session = Session(address, credentials("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.5, wait_s=2.0)
+            try:
+                session.join(Joining("passive", "{}", "train", 1, "cpu"))
+            finally:
+                session.close()
+
+
+def test_a_server_that_ends_every_session_is_given_up() -> None:
+    server = OddServer()
+    with pytest.raises(InputError, match="server ends every session at once, and has done so for 2 s"):
+        server.join()
+    assert 2 <= server.sessions <= 8  # with a pause between them
+
+
+def test_a_server_that_says_too_much_is_asked_once() -> None:
+    server = OddServer(bytes(MAX_MESSAGE_BYTES + 1))
+    with pytest.raises(PeerError, match="server sent a message of more than 4 MiB"):
+        server.join()
+    assert server.sessions == 1

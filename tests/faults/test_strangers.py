@@ -73,9 +73,9 @@ def test_garbage_leaves_memory_as_it_is(tmp_path: Path) -> None:
     """The first connections fill buffers that the next ones use again; and the server goes on to serve."""
     with FewFiles(tmp_path / "f", recipe(2), digits(2)) as federation:
         server = federation.start_server()
-        speak_garbage(federation.address, 2_000)
+        speak_garbage(federation.address, 1_000)
         before_mib = memory_mib(server)
-        speak_garbage(federation.address, 6_000)
+        speak_garbage(federation.address, 2_000)
         assert memory_mib(server) - before_mib < 16.0
         for name in federation.names:
             federation.start_party(name)

@@ -22,7 +22,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from torch import Tensor
 
@@ -180,7 +180,7 @@ class Federation:
     def names(self) -> list[str]:
         return [party["name"] for party in self.recipe["parties"]]
 
-    def __enter__(self) -> Federation:
+    def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         certs = self.folder / "certs"
         if not certs.exists():

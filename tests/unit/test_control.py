@@ -365,6 +365,32 @@ def test_sessions_that_opened_at_once_behind_a_silent_one_all_end() -> None:
     assert kinds(member)[-1] == "end"
 
 
+def test_nobody_is_blamed_for_time_in_which_the_server_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(lost_after_s=15.0)
+    run.begin()
+    run.coordinator.tick()
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 60.0)
+    run.coordinator.tick()
+    assert run.coordinator.state is RunState.RUNNING
+    for more_s in (64.0, 68.0, 72.0, 76.0):  # it ticks again, and they are silent
+        monkeypatch.setattr(time, "monotonic", lambda more_s=more_s: now_s + more_s)
+        run.coordinator.tick()
+    assert run.coordinator.state is RunState.WAITING
+
+
+def test_those_who_wait_are_told_each_minute_how_long_it_still_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(join_deadline_s=300.0, lost_after_s=1000.0)
+    first = run.join("p1")
+    told(first)
+    now_s, left_s = time.monotonic(), []
+    for later_s in range(4, 125, 4):
+        monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: now_s + later_s)
+        run.coordinator.tick()
+        left_s += [message.deadline_s for kind, message in told(first) if kind == "waiting"]
+    assert [round(each / 10) for each in left_s] == [24, 18]
+
+
 def test_a_party_that_was_stopped_is_waited_for() -> None:
     run = Run()
     members = run.begin()

@@ -15,6 +15,8 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 
+REJOIN_S = 60.0  # nobody has to be called to start a process again
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -69,6 +71,12 @@ class Federation:
             "data": self.data[name].model_dump(mode="json", exclude_defaults=True, exclude_none=True),
         }
         write_atomic(self.party_path(name), to_toml(tables))
+
+
+def on_one_machine(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's tables with a short deadline for lost parties, unless they set one."""
+    run = tables.get("run", {})
+    return {**tables, "run": {"rejoin_deadline_s": REJOIN_S} | run} if isinstance(run, dict) else dict(tables)
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

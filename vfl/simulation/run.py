@@ -13,7 +13,7 @@ from typing import Any
 
 from vfl.launcher.forks import Launcher, launching
 from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all
-from vfl.simulation.federation import Federation
+from vfl.simulation.federation import Federation, on_one_machine
 from vfl.simulation.live import View, view
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.division import divide, settings_of
@@ -37,7 +37,7 @@ def simulate(recipe_path: Path, out: Path, *, seed: int | None = None, keep_goin
 
     Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation failed.
     """
-    tables = read_toml(recipe_path) | ({} if seed is None else {"seed": seed})
+    tables = on_one_machine(read_toml(recipe_path) | ({} if seed is None else {"seed": seed}))
     recipe = parse(Recipe, tables, str(recipe_path))
     base, folder = recipe_path.resolve().parent, out / _new_run_id(recipe.name)
     divide(recipe, base)  # reports wrong settings before anything starts

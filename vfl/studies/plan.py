@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from vfl.simulation.federation import on_one_machine
 from vfl.studies.baselines import alone, combined
 from vfl_common.config.base import Section, parse, read_toml
 from vfl_common.config.recipe import Name, PhaseSettings, Recipe
@@ -129,7 +130,7 @@ def load_study(path: Path) -> tuple[Study, list[Pipeline]]:
     """Reads a study file and plans it, seed by seed. Raises InputError if it, or a recipe that it makes, is wrong."""
     study = parse(Study, read_toml(path), str(path))
     base = path.resolve().parent / study.recipe
-    tables = read_toml(base)
+    tables = on_one_machine(read_toml(base))
     if "start" in tables:
         raise InputError(Code.CONFIG_INVALID, f"{base}: start: the study sets what its runs start from; remove it here")
     if parse(Recipe, tables, str(base)).simulate is None:

@@ -108,7 +108,7 @@ class StartSettings(Section):
 class RunSettings(Section):
     """Deadlines and intervals of a run."""
 
-    rejoin_deadline_s: Seconds = 60.0  # how long the others wait for a lost party
+    rejoin_deadline_s: Seconds = 900.0  # how long the others wait for a lost party: its people have to be called
     join_deadline_s: Seconds = 300.0  # how long the server waits for all parties at the start
     step_timeout_s: Seconds = 600.0  # for one step of a living party; at the server, since the first party's arrival
     heartbeat_s: Seconds = 2.0

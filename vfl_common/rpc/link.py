@@ -30,6 +30,7 @@ from vfl_common.wire.frames import (
 )
 
 _RETRY_S = 0.2
+_FIRST_S = 60.0  # for a peer that has not answered yet in this generation
 _SILENT_S = 5.0  # without a connection before it is reported
 _CLOSE_S = 5.0
 
@@ -75,6 +76,7 @@ class ExchangeLink:
         self._step: StepKey | None = None  # the last bundle's
         self._broke = False  # since the last bundle was sent
         self._give_up_s: float | None = None
+        self._met = False  # the peer has answered once
         self._told = False
         self._hurried = True
         self._asked: tuple[float, StepKey] | None = None  # when the wait for a reply began, and for which step
@@ -139,15 +141,17 @@ class ExchangeLink:
         self._drop()
         if self._ended is not None:
             raise self._ended from None
+        # A peer that has never answered listens elsewhere, or behind a closed port: to wait for longer does not help.
+        limit_s = self._reconnect_s if self._met else min(self._reconnect_s, _FIRST_S)
         now_s = time.monotonic()
-        self._give_up_s = self._give_up_s or now_s + self._reconnect_s
+        self._give_up_s = self._give_up_s or now_s + limit_s
         if now_s >= self._give_up_s:
-            text = f"{self._peer} could not be reached for {self._reconnect_s:g} s at {step}"
+            text = f"{self._peer} could not be reached for {limit_s:g} s at {step}"
             why = (_unreachable(error) and self._explain()) or f"({_reason(error)})"
-            public = f"{self._me} could not reach {self._peer} for {self._reconnect_s:g} s"
+            public = f"{self._me} could not reach {self._peer} for {limit_s:g} s"
             raise LostError(Code.PARTY_LOST, public, party=self._peer).privately(f"{text}: {why}") from None
         left_s = self._give_up_s - now_s
-        if not self._told and left_s <= self._reconnect_s - _SILENT_S and _unreachable(error):
+        if not self._told and left_s <= limit_s - _SILENT_S and _unreachable(error):
             self._told = True
             self._on_waiting(left_s, self._explain())
         self._closed.wait(_RETRY_S)
@@ -228,6 +232,7 @@ class ExchangeLink:
             if failure.code == int(Code.STALE_GENERATION):  # it has not started this generation yet, or we are behind
                 raise _StreamEnded
             raise from_failure(failure, sender=self._peer, me=self._me)
+        self._met = True
         return frame
 
     def _watch(self) -> None:

@@ -6,6 +6,7 @@ the streams' threads send them.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -34,8 +35,12 @@ Emit = Callable[..., None]
 
 MAX_TEXT = 200  # characters of a text in a party's messages
 MAX_METRICS = 32  # in a party's progress
-_NOTE_S, _NOTES = 1.0, 5  # between two notes of a party; before that, so many at once
-_SHOW_S, _SHOWN = 0.05, 20  # between two reports of progress; before that, so many at once
+_NOTE_S, _NOTES = 1.0, 5  # between two notes of a party, after the first five
+_SHOW_S, _SHOWN = 0.05, 20  # between two reports of progress, after the first twenty
+_ANNOUNCE_S = 60.0  # between two counts of how long the run still waits
+_STANDSTILL_S = 5.0  # between two ticks: this process was stopped, or its machine slept
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -135,7 +140,7 @@ class Coordinator:
         self._steps = 0
         self.state = RunState.COMPLETED if completed else RunState.WAITING
         self.failure: VflError | None = None
-        self._waiting_since_s = time.monotonic()
+        self._waiting_since_s = self._ticked_s = self._announced_s = time.monotonic()
         self._deadline_s = recipe.run.join_deadline_s
         self._started_s: float | None = None
         self.finished = threading.Event()
@@ -206,6 +211,8 @@ class Coordinator:
                 self._let_go()
                 self._maybe_complete()
             elif body == "stopping":
+                if not member.joined:  # another party noticed it first, and has interrupted the generation
+                    self._emit("lost", party=member.name, how="was stopped")
                 self._lose(member, "was stopped")
             elif body == "abort":
                 self._aborted(member, message)
@@ -214,12 +221,13 @@ class Coordinator:
         """Finds silent parties and deadlines that have passed; called regularly."""
         with self._lock:
             now_s = time.monotonic()
+            self._pardon(now_s)
             self._show(now_s)
             heard = {name: member.heard_s for name, member in self._members.items()}
             for name in membership.silent(now_s, heard, self.recipe.run.lost_after_s):
                 self._lose(self._members[name], f"has been silent for {self.recipe.run.lost_after_s:g} s")
             if self.state is RunState.WAITING:
-                self._decide()
+                self._decide(announce=now_s - self._announced_s >= _ANNOUNCE_S)
             elif self.state is RunState.RUNNING:
                 planned = {name: member.plan is not None for name, member in self._in_order() if member.joined}
                 late = membership.unplanned(now_s - self._began_s, planned, self.recipe.run.step_timeout_s)
@@ -227,6 +235,17 @@ class Coordinator:
                     names, limit = ", ".join(late), f"{self.recipe.run.step_timeout_s:g} s"
                     text = f"{names} did not say within {limit} after the start what it is going to do"
                     self._fail(LostError(Code.STEP_TIMEOUT, text, party=late[0]))
+
+    def _pardon(self, now_s: float) -> None:
+        """Blames nobody for time in which this process stood still: it could not hear them."""
+        still_s, self._ticked_s = now_s - self._ticked_s, now_s
+        if still_s < _STANDSTILL_S:
+            return
+        self._began_s += still_s
+        self._waiting_since_s += still_s
+        for member in self._members.values():
+            member.heard_s = min(member.heard_s + still_s, now_s)
+        log.warning("this process stood still for %.0f s", still_s, extra={"event": "standstill"})
 
     def stop(self) -> None:
         """Ends all sessions because this server was stopped: the parties wait for it, as for one that was lost."""
@@ -406,6 +425,7 @@ class Coordinator:
             for member in self._members.values():
                 if member.joined:
                     member.outbox.put(control_pb2.ServerMessage(waiting=waiting))
+            self._announced_s = time.monotonic()
             self._emit("waiting", missing=list(decision.missing), left_s=round(decision.left_s, 1))
 
     def _refuse(self, member: Member, label: str) -> None:

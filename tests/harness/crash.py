@@ -1,0 +1,155 @@
+"""Deaths at named moments: programs that have this module as a plug-in kill themselves if a test asks for it.
+
+A test puts an empty file ``kill-<moment>-<name>`` into the federation's folder. The process of that name removes the
+file and sends itself SIGKILL when it comes to the moment. The product has no such hooks: importing this module
+wraps the product's functions, in the launcher, before it forks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vfl_common.bundle import StepKey
+from vfl_common.rpc.hub import ExchangeHub
+from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc.session import Session
+from vfl_common.run_folder import RunFolder
+from vfl_party.checkpoint import CheckpointStore
+from vfl_party.runner import Runner
+from vfl_server import app as server_app
+from vfl_server.control.coordinator import Coordinator
+
+METHOD = None  # the entry point's object; only the import counts
+EPOCH = 1  # the round in whose middle processes die
+STEPS = {  # moments of single steps: of a passive party's link, of the active party's hub
+    "first-step": StepKey("splitnn", 0, 0),
+    "mid-epoch": StepKey("splitnn", EPOCH, 1),
+    "evaluation": StepKey("evaluate", 0, 0),
+}
+# {moment: who comes to it}. "before-" and "after-" of a step: before it is sent or collected, after it is answered.
+PARTY = (
+    *("join-sent", "start-received", "plan-sent"),
+    *(f"{when}-{step}" for step in STEPS for when in ("before", "after")),
+    *("round-done", "checkpoint-begun", "checkpoint-half", "checkpoint-unnamed", "checkpoint-named"),
+    *("before-trained", "after-trained", "report-sent", "complete-heard", "before-finished"),
+)
+SERVER = (
+    *("joined", "before-start", "after-start", "planned", "progress", "lost"),
+    *("report", "before-summary", "after-summary", "before-told", "after-told", "before-finished"),
+)
+
+
+def name() -> str:
+    """Returns the name of this process in the recipe."""
+    return "server" if Path(sys.argv[0]).name == "vfl-server" else Path(sys.argv[2]).stem
+
+
+def point(moment: str) -> None:
+    """Ends this process if a test asks for it."""
+    asked = Path(f"kill-{moment}-{name()}")
+    if asked.exists():
+        asked.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wrap(owner: Any, attribute: str, *, before: Callable[..., None] | None = None, after: Any = None) -> None:
+    """Calls ``before`` with a function's arguments, and ``after`` with its result and arguments."""
+    inner = getattr(owner, attribute)
+
+    def outer(*args: Any, **named: Any) -> Any:
+        if before is not None:
+            before(*args, **named)
+        found = inner(*args, **named)
+        if after is not None:
+            after(found, *args, **named)
+        return found
+
+    setattr(owner, attribute, outer)
+
+
+def _step(when: str) -> Callable[..., None]:
+    def look(_self: Any, step: StepKey, *_: Any, **__: Any) -> None:
+        for moment, wanted in STEPS.items():
+            if step == wanted:
+                point(f"{when}-{moment}")
+
+    return look
+
+
+def _said(_self: Session, message: Any) -> None:
+    body = message.WhichOneof("body")
+    if body in ("join", "plan", "report"):
+        point(f"{body}-sent")
+
+
+def _noted(when: str) -> Callable[..., None]:
+    def look(_self: RunFolder, **facts: Any) -> None:
+        for fact in ("trained", "finished"):
+            if facts.get(fact):
+                point(f"{when}-{fact}")
+
+    return look
+
+
+def _half(store: CheckpointStore, file: str, *_: Any) -> None:
+    point("checkpoint-begun")
+    asked = Path(f"kill-checkpoint-half-{name()}")
+    if asked.exists():
+        (store._folder / f".tmp-{file}").write_bytes(bytes(1000))
+        point("checkpoint-half")
+
+
+def _renaming(path: Path, _target: Any) -> None:
+    if path.name.startswith(".tmp-"):
+        point("checkpoint-unnamed")
+
+
+def _renamed(_found: Any, path: Path, _target: Any) -> None:
+    if path.name.startswith(".tmp-"):
+        point("checkpoint-named")
+
+
+def _dropping_result(look: Callable[..., None]) -> Callable[..., None]:
+    return lambda _found, *args, **named: look(*args, **named)
+
+
+def _at(moment: str) -> Callable[..., None]:
+    return lambda *_, **__: point(moment)
+
+
+def _handled(_self: Coordinator, _member: Any, message: Any) -> None:
+    moments = {"join": "joined", "plan": "planned", "progress": "progress", "report": "report"}
+    body = message.WhichOneof("body")
+    if body in moments:
+        point(moments[body])
+
+
+def _writing(when: str) -> Callable[..., None]:
+    def look(path: Path, *_: Any, **__: Any) -> None:
+        if path.name == "summary.json":
+            point(f"{when}-summary")
+
+    return look
+
+
+wrap(Session, "_send", after=_dropping_result(_said))
+wrap(Session, "_checked", before=_at("start-received"))
+wrap(Session, "report", after=_at("complete-heard"))
+wrap(ExchangeLink, "send", before=_step("before"))
+wrap(ExchangeLink, "receive", after=_dropping_result(_step("after")))
+wrap(ExchangeHub, "collect", before=_step("before"))
+wrap(ExchangeHub, "reply", after=_dropping_result(_step("after")))
+wrap(Runner, "_save_ledger", before=_at("round-done"))
+wrap(CheckpointStore, "_write", before=_half)
+wrap(Path, "rename", before=_renaming, after=_renamed)
+wrap(RunFolder, "note", before=_noted("before"), after=_dropping_result(_noted("after")))
+wrap(Coordinator, "_begin", before=_at("before-start"), after=_at("after-start"))
+wrap(Coordinator, "_lose", before=_at("lost"))
+wrap(Coordinator, "handle", after=_dropping_result(_handled))
+wrap(Coordinator, "complete", before=_at("before-told"), after=_at("after-told"))
+wrap(server_app, "write_atomic", before=_writing("before"), after=_dropping_result(_writing("after")))

@@ -1,0 +1,102 @@
+"""Runs a federation whose processes die at named moments, each once, and starts whoever has died again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.harness import cases
+from tests.harness.crash import PARTY, SERVER
+from tests.harness.federation import Federation
+from tests.harness.plugins import environment, metadata
+
+PARTIES = ("p0", "p1", "p2")
+VICTIMS = {
+    "server": ("server",),
+    "active": ("p0",),
+    "passive": ("p1",),
+    "two": ("p0", "p2"),
+    "all": (*PARTIES, "server"),
+}
+RUN_S = 120.0
+REPO = Path(__file__).parents[2]
+DATA = cases.columns("sklearn:digits", 3, limit=100)
+
+
+def recipe(seed: int = 7) -> dict[str, object]:
+    """State of every sort: Adam's moments, dropout's generators; an evaluation at the end."""
+    made = cases.recipe(
+        3,
+        seed=seed,
+        model={"encoder": {"kind": "mlp", "hidden": [16], "dropout": 0.2}},
+        run={"heartbeat_s": 0.2, "lost_after_s": 5.0},
+    )
+    phase = {"kind": "splitnn", "epochs": 4, "batch_size": 24, "optimizer": {"kind": "adam", "lr": 0.01}}
+    return made | {"phases": [phase, {"kind": "evaluate"}]}
+
+
+def cells() -> Iterator[tuple[str, str]]:
+    """(victims, moment): all moments to which these victims come."""
+    for who in VICTIMS:
+        if who == "server":
+            yield from itertools.product([who], SERVER)
+        else:
+            yield from itertools.product([who], PARTY)
+
+
+def plugged(folder: Path) -> dict[str, str]:
+    """Returns the environment of programs that have the deaths as a plug-in."""
+    return environment(metadata(folder, {"vfl.methods": {"crashes": "tests.harness.crash:METHOD"}}), REPO)
+
+
+class Killed(Federation):
+    """A federation of programs with deaths."""
+
+    plugin: dict[str, str]
+
+    def start_one(self, name: str) -> None:
+        """Starts a program, or starts it again with the same command."""
+        if name == "server":
+            args = ["vfl-server", "serve", "recipe.toml", "--listen", self.address or "127.0.0.1:0"]
+            self.address = self.start(name, *args, environment=self.plugin).wait_for("ready")["address"]
+        else:
+            self.start(name, "vfl-party", "run", self.write_party(name).name, environment=self.plugin)
+
+
+def run(folder: Path, plugin: dict[str, str], victims: Sequence[str], moment: str, seed: int = 7) -> Killed:
+    """Runs to the end; returns the federation, closed. Fails unless all end with 0, in one run.
+
+    The first victim dies when it comes to ``moment``, and must come to it; the others are killed then.
+    """
+    with Killed(folder, recipe(seed), DATA) as federation:
+        federation.plugin = plugin
+        asked, others = folder / f"kill-{moment}-{victims[0]}", victims[1:]
+        asked.touch()
+        for name in ("server", *PARTIES):
+            federation.start_one(name)
+        give_up_s = time.monotonic() + RUN_S
+        while True:
+            if not asked.exists():
+                for name in others:
+                    federation.programs[name].kill()
+                others = ()
+            codes = {name: program.process.poll() for name, program in federation.programs.items()}
+            for name, code in codes.items():
+                if code == -signal.SIGKILL:
+                    federation.start_one(name)
+                elif code not in (None, 0):
+                    raise AssertionError(f"{name} ended with {code}: {federation.programs[name].stderr}")
+            if all(code == 0 for code in codes.values()):
+                break  # nobody is started again who has ended with 0
+            assert time.monotonic() < give_up_s, f"still running: {[n for n, c in codes.items() if c is None]}"
+            time.sleep(0.02)
+        assert not asked.exists(), f"{victims[0]} never came to {moment}"
+        runs = [path for path in (folder / "runs").iterdir() if path.is_dir()]
+        assert len(runs) == 1, f"{len(runs)} runs"
+        for name in ("server", *PARTIES):
+            assert json.loads((runs[0] / name / "run.json").read_text()).get("finished"), f"{name} is not finished"
+        return federation
