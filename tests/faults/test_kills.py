@@ -32,7 +32,6 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("all", "checkpoint-half"),
         ("two", "before-evaluation"),
         ("active", "report-sent"),
-        ("passive", "complete-heard"),
         ("server", "before-told"),
         ("server", "before-finished"),
     ],

@@ -1,8 +1,8 @@
 """Deaths at named moments: programs that have this module as a plug-in kill themselves if a test asks for it.
 
 A test puts an empty file ``kill-<moment>-<name>`` into the federation's folder. The process of that name removes the
-file and sends itself SIGKILL when it comes to the moment. The product has no such hooks: importing this module
-wraps the product's functions, in the launcher, before it forks.
+file and sends itself SIGKILL when it comes to the moment. The product has no such hooks: ``crash_plugin``
+wraps its functions in the launcher, before it forks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from vfl_party.runner import Runner
 from vfl_server import app as server_app
 from vfl_server.control.coordinator import Coordinator
 
-METHOD = None  # the entry point's object; only the import counts
 EPOCH = 1  # the round in whose middle processes die
 STEPS = {  # moments of single steps: of a passive party's link, of the active party's hub
     "first-step": StepKey("splitnn", 0, 0),
@@ -137,19 +136,21 @@ def _writing(when: str) -> Callable[..., None]:
     return look
 
 
-wrap(Session, "_send", after=_dropping_result(_said))
-wrap(Session, "_checked", before=_at("start-received"))
-wrap(Session, "report", after=_at("complete-heard"))
-wrap(ExchangeLink, "send", before=_step("before"))
-wrap(ExchangeLink, "receive", after=_dropping_result(_step("after")))
-wrap(ExchangeHub, "collect", before=_step("before"))
-wrap(ExchangeHub, "reply", after=_dropping_result(_step("after")))
-wrap(Runner, "_save_ledger", before=_at("round-done"))
-wrap(CheckpointStore, "_write", before=_half)
-wrap(Path, "rename", before=_renaming, after=_renamed)
-wrap(RunFolder, "note", before=_noted("before"), after=_dropping_result(_noted("after")))
-wrap(Coordinator, "_begin", before=_at("before-start"), after=_at("after-start"))
-wrap(Coordinator, "_lose", before=_at("lost"))
-wrap(Coordinator, "handle", after=_dropping_result(_handled))
-wrap(Coordinator, "complete", before=_at("before-told"), after=_at("after-told"))
-wrap(server_app, "write_atomic", before=_writing("before"), after=_dropping_result(_writing("after")))
+def wrap_all() -> None:
+    """Wraps the product's functions in this process."""
+    wrap(Session, "_send", after=_dropping_result(_said))
+    wrap(Session, "_checked", before=_at("start-received"))
+    wrap(Session, "report", after=_at("complete-heard"))
+    wrap(ExchangeLink, "send", before=_step("before"))
+    wrap(ExchangeLink, "receive", after=_dropping_result(_step("after")))
+    wrap(ExchangeHub, "collect", before=_step("before"))
+    wrap(ExchangeHub, "reply", after=_dropping_result(_step("after")))
+    wrap(Runner, "_save_ledger", before=_at("round-done"))
+    wrap(CheckpointStore, "_write", before=_half)
+    wrap(Path, "rename", before=_renaming, after=_renamed)
+    wrap(RunFolder, "note", before=_noted("before"), after=_dropping_result(_noted("after")))
+    wrap(Coordinator, "_begin", before=_at("before-start"), after=_at("after-start"))
+    wrap(Coordinator, "_lose", before=_at("lost"))
+    wrap(Coordinator, "handle", after=_dropping_result(_handled))
+    wrap(Coordinator, "complete", before=_at("before-told"), after=_at("after-told"))
+    wrap(server_app, "write_atomic", before=_writing("before"), after=_dropping_result(_writing("after")))

@@ -23,6 +23,7 @@ VICTIMS = {
     "all": (*PARTIES, "server"),
 }
 RUN_S = 120.0
+WAIT_S = 15.0  # for whom others wait: for a party, for a server
 REPO = Path(__file__).parents[2]
 DATA = cases.columns("sklearn:digits", 3, limit=100)
 
@@ -33,7 +34,7 @@ def recipe(seed: int = 7) -> dict[str, object]:
         3,
         seed=seed,
         model={"encoder": {"kind": "mlp", "hidden": [16], "dropout": 0.2}},
-        run={"heartbeat_s": 0.2, "lost_after_s": 5.0},
+        run={"heartbeat_s": 0.2, "lost_after_s": 5.0, "rejoin_deadline_s": WAIT_S},
     )
     phase = {"kind": "splitnn", "epochs": 4, "batch_size": 24, "optimizer": {"kind": "adam", "lr": 0.01}}
     return made | {"phases": [phase, {"kind": "evaluate"}]}
@@ -50,7 +51,7 @@ def cells() -> Iterator[tuple[str, str]]:
 
 def plugged(folder: Path) -> dict[str, str]:
     """Returns the environment of programs that have the deaths as a plug-in."""
-    return environment(metadata(folder, {"vfl.methods": {"crashes": "tests.harness.crash:METHOD"}}), REPO)
+    return environment(metadata(folder, {"vfl.methods": {"crashes": "tests.harness.crash_plugin:METHOD"}}), REPO)
 
 
 class Killed(Federation):
@@ -64,7 +65,8 @@ class Killed(Federation):
             args = ["vfl-server", "serve", "recipe.toml", "--listen", self.address or "127.0.0.1:0"]
             self.address = self.start(name, *args, environment=self.plugin).wait_for("ready")["address"]
         else:
-            self.start(name, "vfl-party", "run", self.write_party(name).name, environment=self.plugin)
+            path = self.write_party(name).name
+            self.start(name, "vfl-party", "run", path, "--wait", str(WAIT_S), environment=self.plugin)
 
 
 def run(folder: Path, plugin: dict[str, str], victims: Sequence[str], moment: str, seed: int = 7) -> Killed:
