@@ -58,18 +58,22 @@ class Code(IntEnum):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a code means to a peer (``public``), to a shell (``exit_code``) and to a retry loop (``retryable``)."""
+    """What a code means to a peer (``public``), to a shell (``exit_code``) and to a retry loop (``retryable``).
+
+    ``own``: it is about one party alone, its files, data or program.
+    """
 
     public: str
     exit_code: int
     retryable: bool = False
+    own: bool = False
 
 
 CATALOGUE: dict[Code, Meaning] = {
-    Code.INTERNAL: Meaning("the party met an internal error; its own log has the details", 1),
-    Code.CONFIG_INVALID: Meaning("the party's configuration cannot be used; its own log has the details", 2),
-    Code.FILE_INVALID: Meaning("a file of the party cannot be used; its own log has the details", 2),
-    Code.DATA_INVALID: Meaning("the party's data cannot be used; its own log has the details", 2),
+    Code.INTERNAL: Meaning("the party met an internal error; its own log has the details", 1, own=True),
+    Code.CONFIG_INVALID: Meaning("the party's configuration cannot be used; its own log has the details", 2, own=True),
+    Code.FILE_INVALID: Meaning("a file of the party cannot be used; its own log has the details", 2, own=True),
+    Code.DATA_INVALID: Meaning("the party's data cannot be used; its own log has the details", 2, own=True),
     Code.ROWS_DIFFER: Meaning("the parties do not hold the same rows", 2),
     Code.CERTIFICATE_INVALID: Meaning("a certificate cannot be used", 2),
     Code.IDENTITY_MISMATCH: Meaning("the certificate names another party", 2),
@@ -85,13 +89,13 @@ CATALOGUE: dict[Code, Meaning] = {
     Code.NON_FINITE: Meaning("a tensor holds NaN or infinity", 2),
     Code.STEP_OUT_OF_ORDER: Meaning("a message arrived for a step that is not the current one", 2),
     Code.STALE_GENERATION: Meaning("the message belongs to an earlier generation of the run", 2, retryable=True),
-    Code.MODEL_INVALID: Meaning("a model does not fit the recipe", 2),
-    Code.DEVICE_MISSING: Meaning("a requested device does not exist", 2),
+    Code.MODEL_INVALID: Meaning("a model does not fit the recipe", 2, own=True),
+    Code.DEVICE_MISSING: Meaning("a requested device does not exist", 2, own=True),
     Code.PARTY_LOST: Meaning("a party was lost and did not come back in time", 3),
     Code.STEP_TIMEOUT: Meaning("a party did not finish its step in time", 3),
     Code.ABORTED: Meaning("another party stopped the run", 4),
     Code.INTERRUPTED: Meaning("the run was interrupted and resumes from a checkpoint", 4, retryable=True),
-    Code.CHECKPOINT_INVALID: Meaning("a checkpoint cannot be used", 2),
+    Code.CHECKPOINT_INVALID: Meaning("a checkpoint cannot be used", 2, own=True),
     Code.MALFORMED_MESSAGE: Meaning("a message cannot be read", 2),
     Code.MODELS_DIFFER: Meaning("the parties would aggregate different weights", 2),
     Code.REFUSED: Meaning("the party's policy does not let something out that the recipe asks for", 2),

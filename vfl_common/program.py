@@ -69,8 +69,9 @@ def exit_status(call: Callable[[], object]) -> int:
         click.echo(f"error: {clean(str(error), LINE)}", err=True)
         return error.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt, Stopped) as stop:
-        log.warning("stopped %s", stop, extra={"event": "stopped"})
-        click.echo(f"stopped: {stop}" if str(stop) else "stopped", err=True)
+        text = f"stopped: {stop}" if str(stop) else "stopped"
+        log.warning(text, extra={"event": "stopped"})
+        click.echo(text, err=True)
         return 130
     except click.ClickException as error:
         error.show()

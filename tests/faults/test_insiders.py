@@ -32,7 +32,7 @@ from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
 from vfl_common.rpc.hub import ExchangeHub, _Stream
-from vfl_common.rpc.session import SERVICE, Joining, Session
+from vfl_common.rpc.session import SERVICE, Done, Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import encode, parse_frame
 from vfl_server.control.service import MAX_SESSIONS
@@ -139,11 +139,11 @@ class OddServer:
         self.sessions += 1
         yield from self._answers
 
-    def join(self) -> None:
+    def join(self) -> Start | Done:
         with listening("127.0.0.1:0", credentials("server"), [self], 4) as (_, address):
             session = Session(address, credentials("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.5, wait_s=2.0)
             try:
-                session.join(Joining("passive", "{}", "train", 1, "cpu"))
+                return session.join(Joining("passive", "{}", "train", 1, "cpu"))
             finally:
                 session.close()
 
@@ -160,3 +160,24 @@ def test_a_server_that_says_too_much_is_asked_once() -> None:
     with pytest.raises(PeerError, match="server sent a message of more than 4 MiB"):
         server.join()
     assert server.sessions == 1
+
+
+class Restarted(OddServer):
+    """Has a party wait, dies after longer than a party looks for a server, and is there again."""
+
+    def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
+        next(requests)
+        self.sessions += 1
+        if self.sessions == 1:
+            waiting = control_pb2.Waiting(missing=["p2"], deadline_s=900.0)
+            yield control_pb2.ServerMessage(waiting=waiting).SerializeToString()
+            threading.Event().wait(2.5)  # the party's wait_s is 2
+        else:
+            start = control_pb2.Start(run_id="run", generation=2)
+            yield control_pb2.ServerMessage(start=start).SerializeToString()
+
+
+def test_a_server_that_dies_while_a_party_waits_for_others_is_looked_for() -> None:
+    server = Restarted()
+    assert isinstance(server.join(), Start)
+    assert server.sessions == 2

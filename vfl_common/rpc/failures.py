@@ -6,19 +6,6 @@ from vfl_common.errors import CATALOGUE, AbortedError, Code, InterruptedRun, Los
 from vfl_common.pb.vfl.v1 import failure_pb2
 from vfl_common.text import clean
 
-# Codes of what goes wrong at one party alone: in its files, its data, its program.
-OWN = frozenset(
-    {
-        Code.INTERNAL,
-        Code.CONFIG_INVALID,
-        Code.FILE_INVALID,
-        Code.DATA_INVALID,
-        Code.MODEL_INVALID,
-        Code.DEVICE_MISSING,
-        Code.CHECKPOINT_INVALID,
-    }
-)
-
 
 def to_failure(error: BaseException) -> failure_pb2.Failure:
     """Returns what a peer may read about ``error``; an error that is not ours becomes INTERNAL, without its text."""
@@ -31,7 +18,8 @@ def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflEr
     """Returns the error that a received failure means for this process, ``me``.
 
     A failure about this party keeps its code (and so its exit code), and so does one about all parties, which names
-    none. One about another party becomes an AbortedError. A code of ``OWN`` that names no party is about its sender.
+    none. One about another party becomes an AbortedError. A code that is about one party alone, and names none, is about
+    its sender.
     """
     try:
         code = Code(failure.code)
@@ -42,7 +30,7 @@ def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflEr
         return InterruptedRun(text)
     if code in (Code.PARTY_LOST, Code.STEP_TIMEOUT):
         return LostError(code, text, party=failure.party).privately(f"{sender} stopped the run: {text}")
-    party = failure.party or (sender if code in OWN else "")
+    party = failure.party or (sender if CATALOGUE[code].own else "")
     if party not in ("", me):
         about = f" because of {clean(party, 64)}" if party != sender else ""
         return AbortedError(f"{sender} stopped the run{about}: {text}", party=party)

@@ -167,7 +167,7 @@ class Session:
             InputError, PeerError: the server cannot be reached, or refuses this party.
             LostError: the others did not come in time.
         """
-        give_up_s = time.monotonic() + self.wait_s
+        give_up_s, spoke = time.monotonic() + self.wait_s, False
         while True:
             if self._channel is None:
                 self._connect(give_up_s)
@@ -195,13 +195,15 @@ class Session:
                     if not isinstance(answer, InterruptedRun):
                         raise answer
                     if self._channel is None:  # the server went away meanwhile: connect and join again
-                        if time.monotonic() >= give_up_s:
+                        if spoke:  # it served for as long as it lived: it gets the whole time to come back
+                            give_up_s, spoke = time.monotonic() + self.wait_s, False
+                        elif time.monotonic() >= give_up_s:
                             text = f"{self.server} ends every session at once, and has done so for {self.wait_s:g} s"
                             raise InputError(Code.UNREACHABLE, text)
                         self._closed.wait(_PAUSE_S)
                         break
                 elif answer.HasField("waiting"):
-                    give_up_s = time.monotonic() + self.wait_s  # it speaks: the next silence gets the whole time again
+                    spoke = True
                     left_s = max(0.0, min(answer.waiting.deadline_s, _LONGEST_S))
                     patience_s = left_s + self.wait_s
                     self.on_waiting([clean(name, 64) for name in answer.waiting.missing[:_MOST_NAMES]], left_s, "")
