@@ -18,7 +18,7 @@ def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflEr
     """Returns the error that a received failure means for this process, ``me``.
 
     A failure about this party keeps its code (and so its exit code), and so does one about all parties, which names
-    none. One about another party becomes an AbortedError. A code that is about one party alone, and names none, is about
+    none. One about another party becomes an AbortedError. If a failure with an ``own`` code names no party, it is about
     its sender.
     """
     try:
