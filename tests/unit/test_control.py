@@ -410,6 +410,11 @@ def test_a_server_that_was_stopped_ends_the_sessions_and_not_the_run() -> None:
     for member in members.values():
         (kind, interrupt), end = told(member)
         assert (kind, interrupt.reason, end) == ("interrupt", "server was stopped", ("end", None))
+    for name in ("p0", "p1"):  # before the session has ended
+        run.join(name, member=members[name])
+    run.coordinator.closed(members["p2"])
+    assert kinds(run.join("p2")) == ["end"]  # in a session of its own
+    assert run.started == [(1, "")]
 
 
 def test_a_party_that_joins_again_before_its_loss_is_noticed_interrupts() -> None:

@@ -416,16 +416,20 @@ class Session:
                     ending = PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
         if self._closed.is_set():
             return
-        with self._lock:
-            if self._channel is channel:
-                self._channel = None
+        self._end(ending, channel)
         channel.close()
-        self._end(ending)
 
-    def _end(self, error: VflError) -> None:
+    def _end(self, error: VflError, channel: grpc.Channel | None = None) -> None:
+        """Ends the generation with ``error``; ``channel``: the one that was lost with it.
+
+        All at once, because the main thread may begin to join again as soon as there is no channel: this error must not
+        end the generation that it then starts.
+        """
         with self._lock:
+            if channel is not None and self._channel is channel:
+                self._channel = None
             self._ended, watcher = error, self._watcher
-        self._inbox.put(error)
+            self._inbox.put(error)
         if watcher is not None:
             watcher(error)
 

@@ -146,13 +146,15 @@ class Coordinator:
         self.finished = threading.Event()
         self._summary_json: str | None = None  # once the run is complete
         self._told: set[str] = set()  # parties that have heard of it
+        self._stopped = False
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
     def open(self, name: str) -> Member:
         """Opens a session for ``name``.
 
-        Refuses a second session of a living party. Replaces the session of a party that has fallen silent.
+        Refuses a second session of a living party. Replaces the session of a party that has fallen silent. Once this
+        server has been stopped, a session ends as soon as it is open: the party waits for the next server.
 
         Raises:
             PeerError: NOT_IN_RECIPE, NAME_TAKEN.
@@ -166,7 +168,10 @@ class Coordinator:
             while name in self._members:  # several may have waited for the same silent session
                 self._replace(self._members[name], opened_s)
             member = Member(name, queue.SimpleQueue(), time.monotonic())
-            self._members[name] = member
+            if self._stopped:
+                member.outbox.put(None)
+            else:
+                self._members[name] = member
             return member
 
     def _replace(self, older: Member, opened_s: float) -> None:
@@ -250,6 +255,7 @@ class Coordinator:
     def stop(self) -> None:
         """Ends all sessions because this server was stopped: the parties wait for it, as for one that was lost."""
         with self._lock:
+            self._stopped = True
             if self.state is RunState.RUNNING:
                 self._interrupt(f"{self.recipe.server} was stopped", lost=[])
             for member in self._members.values():
@@ -412,6 +418,8 @@ class Coordinator:
         return isinstance(decision, membership.Wait | membership.GiveUp) and name in decision.missing
 
     def _decide(self, *, announce: bool = False) -> None:
+        if self._stopped:
+            return
         decision = self._decision()
         if isinstance(decision, membership.Begin):
             self._begin(decision)
