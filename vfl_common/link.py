@@ -4,9 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
+
+
+@dataclass(frozen=True)
+class Lenience:
+    """Lets a step go on without parties that are late or away.
+
+    A party that is not there after ``deadline_s`` seconds is away; later steps do not wait for it. When it comes with
+    a step that has passed, it is told the step that is under way, and takes part again. ``at_least``: a step needs so
+    many parties, and waits for them as every other step does.
+    """
+
+    deadline_s: float
+    at_least: int = 0
+
+
+class StepPassed(Exception):  # noqa: N818 - an event of the run, not a fault
+    """A step was computed without this party; ``now`` is under way."""
+
+    def __init__(self, now: StepKey) -> None:
+        super().__init__(f"the step has passed; {now} is under way")
+        self.now = now
 
 
 class Link(Protocol):
@@ -27,7 +49,8 @@ class Link(Protocol):
         """Waits for the reply to the bundle that was sent last.
 
         Raises PeerError if the reply does not match ``expect``, InterruptedRun if this generation has ended,
-        LostError if the peer takes longer than the recipe's ``run.step_timeout_s``.
+        LostError if the peer takes longer than the recipe's ``run.step_timeout_s``, StepPassed if the peer has
+        computed the step without this party (see ``Lenience``).
         """
         ...
 
@@ -45,11 +68,13 @@ class Hub(Protocol):
         expect: BundleSpec,
         arrived: Callable[[str, Bundle], None] | None = None,
         deadline_s: float = math.inf,
+        lenience: Lenience | None = None,
     ) -> dict[str, Bundle]:
         """Waits until every party has sent its bundle of ``step``; returns {party: bundle}, in roster order.
 
         ``arrived`` is called, in this thread, with each bundle when it has come, before the others have. Bundles that
-        are incomplete after ``deadline_s`` are late and left out.
+        are incomplete after ``deadline_s`` are late and left out; their parties get a reply when they come. With
+        ``lenience`` they get none, but hear which step is under way.
 
         Raises PeerError if a bundle does not match ``expect``, InterruptedRun if this generation has ended,
         LostError if a party takes longer than the recipe's ``run.step_timeout_s``.
@@ -57,7 +82,17 @@ class Hub(Protocol):
         ...
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
-        """Answers every party's bundle of ``step``; returns at once. A late party gets its reply when it comes."""
+        """Answers every party's bundle of ``step``; returns at once. A late party gets its reply when it comes.
+
+        With ``lenience`` only the parties that came are answered.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Ends a phase with ``lenience``: waits until each party that is away has come, and been told that it is over.
+
+        Raises InterruptedRun if this generation has ended, LostError after ``run.step_timeout_s``.
+        """
         ...
 
     def unhurried(self) -> None:

@@ -18,7 +18,7 @@ from vfl_common.text import LINE, clean, to_json
 log = logging.getLogger(__name__)
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-_WARNINGS = frozenset({"lost", "interrupted"})
+_WARNINGS = frozenset({"lost", "away", "interrupted"})
 
 
 class JsonLines(logging.Formatter):

@@ -27,12 +27,16 @@ class AggregationPlan:
 
 @dataclass(frozen=True)
 class Planned:
-    """A phase before it is made: the facts that give its checkpoints' labels a meaning."""
+    """A phase before it is made: the facts that give its checkpoints' labels a meaning.
+
+    ``lenient``: this side may miss any rounds of it; never true at the active party.
+    """
 
     name: str
     rounds: int
     alone_from: int | None
     skippable: tuple[int, ...] = ()
+    lenient: bool = False
 
 
 def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
@@ -60,11 +64,11 @@ def ahead(label: str, plan: Sequence[Planned]) -> list[str]:
     """Returns the later labels, oldest first, to which a party at ``label`` may skip."""
     position, begin, found = position_of(label), 0, []
     for phase in plan:
-        while begin <= position < begin + phase.rounds and position - begin in phase.skippable:
+        while begin <= position < begin + phase.rounds and (phase.lenient or position - begin in phase.skippable):
             position += 1
             found.append(label_of(position, phase.name, position - begin))
         begin += phase.rounds
-    return found
+    return found[:MOST_OFFERED]
 
 
 def alone_after(label: str, plan: Sequence[Planned]) -> bool:

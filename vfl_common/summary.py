@@ -121,6 +121,18 @@ class ExchangeSummary(_Model):
     when: Words
 
 
+class Absence(_Model):
+    """Successive training steps of a phase that were computed without a party, because it was late or away."""
+
+    phase: Words
+    party: Words
+    first_round: int
+    first_batch: int
+    last_round: int
+    last_batch: int
+    steps: int
+
+
 class Summary(_Model):
     """The whole run."""
 
@@ -138,6 +150,7 @@ class Summary(_Model):
     wall_s: Number  # from the first start of training to the last report
     interruptions: int = 0
     without: list[Words] = []  # parties that came too late: the model has not seen their data
+    absences: list[Absence] = []  # training steps that were computed without a party
     exchanges: list[ExchangeSummary] = []  # the phases' exchanges, as the active party reports them
     privacy: Privacy | None = None  # if a phase trains with differential privacy
 

@@ -14,6 +14,7 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.link import Hub, Link
+from vfl_party.absence import LatePolicy
 from vfl_party.chains import make_chains
 from vfl_party.data import Features, Labels
 from vfl_party.declared import Exchange, Role
@@ -70,6 +71,7 @@ class Party:
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
     ``policy``: decides what may leave this party.
     ``privacy``: the budget of the phases with differential privacy; None if there are none.
+    ``late_policy``: of the first phase that goes on without a party; ``wait`` if there is none.
     ``sent_noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction.
     ``ways``: the links and the hub of this generation; None before the party is connected.
     ``exchanges``: {(phase, exchange's name): its asking or answering side}, as the phases have opened them.
@@ -88,6 +90,7 @@ class Party:
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     policy: Policy = field(default_factory=AllowAll)
     privacy: PrivacyPlan | None = None
+    late_policy: LatePolicy = "wait"
     sent_noise: float = 0.0
     ways: Ways | None = None
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)

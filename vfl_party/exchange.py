@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
-from vfl_common.link import Hub, Link
+from vfl_common.link import Hub, Lenience, Link
 from vfl_party.declared import TORCH, WIRE, Exchange
 from vfl_party.filter import Filter, Tensors
 
@@ -173,7 +173,9 @@ class Answering:
             raise InputError(Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party")
         return self._ways.hub
 
-    def collect(self, step: StepKey, *, deadline_s: float = math.inf, **sizes: int) -> dict[str, dict[str, Tensor]]:
+    def collect(
+        self, step: StepKey, *, deadline_s: float = math.inf, lenience: Lenience | None = None, **sizes: int
+    ) -> dict[str, dict[str, Tensor]]:
         """Returns {party: its tensors}, without gradient, in roster order and without late parties.
 
         Raises as ``Hub.collect``.
@@ -184,7 +186,7 @@ class Answering:
         def arrived(party: str, bundle: Bundle) -> None:
             received[party] = self.chains.up.undo(take_in(bundle, self._device, party=party, step=step))
 
-        return {party: received[party] for party in self.hub.collect(step, spec, arrived, deadline_s)}
+        return {party: received[party] for party in self.hub.collect(step, spec, arrived, deadline_s, lenience)}
 
     def reply(self, step: StepKey, tensors: Mapping[str, Tensors]) -> None:
         """Answers each party with its own tensors."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from vfl_common.errors import VflError
 from vfl_party.align import Aligned, Alignment
 from vfl_party.exchange import Ways
-from vfl_party.party import Assembled, Opened, Tick
+from vfl_party.party import Assembled, Opened, Tick, expected_rows
 from vfl_party.phase import Phase, Tree
 from vfl_party.runner import Job, Statement
 
@@ -62,10 +62,13 @@ class PartyJob(Job):
     def phases(self) -> Sequence[Phase]:
         return self.assembled.phases
 
-    def open(self) -> None:
+    def open(self, *, returning: bool = False) -> None:
         opened, transport = self._opened, self._transport
         (expected, ready), self._ready = self._ready or (None, None), None
-        aligned = self._alignment.align(opened.name, self._run_id, opened.table.ids, transport)
+        if returning:
+            aligned = expected_rows(opened)
+        else:
+            aligned = self._alignment.align(opened.name, self._run_id, opened.table.ids, transport)
         self._assembled = ready if ready is not None and aligned == expected else self._assemble(aligned)
         self._assembled.connect(transport, self._tick)
 
@@ -77,6 +80,10 @@ class PartyJob(Job):
 
     def unhurried(self) -> None:
         self.assembled.party.unhurried()
+
+    def settle(self) -> None:
+        if self._transport.hub is not None:
+            self._transport.hub.settle()
 
     def state(self) -> Tree:
         return self.assembled.state()

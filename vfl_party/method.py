@@ -11,6 +11,7 @@ from torch import nn
 from vfl_common.config.base import Section
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
+from vfl_party.absence import LatePolicy
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.declared import Traffic
 from vfl_party.phase import Phase
@@ -29,6 +30,7 @@ class Method(Generic[S]):
     ``noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction, if any.
     ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> the phase's privacy
     budget, if its settings have ``dp``.
+    ``late``: what stands in for a passive party that is late or away, if the phase goes on without it.
     ``trains``: whether rows leave a trace in the models.
     ``kept``: whether the party's models hold what it learns; if not, it must be the recipe's only phase.
     ``traffic``: the exchanges of the phase, for a forecast; the function exchanges nothing, and must work for a party
@@ -44,6 +46,7 @@ class Method(Generic[S]):
     part: Callable[[nn.Module, str], nn.Module] | None = None
     noise: Callable[[S], float] | None = None
     private: Callable[[str, S, Recipe, int], PrivatePhase | None] | None = None
+    late: Callable[[S], LatePolicy] | None = None
     trains: bool = True
     kept: bool = True
     traffic: Callable[[Party, str, S], Traffic] | None = None

@@ -142,7 +142,11 @@ class Assembled:
     @property
     def plan(self) -> list[Planned]:
         """The phases, in order; the labels of checkpoints count in this plan."""
-        return [Planned(phase.name, phase.rounds, phase.alone_from, tuple(phase.skippable)) for phase in self.phases]
+        passive = self.party.role == "passive"
+        return [
+            Planned(phase.name, phase.rounds, phase.alone_from, tuple(phase.skippable), phase.lenient and passive)
+            for phase in self.phases
+        ]
 
     @property
     def aggregations(self) -> tuple[AggregationPlan, ...]:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from vfl_common.summary import Absence
+
 Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vfl_party.checkpoint packs
 
 
@@ -16,7 +18,8 @@ class RoundReport:
     ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends with this round (the
     same on all sides); ``kept``: the metrics of the weights that the phase ends with, if these are an earlier round's;
     ``note``: a sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says (the
-    same on all sides); ``without``: parties that the model was trained without, because their data came too late.
+    same on all sides); ``without``: parties that the model was trained without, because their data came too late;
+    ``absences``: all steps of the phase so far that were computed without a party.
     """
 
     steps: int
@@ -26,6 +29,7 @@ class RoundReport:
     note: str = ""
     checkpoint: bool = False
     without: tuple[str, ...] = ()
+    absences: tuple[Absence, ...] = ()
 
 
 class Phase(ABC):
@@ -46,6 +50,10 @@ class Phase(ABC):
     # Rounds that change nothing on this side (an upload, say): their result is at the peers, and in their checkpoints.
     # On resume this side skips such a round if the peers' checkpoints hold the result.
     skippable: tuple[int, ...] = ()
+
+    # The phase goes on without a passive party that is late or away, and takes it back (``vfl_common.link.Lenience``).
+    # So a passive party may resume at any later round of the phase.
+    lenient: bool = False
 
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:

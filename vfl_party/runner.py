@@ -15,6 +15,10 @@ A party offers '', the run's beginning, only if it has written at most ``MOST_LO
 that is killed may hold none (``vfl_party.checkpoint`` says why). So a party that offers nothing, by accident or on
 purpose, cannot have the others begin again.
 
+A party that comes back while the others go on (``Phase.lenient``) joins the generation that is under way. It resumes at
+its own newest checkpoint, and the active party tells it the step to catch up to. If a generation begins in such a
+phase, a passive party may lack the rounds that the active party has: it offers their labels, too.
+
 A party may skip rounds that leave it unchanged (``Phase.skippable``: an upload). It offers the labels after them too;
 the run begins at one only if the peers' checkpoints hold the round's result.
 
@@ -38,6 +42,8 @@ from vfl_common.ledger import Ledger, load_entries
 from vfl_common.rpc.session import Done, Joining, Session, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned, ahead, alone_after, label_of, position_of, reachable
+from vfl_common.summary import Absence
+from vfl_common.text import to_json
 from vfl_party.phase import Phase, RoundReport, Tree
 
 MOST_LOST = 2  # checkpoints that a death may cost a party
@@ -54,8 +60,11 @@ class Job(ABC):
         """The phases to run, once the job is open."""
 
     @abstractmethod
-    def open(self) -> None:
-        """Opens the exchange, aligns the rows with the peers', and makes models and phases."""
+    def open(self, *, returning: bool) -> None:
+        """Opens the exchange, aligns the rows with the peers', and makes models and phases.
+
+        ``returning``: the others have aligned, and go on; this party takes the rows that it had.
+        """
 
     @property
     @abstractmethod
@@ -65,6 +74,10 @@ class Job(ABC):
     @abstractmethod
     def unhurried(self) -> None:
         """Lets the next exchange wait as long as the peers live: they may be at work on their own."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Waits until the parties that were away in the last phase know that it is over. See ``Hub.settle``."""
 
     @abstractmethod
     def state(self) -> Tree:
@@ -92,6 +105,7 @@ class Outcome:
     summary_json: str = ""
     label: str = ""  # of the last checkpoint
     without: tuple[str, ...] = ()  # parties that the model was trained without
+    absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)  # of each phase
 
 
 @dataclass(frozen=True)
@@ -202,6 +216,8 @@ class Runner:
     def _check(self, start: Start, offer: Joining) -> None:
         """Raises PeerError if the run would resume at a label that this party has not offered."""
         same = start.run_id == offer.run_id and offer.job == "train"
+        if start.returning and same and self.joining.role == "passive":
+            return
         if start.checkpoint not in (offer.checkpoints if same else ("",)):
             text = f"the server starts run {start.run_id} at {start.checkpoint or 'its beginning'}"
             text = f"{text}, which {self.session.credentials.name} has not offered"
@@ -224,11 +240,13 @@ class Runner:
         try:
             self.session.watch(job.end)
             tree: Tree = None
+            if start.returning:
+                start = replace(start, checkpoint=self._newest(folder))
             label = self._own(folder, start.checkpoint)
             if start.left and not alone_after(start.checkpoint, self.plan):
                 text = f"the server starts without {', '.join(start.left)}, who are needed from {start.checkpoint!r} on"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
-            job.open()
+            job.open(returning=start.returning)
             said = job.statement
             self.plan = said.plan
             folder.note(plan=[asdict(phase) for phase in said.plan])  # gives the labels of its checkpoints a meaning
@@ -255,6 +273,7 @@ class Runner:
                 exchanges_json=said.exchanges_json,
                 free_from=free,
                 without=outcome.without,
+                absences_json=to_json([each.model_dump() for phase in outcome.absences.values() for each in phase]),
                 peak_memory_bytes=self.peak_memory(),
             )
             return outcome
@@ -276,6 +295,9 @@ class Runner:
         outcome = Outcome()
         if tree:
             outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label, without=tuple(tree.get("without", ())))
+            outcome.absences = {
+                phase: tuple(Absence(**each) for each in found) for phase, found in tree.get("absences", {}).items()
+            }
         begin, own = 0, position_of(label) if tree else 0
         first = max(own, position_of(begun) if begun else 0)
         self._vouch(folder, label)
@@ -286,7 +308,12 @@ class Runner:
                     phase.load_state(tree["phase"])
                 if first >= begin and tree:  # others may have to repeat what this party did alone
                     job.unhurried()
+                if phase.lenient and self.joining.role == "active":
+                    self.session.lenient(True)
                 self._rounds(phase, job, folder, outcome, begin, max(first, begin))
+                if phase.lenient and self.joining.role == "active":
+                    self.session.lenient(False)  # the server ends the generation if it lacks a party
+                    job.settle()
                 if phase.alone_from is not None:
                     job.unhurried()
             begin = end
@@ -301,6 +328,8 @@ class Runner:
             outcome.steps += report.steps
             outcome.metrics |= report.kept or report.metrics
             outcome.without = tuple(dict.fromkeys((*outcome.without, *report.without)))
+            if report.absences:
+                outcome.absences[phase.name] = report.absences
             done = report.done or round_ + 1 == phase.rounds
             self.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
             if done:
@@ -311,6 +340,9 @@ class Runner:
                 state = {} if done else phase.state()
                 tree = {"job": job.state(), "phase": state, "steps": outcome.steps, "metrics": outcome.metrics}
                 tree["without"] = outcome.without
+                tree["absences"] = {
+                    name: [each.model_dump() for each in found] for name, found in outcome.absences.items()
+                }
                 folder.checkpoints.save_later(outcome.label, tree)
                 if done or report.checkpoint:  # what this party does next tells others that it is on the disk
                     folder.checkpoints.flush()
@@ -329,6 +361,11 @@ class Runner:
     def _flush(folder: RunFolder) -> None:
         if folder.checkpoints is not None:
             folder.checkpoints.flush()
+
+    @staticmethod
+    def _newest(folder: RunFolder) -> str:
+        """Returns the label of the newest whole checkpoint; '' if there is none."""
+        return max(folder.checkpoints.whole(), default="") if folder.checkpoints is not None else ""
 
     def _own(self, folder: RunFolder, label: str) -> str:
         """Returns the label of this party's own checkpoint to load when the run resumes at ``label``."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
+from vfl_common.link import Lenience, StepPassed
+from vfl_party.absence import Following, joined
 from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.exchange import Answering, Asking
-from vfl_party.models import combine, combined_size
 from vfl_party.seeds import Rows
 
 CHUNK_ROWS = 1024
@@ -38,16 +42,27 @@ def embed(party: Party, rows: Rows) -> Tensor:
 
 
 @torch.no_grad()
-def send_embeddings(party: Party, scores: Asking, round_: int, first_batch: int, rows: Rows) -> int:
+def send_embeddings(
+    party: Party, scores: Asking, round_: int, first_batch: int, rows: Rows, following: Following | None = None
+) -> int:
     """Embeds ``rows`` in eval mode and sends them, a chunk a step: the passive side. Returns the next batch number.
 
-    ``scores``: the asking side of the exchange ``scoring``.
+    ``scores``: the asking side of the exchange ``scoring``. ``following``: this party's place, if the others may go on
+    without it.
     """
     features = party.need_features()
     party.models["encoder"].eval()
     for batch, chunk in enumerate(chunks(rows), first_batch):
+        step = StepKey(scores.phase, round_, batch)
+        if following is not None and following.is_over(step):
+            continue
         z_BD = party.encode(*features.inputs(chunk))
-        scores.swap(StepKey(scores.phase, round_, batch), {"z": z_BD})
+        try:
+            scores.swap(step, {"z": z_BD})
+        except StepPassed as passed:
+            if following is None:
+                raise
+            following.skip(step, passed)
     return first_batch + len(chunks(rows))
 
 
@@ -61,29 +76,48 @@ def scoring_traffic(
     ]
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """All parties' embeddings [B, D] of some rows; None for a party that is absent."""
+
+    own: list[Tensor]
+    others: dict[str, Tensor | None]
+
+    def without(self, party: str) -> Chunk:
+        """Returns the embeddings as if ``party`` were absent."""
+        return Chunk(self.own, {**self.others, party: None})
+
+
 @torch.no_grad()
-def joint_embeddings(party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
-    """Returns all parties' embeddings of ``rows``, combined, [N, D], and the next batch number: the active side."""
-    rule = party.recipe.model.combine
+def joint_embeddings(
+    party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows, lenience: Lenience | None = None
+) -> list[Chunk]:
+    """Returns all parties' embeddings of ``rows``, a chunk a step: the active side."""
     if party.features is not None:
         party.models["encoder"].eval()
-    combined = []
+    found = []
     for batch, chunk in enumerate(chunks(rows), first_batch):
         step = StepKey(scores.phase, round_, batch)
         own = [party.encode(*party.features.inputs(chunk))] if party.features is not None else []
-        received = scores.collect(step, rows=len(chunk))
+        received = scores.collect(step, lenience=lenience, rows=len(chunk))
         scores.acknowledge(step, received)
-        combined.append(combine(rule, [*own, *(tensors["z"] for tensors in received.values())]))
-    if not combined:
-        width = combined_size(rule, len(party.recipe.passives) + (party.features is not None), party.embedding_size)
-        return torch.empty(0, width, device=party.device), first_batch
-    return torch.cat(combined), first_batch + len(combined)
+        z = {each.name: received[each.name]["z"] if each.name in received else None for each in party.recipe.passives}
+        found.append(Chunk(own, z))
+    return found
 
 
 @torch.no_grad()
-def joint_outputs(party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows) -> tuple[Tensor, int]:
-    """Returns the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number: the active side."""
-    z_ND, after = joint_embeddings(party, scores, round_, first_batch, rows)
+def outputs_of(party: Party, found: Sequence[Chunk]) -> Tensor:
+    """Returns the top model's outputs [N, O] for embeddings, in eval mode."""
+    rule, policy = party.recipe.model.combine, party.late_policy
     party.models["top"].eval()
-    outputs = [party.outputs(z_BD) for z_BD in torch.split(z_ND, CHUNK_ROWS)] if len(z_ND) else []
-    return torch.cat(outputs) if outputs else torch.empty(0, party.recipe.task.outputs, device=party.device), after
+    outputs = [party.outputs(joined(policy, rule, each.own, each.others)) for each in found]
+    return torch.cat(outputs) if outputs else torch.empty(0, party.recipe.task.outputs, device=party.device)
+
+
+def joint_outputs(
+    party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows, lenience: Lenience | None = None
+) -> tuple[Tensor, int]:
+    """Returns the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number: the active side."""
+    found = joint_embeddings(party, scores, round_, first_batch, rows, lenience)
+    return outputs_of(party, found), first_batch + len(found)

@@ -29,7 +29,7 @@ from vfl_common.summary import PartySummary, Summary, gather_bytes, load_summary
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job
 from vfl_server.control.departures import Departures
-from vfl_server.control.reports import exchanges_of, interfaces_of, ledger_of, metrics_of, privacy_of
+from vfl_server.control.reports import absences_of, exchanges_of, interfaces_of, ledger_of, metrics_of, privacy_of
 from vfl_server.control.service import MAX_SESSIONS, ControlService
 
 _TICK_S = 0.2
@@ -237,6 +237,7 @@ class ServerApp:
             interruptions=coordinator.generation - 1,
             privacy=privacy_of(active),
             exchanges=exchanges_of(active) or [],
+            absences=[each for each in absences_of(active) or [] if recipe.party(each.party) is not None],
             without=[name for name in active.without if recipe.party(name) is not None],
         )
 

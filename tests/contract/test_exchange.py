@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
-from vfl_common.link import Hub, Link
+from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.declared import TORCH, Exchange, Sent, f32
 from vfl_party.exchange import Answering, Asking, Chain, Chains, to_bundle, to_tensors
 
@@ -389,3 +390,91 @@ def test_the_sender_may_change_its_tensors_after_the_reply(transport: str) -> No
         found.hub.reply(FIRST, {"north": to_bundle(Kind.WEIGHTS, {"w": weights})})
         weights.fill_(1.0)
         assert to_tensors(asked.result(WAIT_S), CPU)["w"].sum().item() == 0.0
+
+
+def follow(link: Link, step: StepKey, last: StepKey, told: threading.Event) -> list[tuple[StepKey, StepKey | None]]:
+    """Asks step after step, and skips to the step that it is told; returns what came of each request."""
+    seen: list[tuple[StepKey, StepKey | None]] = []
+    while step <= last:
+        try:
+            link.swap(step, ACK, NOTHING)
+            seen.append((step, None))
+            step = StepKey(step.phase, step.round, step.batch + 1)
+        except StepPassed as passed:
+            seen.append((step, passed.now))
+            step = passed.now
+            told.set()
+    return seen
+
+
+STEPS = [StepKey("train", 0, batch) for batch in range(6)]
+
+
+def go_on(hub: Hub, step: StepKey, lenience: Lenience) -> list[str]:
+    """Collects, replies, and returns who was there."""
+    came = [*hub.collect(step, NOTHING, lenience=lenience)]
+    hub.reply(step, dict.fromkeys(came, ACK))
+    return came
+
+
+def test_steps_go_on_without_a_party_and_take_it_back(transport: str) -> None:
+    brief, patient, told = Lenience(0.05, at_least=1), Lenience(WAIT_S), threading.Event()
+    with exchange(transport) as found:
+        for step in STEPS[:3]:
+            asked = soon(lambda step=step: found.link("north").swap(step, ACK, NOTHING))
+            assert go_on(found.hub, step, brief) == ["north"]
+            asked.result(WAIT_S)
+        south = soon(follow, found.link("south"), STEPS[0], STEPS[-1], told)
+        collected = soon(go_on, found.hub, STEPS[3], patient)
+        assert told.wait(WAIT_S)  # only then does north come, so that the step is still under way
+        north = soon(follow, found.link("north"), STEPS[3], STEPS[-1], threading.Event())
+        came = [collected.result(WAIT_S), *(go_on(found.hub, step, patient) for step in STEPS[4:])]
+        assert came == [["north", "south"]] * 3
+        assert north.result(WAIT_S) == [(step, None) for step in STEPS[3:]]
+        assert south.result(WAIT_S) == [(STEPS[0], STEPS[3]), *((step, None) for step in STEPS[3:])]
+
+
+def test_a_party_that_is_away_is_waited_for_once(transport: str) -> None:
+    with exchange(transport) as found:
+        north = soon(follow, found.link("north"), STEPS[0], STEPS[2], threading.Event())
+        assert go_on(found.hub, STEPS[0], Lenience(0.05, at_least=1)) == ["north"]
+        for step in STEPS[1:3]:  # south has missed a step: nobody waits for it, however long the deadline is
+            assert soon(go_on, found.hub, step, Lenience(1000.0)).result(WAIT_S) == ["north"]
+        assert north.result(WAIT_S) == [(step, None) for step in STEPS[:3]]
+
+
+def test_at_the_end_of_a_phase_who_was_away_is_told_that_it_is_over(transport: str) -> None:
+    over = StepKey("train", 1, 0)
+    with exchange(transport) as found:
+        north = soon(follow, found.link("north"), STEPS[0], STEPS[0], threading.Event())
+        assert go_on(found.hub, STEPS[0], Lenience(0.05, at_least=1)) == ["north"]
+        assert north.result(WAIT_S) == [(STEPS[0], None)]
+        settled = soon(found.hub.settle)
+        after = StepKey("more", 0, 0)
+        asked = [soon(lambda: found.link("north").swap(after, ACK, NOTHING))]  # it does not wait for south
+        south = soon(follow, found.link("south"), STEPS[0], STEPS[-1], threading.Event())
+        assert south.result(WAIT_S) == [(STEPS[0], over)]
+        assert settled.result(WAIT_S) is None
+        asked.append(soon(lambda: found.link("south").swap(after, ACK, NOTHING)))
+        assert [*found.hub.collect(after, NOTHING)] == [*PASSIVES]
+        found.hub.reply(after, dict.fromkeys(PASSIVES, ACK))
+        assert [each.result(WAIT_S).kind for each in asked] == [Kind.ACK, Kind.ACK]
+
+
+@pytest.mark.parametrize("how", ["ended", "late"])
+def test_who_stays_away_at_the_end_of_a_phase(how: str, transport: str) -> None:
+    with exchange(transport, timeout_s=WAIT_S if how == "ended" else 0.3) as found:
+        north = soon(follow, found.link("north"), STEPS[0], STEPS[0], threading.Event())
+        assert go_on(found.hub, STEPS[0], Lenience(0.05, at_least=1)) == ["north"]
+        assert north.result(WAIT_S) == [(STEPS[0], None)]
+        settled = soon(found.hub.settle)
+        if how == "ended":
+            found.hub.end(InterruptedRun("south is away"))
+        with pytest.raises(InterruptedRun if how == "ended" else LostError):
+            settled.result(WAIT_S)
+
+
+def test_a_step_waits_for_as_many_parties_as_it_needs(transport: str) -> None:
+    with exchange(transport, timeout_s=0.3) as found, pytest.raises(LostError) as caught:
+        found.hub.collect(STEPS[0], NOTHING, lenience=Lenience(0.05, at_least=1))
+    assert caught.value.code is Code.STEP_TIMEOUT

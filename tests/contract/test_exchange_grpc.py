@@ -18,6 +18,7 @@ from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, 
 from vfl_common.errors import CATALOGUE, AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.ledger import Direction
+from vfl_common.link import Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.hub import ExchangeHub
@@ -452,3 +453,52 @@ def test_an_interruption_reaches_a_party_that_is_waiting(found: GrpcExchange) ->
     found.hub.end(InterruptedRun("south was lost"))
     with pytest.raises(InterruptedRun):
         asked.result(WAIT_S)
+
+
+def test_half_a_bundle_that_comes_too_late_counts_for_no_step() -> None:
+    """The other half arrives while the next step, of the same shape, is under way; then the party catches up."""
+    exchange, lenience = GrpcExchange(PASSIVES, WAIT_S), Lenience(0.05, at_least=1)
+    try:
+        south = Stream(exchange, "south")
+        head, *tail = frames(FIRST, big(1))
+        south.say(head)
+        north = soon(lambda: exchange.link("north").swap(FIRST, big(2), NOTHING))
+        assert [*exchange.hub.collect(FIRST, BIG, lenience=lenience)] == ["north"]
+        exchange.hub.reply(FIRST, {"north": ACK})
+        assert north.result(WAIT_S).kind is Kind.ACK
+        collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
+        south.say(*tail)
+        passed = south.hear().passed
+        assert StepKey(passed.phase, passed.round, passed.batch) == SECOND
+        south.say(*frames(SECOND, big(3)))
+        north = soon(lambda: exchange.link("north").swap(SECOND, big(4), NOTHING))
+        received = collected.result(WAIT_S)
+        assert {party: set(bytes(each.tensors["w"].data)) for party, each in received.items()} == {
+            "north": {4},
+            "south": {3},
+        }
+        exchange.hub.reply(SECOND, dict.fromkeys(received, ACK))
+        assert north.result(WAIT_S).kind is Kind.ACK
+        assert south.hear().last
+    finally:
+        exchange.close()
+
+
+def test_a_party_whose_stream_breaks_before_it_is_told_is_told_over_the_next() -> None:
+    exchange = GrpcExchange(PASSIVES, WAIT_S)
+    try:
+        north = soon(lambda: exchange.link("north").swap(FIRST, big(2), NOTHING))
+        assert [*exchange.hub.collect(FIRST, BIG, lenience=Lenience(0.05, at_least=1))] == ["north"]
+        exchange.hub.reply(FIRST, {"north": ACK})
+        assert north.result(WAIT_S).kind is Kind.ACK
+        collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
+        for _ in range(2):  # over two streams, one after the other
+            south = Stream(exchange, "south")
+            south.say(*frames(FIRST, big(1)))
+            passed = south.hear().passed
+            assert StepKey(passed.phase, passed.round, passed.batch) == SECOND
+        exchange.hub.end(InterruptedRun("the test is over"))
+        with pytest.raises(InterruptedRun):
+            collected.result(WAIT_S)
+    finally:
+        exchange.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
-from vfl_common.link import Hub, Link
+from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_common.rpc.arrivals import Proceed, TimedOut, decide
 from vfl_common.rpc.failures import from_failure, to_failure
 
@@ -22,10 +22,11 @@ class MemoryHub(Hub):
         self.changed = threading.Condition()
         self.ended: VflError | None = None
         self.asked: dict[str, tuple[StepKey, Bundle]] = {}
-        self.replies: dict[str, tuple[StepKey, Bundle]] = {}
+        self.replies: dict[str, tuple[StepKey, Bundle | StepKey]] = {}  # or the step that is under way
         self._step: StepKey | None = None
         self._due: set[str] = set()
         self._hurried = True
+        self._away: set[str] = set()
 
     def unhurried(self) -> None:
         self._hurried = False
@@ -36,17 +37,31 @@ class MemoryHub(Hub):
         expect: BundleSpec,
         arrived: Callable[[str, Bundle], None] | None = None,
         deadline_s: float = math.inf,
+        lenience: Lenience | None = None,
     ) -> dict[str, Bundle]:
         if self._due:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         self._step = step
-        timeout_s = self._timeout_s if self._hurried and math.isinf(deadline_s) else math.inf
+        if lenience is not None:
+            deadline_s = lenience.deadline_s
+        at_least = lenience.at_least if lenience is not None else 0
+        hurried = self._hurried and (lenience is not None or math.isinf(deadline_s))
+        timeout_s = self._timeout_s if hurried else math.inf
         began_s = time.monotonic()
         got: dict[str, Bundle] = {}
         while True:
-            decision = decide(time.monotonic() - began_s, got.keys(), self.roster, timeout_s, deadline_s)
+            decision = decide(
+                time.monotonic() - began_s,
+                got.keys(),
+                self.roster,
+                timeout_s,
+                deadline_s,
+                away=self._away,
+                at_least=at_least,
+            )
             if isinstance(decision, Proceed):
-                self._hurried, self._due = True, set(self.roster)
+                self._hurried, self._due = True, set(self.roster if lenience is None else got)
+                self._away |= set(self.roster) - self._due
                 return {party: got[party] for party in self.roster if party in got}
             if isinstance(decision, TimedOut):
                 text = f"{', '.join(decision.late)} took longer than {self._timeout_s:g} s for {step}"
@@ -58,6 +73,9 @@ class MemoryHub(Hub):
                     raise self.ended
                 new = self._new(got)
             for party, (asked, bundle) in new.items():
+                if asked != step and lenience is not None:
+                    self._catch_up(party, asked, step)
+                    continue
                 if asked != step:
                     text = f"{party} sent {asked} while {step} is under way"
                     raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
@@ -65,6 +83,31 @@ class MemoryHub(Hub):
                 got[party] = bundle
                 if arrived is not None:
                     arrived(party, bundle)
+
+    def settle(self) -> None:
+        assert self._step is not None
+        over = StepKey(self._step.phase, self._step.round + 1, 0)
+        give_up_s = time.monotonic() + self._timeout_s
+        while self._away:
+            with self.changed:
+                came = self.changed.wait_for(
+                    lambda: self.ended or self._away & self._new(()).keys(), give_up_s - time.monotonic()
+                )
+                if self.ended is not None:
+                    raise self.ended
+                new = self._new(())
+            if not came:
+                party = min(self._away)
+                raise LostError(Code.STEP_TIMEOUT, f"{party} took longer than {self._timeout_s:g} s", party=party)
+            for party, (asked, _) in new.items():
+                if party in self._away:
+                    self._catch_up(party, asked, over)
+
+    def _catch_up(self, party: str, asked: StepKey, now: StepKey) -> None:
+        with self.changed:
+            self.replies[party] = (asked, now)
+            self._away.discard(party)
+            self.changed.notify_all()
 
     def _new(self, got: Collection[str]) -> dict[str, tuple[StepKey, Bundle]]:
         """Returns the bundles that were sent and are neither answered nor taken; the caller holds the lock."""
@@ -121,7 +164,10 @@ class MemoryLink(Link):
                 raise self._ended
             if hub.ended is not None:
                 raise from_failure(to_failure(hub.ended), sender=hub.name, me=self._me)
-            reply = copied(hub.replies[self._me][1])
+            answer = hub.replies[self._me][1]
+            if isinstance(answer, StepKey):
+                raise StepPassed(answer)
+            reply = copied(answer)
         check(expect, reply, hub.name, step)
         self._hurried = True
         return reply

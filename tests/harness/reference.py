@@ -10,10 +10,12 @@ shares what both must start from: the models as built, the seeds, the tables and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -86,12 +88,26 @@ def _optimizer(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torc
     return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
 
 
-def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
+@dataclass
+class Away:
+    """When a party was absent: ``steps``, (epoch, batch).
+
+    ``saved``: if it was started again, the first step whose update its new process does not have.
+    """
+
+    steps: Collection[tuple[int, int]]
+    saved: tuple[int, int] | None = None
+
+
+def train(
+    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], away: Mapping[str, Away] = MappingProxyType({})
+) -> dict[str, dict[str, Tensor]]:
     """Returns {party: {"encoder.…": tensor}} after the recipe's only training phase.
 
     Args:
         recipe_tables: the recipe as in TOML; its first phase is of kind ``splitnn``.
         data: {party: its [data] table}.
+        away: {party: when it was absent}; only without ``early_stopping``.
     """
     recipe = Recipe.model_validate(recipe_tables)
     phase = recipe.phases[0]
@@ -101,7 +117,10 @@ def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dic
             party.name: _OneParty(recipe, party.name, DataSettings(**data[party.name]), optimizer)
             for party in recipe.parties
         }
-        _train(recipe, phase.name, settings, optimizer, parties)
+        if away:
+            _train_without(recipe, phase.name, settings, parties, away)
+        else:
+            _train(recipe, phase.name, settings, optimizer, parties)
     return {name: dict(party.models.state_dict()) for name, party in parties.items()}
 
 
@@ -155,6 +174,60 @@ def _train(
             break
     for name, weights in best_weights.items():
         parties[name].models.load_state_dict(weights)
+
+
+def _train_without(
+    recipe: Recipe, phase: str, settings: dict[str, Any], parties: dict[str, _OneParty], away: Mapping[str, Away]
+) -> None:
+    """Trains as ``_train`` does, with something in the place of absent parties' embeddings.
+
+    An absent party's encoder gets no update. Its embedding is zero (``zeros``), or the last one of these rows, zero if
+    there is none (``cached``), or left out of sum and mean (``skip``).
+    """
+    active, policy, rule = parties[recipe.active.name], settings["late_policy"], recipe.model.combine
+    ordered = [active, *(party for party in parties.values() if party is not active)]
+    names = {id(party): name for name, party in parties.items()}
+    last: dict[tuple[str, int], Tensor] = {}
+    saved: dict[str, Any] = {}
+    for epoch in range(settings["epochs"]):
+        for party in ordered:
+            party.models.train()
+        cut = batches(recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64))
+        for batch, rows in enumerate(cut):
+            for name, of in away.items():
+                if of.saved == (epoch, batch):
+                    saved[name] = deepcopy((parties[name].models.state_dict(), parties[name].optimizer.state_dict()))
+            gone = {name for name, of in away.items() if (epoch, batch) in of.steps}
+            for name in saved.keys() - gone:
+                if (epoch, batch) > max(away[name].steps):
+                    weights, moments = saved.pop(name)
+                    parties[name].models.load_state_dict(weights)
+                    parties[name].optimizer.load_state_dict(moments)
+            embeddings = []
+            for party in ordered:
+                name, z = names[id(party)], None
+                if name not in gone:
+                    z = party.embed(rows)
+                elif policy == "zeros" or (policy == "skip" and rule == "concat"):
+                    z = torch.zeros(len(rows), recipe.model.embedding_size)
+                elif policy == "cached":
+                    blank = torch.zeros(recipe.model.embedding_size)
+                    z = torch.stack([last.get((name, int(row)), blank) for row in rows])
+                if z is not None:
+                    embeddings.append(z)
+                    if party is not active and name not in gone:
+                        last |= {(name, int(row)): each for row, each in zip(rows, z.detach(), strict=True)}
+            if rule == "concat":
+                combined = torch.cat(embeddings, dim=1)
+            else:
+                combined = reduce(torch.add, embeddings) / (len(embeddings) if rule == "mean" else 1)
+            loss = _loss(recipe, active.models["top"](combined), active.targets[torch.from_numpy(rows)])
+            for party in ordered:
+                party.optimizer.zero_grad()
+            loss.backward()
+            for party in ordered:
+                if names[id(party)] not in gone:
+                    party.optimizer.step()
 
 
 class _Rounded(torch.autograd.Function):

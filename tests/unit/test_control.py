@@ -417,6 +417,87 @@ def test_a_server_that_was_stopped_ends_the_sessions_and_not_the_run() -> None:
     assert run.started == [(1, "")]
 
 
+def lenient(run: Run, members: dict[str, Member], *, on: bool = True, plans: bool = True) -> None:
+    for name, member in members.items():
+        if plans and member.plan is None:
+            run.coordinator.handle(member, control_pb2.PartyMessage(plan=control_pb2.Plan()))
+        if name == "p0":
+            run.coordinator.handle(member, control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on)))
+        told(member)
+
+
+def test_the_others_go_on_without_a_lost_party_and_take_it_back() -> None:
+    run = Run()
+    members = run.begin()
+    lenient(run, members)
+    run.coordinator.closed(members["p2"])
+    assert run.coordinator.state is RunState.RUNNING
+    assert (told(members["p0"]), told(members["p1"])) == ([], [])
+    members["p2"] = run.join("p2", "000001.a.1")
+    ((kind, start),) = told(members["p2"])
+    assert (kind, start.returning, start.generation, start.checkpoint) == ("start", True, 1, "")
+    assert start.exchange_address == "10.0.0.1:7001"
+    assert (told(members["p0"]), told(members["p1"])) == ([], [])
+    run.coordinator.handle(members["p2"], control_pb2.PartyMessage(plan=control_pb2.Plan()))
+    lenient(run, members, on=False)
+    assert run.coordinator.state is RunState.RUNNING
+    assert run.started == [(1, "")]
+
+
+def test_a_party_that_is_away_when_it_is_needed_is_waited_for() -> None:
+    run = Run()
+    members = run.begin()
+    lenient(run, members)
+    run.coordinator.closed(members["p2"])
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
+    assert run.coordinator.state is RunState.WAITING
+    ((kind, interrupt), *_) = told(members["p1"])
+    assert (kind, interrupt.reason, list(interrupt.lost)) == ("interrupt", "p2 is away, and needed now", ["p2"])
+    for name in ("p0", "p1"):
+        run.join(name, "000003.a.3", member=members[name])
+    members["p2"] = run.join("p2", "000003.a.3")
+    ((_, start),) = [each for each in told(members["p2"]) if each[0] == "start"]
+    assert (start.returning, start.generation, start.checkpoint) == (False, 2, "000003.a.3")
+
+
+@pytest.mark.parametrize("who", ["p0", "p2"])
+@pytest.mark.parametrize("when", ["not said", "before the plans", "said by another"])
+def test_whose_loss_interrupts_all_the_same(who: str, when: str) -> None:
+    run = Run()
+    members = run.begin()
+    if when == "said by another":
+        lenient(run, members, on=False)
+        run.coordinator.handle(members["p1"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=True)))
+    elif when == "before the plans":
+        lenient(run, members, plans=False)
+    else:
+        lenient(run, members, on=False)
+    run.coordinator.closed(members[who])
+    assert run.coordinator.state is RunState.WAITING
+
+
+def test_the_loss_of_the_active_party_interrupts_who_goes_on_without_others() -> None:
+    run = Run()
+    members = run.begin()
+    lenient(run, members)
+    run.coordinator.closed(members["p2"])
+    run.coordinator.closed(members["p0"])
+    assert run.coordinator.state is RunState.WAITING
+    assert kinds(members["p1"])[0] == "interrupt"
+
+
+def test_a_party_that_comes_back_without_its_run_is_refused_and_interrupts_nobody() -> None:
+    run = Run()
+    members = run.begin()
+    lenient(run, members)
+    run.coordinator.closed(members["p2"])
+    with pytest.raises(PeerError, match="folder of runs that it had before") as caught:
+        run.join("p2")
+    assert (caught.value.code, caught.value.party) == (Code.CHECKPOINT_INVALID, "p2")
+    assert run.coordinator.state is RunState.RUNNING
+    assert (told(members["p0"]), told(members["p1"])) == ([], [])
+
+
 def test_a_party_that_joins_again_before_its_loss_is_noticed_interrupts() -> None:
     run = Run()
     members = run.begin()
@@ -922,9 +1003,9 @@ def test_a_new_generation_asks_for_new_plans() -> None:
 
 
 def test_a_party_that_never_says_what_it_plans_ends_the_run() -> None:
-    assert membership.unplanned(5.0, {"p0": True, "p1": False}, 5.0) == ()
-    assert membership.unplanned(5.1, {"p0": True, "p1": False, "p2": False}, 5.0) == ("p1", "p2")
-    assert membership.unplanned(99.0, {"p0": True, "p1": True}, 5.0) == ()
+    assert membership.unplanned(5.0, {"p1": 0.0}, 5.0) == ()
+    assert membership.unplanned(5.1, {"p1": 0.0, "p2": 0.0, "p3": 1.0}, 5.0) == ("p1", "p2")
+    assert membership.unplanned(99.0, {}, 5.0) == ()
     run = Run(step_timeout_s=0.05, lost_after_s=60.0)
     members = run.begin()
     run.plan(members["p0"])

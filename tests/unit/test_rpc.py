@@ -67,6 +67,27 @@ def test_a_deadline_leaves_the_late_out() -> None:
     assert decide(10.0, ("north",), ROSTER, 10.0, 20.0) == TimedOut(tuple(each for each in ROSTER if each != "north"))
 
 
+@pytest.mark.parametrize(
+    ("waited_s", "arrived", "away", "at_least", "decision"),
+    [
+        (0.0, ("north", "west"), ("south",), 0, Proceed()),  # the others are there
+        (0.0, ("north",), ("south",), 0, KeepWaiting(2.0)),  # west is not away, so it has until the deadline
+        (2.0, ("north",), ("south",), 0, Proceed()),
+        (0.0, (), ROSTER, 0, Proceed()),  # the active party has features of its own
+        (5.0, (), ROSTER, 1, KeepWaiting(5.0)),  # it has none: somebody must come
+        (10.0, (), ROSTER, 1, TimedOut(ROSTER)),
+    ],
+)
+def test_a_party_that_is_away_is_not_waited_for(
+    waited_s: float, arrived: tuple[str, ...], away: tuple[str, ...], at_least: int, decision: object
+) -> None:
+    assert decide(waited_s, arrived, ROSTER, 10.0, 2.0, away=away, at_least=at_least) == decision
+
+
+def test_a_step_without_a_deadline_waits_for_who_is_away() -> None:
+    assert decide(0.0, ("north", "west"), ROSTER, 10.0, away=("south",)) == KeepWaiting(10.0)
+
+
 # -- failures -------------------------------------------------------------------------------------------------------
 
 SECRET = "/home/hospital/patients.csv: id 4711 has column 'hiv'"

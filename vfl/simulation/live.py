@@ -104,6 +104,10 @@ def sentence(event: Event) -> str | None:
         return f"interrupted: {event['reason']}; the others wait at most {event['deadline_s']:.0f} s"
     if kind == "lost":
         return f"{event['party']} {event['how']}"
+    if kind == "away":
+        return f"{event['party']} {event['how']}; the others go on without it"
+    if kind == "back":
+        return f"{event['party']} is back"
     if kind == "restarted":
         return f"{event['party']} {event['how']}; restarting it"
     if kind == "note":
@@ -187,7 +191,7 @@ class Live(View):
         text = sentence(event)
         if text is None:
             return
-        if event["event"] in ("interrupted", "lost", "restarted", "note"):
+        if event["event"] in ("interrupted", "lost", "away", "back", "restarted", "note"):
             self.say(text)
         self.track.phase = ""
         self._bar.update(self._task, description=_DOING.get(event["event"], event["event"]), total=None, text=text)

@@ -13,13 +13,14 @@ import math
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.link import Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.arrivals import Proceed, TimedOut, decide
 from vfl_common.rpc.channel import PROTOCOL, Context, Handler, caller, stream_handler
@@ -32,6 +33,7 @@ from vfl_common.wire.frames import (
     Encoded,
     Received,
     encode,
+    encode_passed,
     label,
     malformed,
     parse_frame,
@@ -42,6 +44,7 @@ SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
 MAX_STREAMS = 3  # for each party: the one in use, and others that are ending or beginning
 _LONGEST_WAIT_S = 3600.0  # between two decisions whether to wait on
 _UNREAD_FRAMES = 16  # of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender
+_STANDSTILL_S = 1.0  # more than one wait may take too long
 _POLL_S = (0.001, 0.02)  # how soon, at first and at last, such a thread looks again
 
 
@@ -69,9 +72,11 @@ class _Incoming:
         self.frames = 0  # delivered
         self.whole = False
         self.assembly: Assembly | None = None  # the main thread only
+        self.passed = False  # the main thread only: its step was computed without it
 
 
-_Event = tuple[_Stream, _Incoming | None, Received] | VflError
+_Frame = tuple[_Stream, _Incoming | None, Received]
+_Event = _Frame | VflError
 
 
 class ExchangeHub:
@@ -101,9 +106,12 @@ class ExchangeHub:
         self.ledger = ledger
         self._timeout_s, self._allocate, self._from_first = timeout_s, allocate, from_first
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._held: deque[_Frame] = deque()  # the main thread only: events that come before those in the queue
         self._expect: BundleSpec | None = None  # the main thread only
         self._hurried = True  # the main thread only
         self._collecting = False  # only the main thread sets it
+        self._lenience: Lenience | None = None  # the main thread only: of the step
+        self._away: frozenset[str] = frozenset()  # only the main thread sets it: they have missed a step
         self._lock = threading.Condition(threading.Lock())  # guards the attributes below
         self._ended: VflError | None = None
         self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
@@ -136,12 +144,19 @@ class ExchangeHub:
             return [party for party in self.roster if party not in self._streams]
 
     @property
+    def away(self) -> list[str]:
+        """The parties that have missed a step and have not come back."""
+        away = self._away
+        return [party for party in self.roster if party in away]
+
+    @property
     def awaited(self) -> list[str]:
         """The parties whose bundle ``collect`` is waiting for now."""
         arrived = list(self._arrived)
         if not self._collecting or self._ended is not None or (self._from_first and not arrived):
             return []
-        return [party for party in self.roster if party not in arrived]
+        gone = self._away if self._lenience is not None else ()
+        return [party for party in self.roster if party not in arrived and party not in gone]
 
     def deliver(self, stream: _Stream, frame: Received) -> None:
         """Passes one frame to the main thread; waits while too many are unread.
@@ -213,8 +228,10 @@ class ExchangeHub:
             answered = self._replies.get(stream.party)
             if answered is not None and answered[0] == step:
                 self._give_again(stream, answered[1])
-            else:
-                self._incoming[stream.party].stream = stream
+            elif (incoming := self._incoming.get(stream.party)) is not None:
+                incoming.stream = stream
+            else:  # it was told over another stream that its step has passed: it opens one more, and is told again
+                stream.close()
 
     def _give_again(self, stream: _Stream, reply: list[Encoded]) -> None:
         """Sends a computed reply again; the caller holds the lock."""
@@ -240,41 +257,87 @@ class ExchangeHub:
         expect: BundleSpec,
         arrived: Callable[[str, Bundle], None] | None = None,
         deadline_s: float = math.inf,
+        lenience: Lenience | None = None,
     ) -> dict[str, Bundle]:
         if self._arrived or self._late:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         with self._lock:
             self._step, self._expect = step, expect
-        self._collecting = True
+        self._collecting, self._lenience = True, lenience
+        if lenience is not None:
+            deadline_s = lenience.deadline_s
         now_s = time.monotonic()
         started_s = None if self._from_first else now_s
         while True:
             if self._ended is not None:
                 raise self._ended
+            for _ in range(len(self._held) + self._events.qsize()):  # what is here is not late
+                self._next(0.0, arrived)
             waited_s = 0.0 if started_s is None else now_s - started_s
-            timeout_s = self._timeout_s if self._hurried and math.isinf(deadline_s) else math.inf
-            decision = decide(waited_s, self._arrived.keys(), self.roster, timeout_s, deadline_s)
+            hurried = self._hurried and (lenience is not None or math.isinf(deadline_s))
+            decision = decide(
+                waited_s,
+                self._arrived.keys(),
+                self.roster,
+                self._timeout_s if hurried else math.inf,
+                deadline_s,
+                away=self._away,
+                at_least=lenience.at_least if lenience is not None else 0,
+            )
             if isinstance(decision, Proceed):
                 self._hurried, self._collecting = True, False
-                self._late = frozenset(self.roster) - self._arrived.keys()
+                missing = frozenset(self.roster) - self._arrived.keys()
+                if lenience is None:
+                    self._late = missing
+                else:
+                    self._leave_behind(missing)
                 return {party: self._arrived[party] for party in self.roster if party in self._arrived}
             if isinstance(decision, TimedOut):
                 late = ", ".join(decision.late)
                 text = f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
                 raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
-            try:
-                event = self._events.get(timeout=min(decision.for_s, _LONGEST_WAIT_S))
-            except queue.Empty:
-                pass
-            else:
-                if isinstance(event, VflError):
-                    raise event
-                party = self._take(*event)
-                if arrived is not None and party is not None:
-                    arrived(party, self._arrived[party])
+            before_s, wait_s = now_s, min(decision.for_s, _LONGEST_WAIT_S)
+            self._next(wait_s, arrived)
             now_s = time.monotonic()
             if started_s is None and self._arrived:
                 started_s = now_s
+            elif started_s is not None and now_s - before_s > wait_s + _STANDSTILL_S:
+                started_s += now_s - before_s - wait_s  # this process was stopped, or its machine slept
+
+    def _next(self, wait_s: float, arrived: Callable[[str, Bundle], None] | None = None) -> None:
+        """Takes the next event, if one comes within ``wait_s``. Raises as ``_event``."""
+        event = self._held.popleft() if self._held else self._event(wait_s)
+        party = self._take(*event) if event is not None else None
+        if arrived is not None and party is not None:
+            arrived(party, self._arrived[party])
+
+    def _event(self, wait_s: float) -> _Frame | None:
+        """Returns the next event; None if none comes within ``wait_s``. Raises the error that ended this generation."""
+        try:
+            event = self._events.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+        if isinstance(event, VflError):
+            raise event
+        return event
+
+    def settle(self) -> None:
+        if self._step is None or not self._away:
+            return
+        with self._lock:
+            self._step, self._expect = StepKey(self._step.phase, self._step.round + 1, 0), None
+        give_up_s = time.monotonic() + self._timeout_s
+        while self._away:
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0.0:
+                away = self.away
+                text = f"{', '.join(away)} took longer than {self._timeout_s:g} s to finish phase {self._step.phase}"
+                raise LostError(Code.STEP_TIMEOUT, text, party=away[0])
+            event = self._event(left_s)
+            if event is not None and event[0].party in self._away:
+                self._take(*event)
+            elif event is not None:  # of a party that is at the next phase already
+                self._held.append(event)
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         if step != self._step or set(replies) != self._arrived.keys() | self._late:
@@ -296,6 +359,24 @@ class ExchangeHub:
         with self._lock:
             self._arrived, self._late = {}, frozenset()
 
+    def _leave_behind(self, missing: frozenset[str]) -> None:
+        """Goes on without ``missing``; what has come of their bundles is dropped."""
+        for party in missing:
+            incoming = self._incoming.get(party)
+            if incoming is not None and incoming.step == self._step:
+                incoming.assembly, incoming.passed = None, True
+        self._away |= missing
+
+    def _catch_up(self, party: str, incoming: _Incoming) -> None:
+        """Tells a party whose whole bundle came too late which step is under way, and waits for it from now on."""
+        if self._step is None:
+            return
+        with self._lock:
+            if self._incoming.get(party) is incoming:
+                del self._incoming[party]  # if the answer is lost, the party sends its bundle again, and gets another
+            incoming.stream.outbox.put([encode_passed(self._step)])
+        self._away -= {party}
+
     def _take(self, stream: _Stream, incoming: _Incoming | None, frame: Received) -> str | None:
         """Takes a frame, in the order in which its party sent them; returns the party if it completes its bundle."""
         party = stream.party
@@ -306,6 +387,10 @@ class ExchangeHub:
             return None
         if frame.envelope.HasField("header"):
             self._begin(party, incoming, frame)
+        if incoming.passed:
+            if frame.envelope.last:
+                self._catch_up(party, incoming)
+            return None
         if incoming.assembly is None:
             raise malformed(f"{party} sent a frame that belongs to no bundle", party)
         bundle = incoming.assembly.feed(frame)
@@ -317,6 +402,9 @@ class ExchangeHub:
 
     def _begin(self, party: str, incoming: _Incoming, frame: Received) -> None:
         """Begins a bundle with its first frame."""
+        if incoming.step != self._step and self._lenience is not None:
+            incoming.passed = True
+            return
         if incoming.step != self._step or self._expect is None:
             text = f"{party} sent {incoming.step} while {self._step} is under way"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)

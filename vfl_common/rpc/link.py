@@ -13,6 +13,7 @@ import grpc
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.link import StepPassed
 from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import from_failure
@@ -210,6 +211,11 @@ class ExchangeLink:
         kind = ""
         for data in call:
             frame = self._parse(data)
+            if frame.envelope.HasField("passed"):
+                self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
+                self._asked, self._hurried = None, True
+                passed = frame.envelope.passed
+                raise StepPassed(StepKey(passed.phase, passed.round, passed.batch))
             if frame.envelope.HasField("header"):
                 kind = label(frame.envelope)
                 if step_of(frame.envelope) != step:

@@ -61,11 +61,13 @@ SAID: dict[str, dict[str, str]] = {
         "exchanges_json": "active party: what the phases exchange",
         "free_from": "labels after which it exchanges nothing",
         "without": "active party: parties that came too late",
+        "absences_json": "active party: steps computed without a party",
         "peak_memory_bytes": "GPU memory",
     },
     "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
     "alone": {},
     "stopping": {},
+    "lenient": {"on": "active party: whether it goes on without a passive party"},
 }
 _CLOSE_S = 5.0
 _STOP_S = 2.5  # for the server to answer a party that was stopped
@@ -100,6 +102,7 @@ class Start:
     checkpoint: str  # empty: from the beginning
     exchange_address: str  # of the active party
     left: tuple[str, ...] = ()  # parties that have left, because they are not needed any more
+    returning: bool = False  # the others are in the middle of the generation, and take this party back
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,10 @@ class Session:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
         if start.exchange_address:
             split_address(start.exchange_address)
-        return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address, tuple(start.left))
+        left = tuple(start.left)
+        return Start(
+            start.run_id, start.generation, start.checkpoint, start.exchange_address, left, returning=start.returning
+        )
 
     @property
     def state(self) -> str:
@@ -272,19 +278,21 @@ class Session:
         exchanges_json: str = "",
         free_from: Sequence[str] = (),
         without: Sequence[str] = (),
+        absences_json: str = "",
         peak_memory_bytes: int | None = None,
     ) -> str:
         """Sends this party's results, its ledger and the kernel's counts, and waits until it is not needed any more.
 
         Waits until every party has reported; a passive party with nothing left to send returns at once. ``free_from``:
         the labels of its last checkpoint and of those after which it has exchanged nothing. ``without``: parties that
-        the model was trained without. ``peak_memory_bytes``: the peak of its GPU memory.
+        the model was trained without. ``absences_json``: the steps that were computed without a party.
+        ``peak_memory_bytes``: the peak of its GPU memory.
 
         Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun if a party was lost
         meanwhile: the run resumes from a checkpoint.
         """
         report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json, free_from=free_from)
-        report.exchanges_json = exchanges_json
+        report.exchanges_json, report.absences_json = exchanges_json, absences_json
         report.without.extend(without)
         if peak_memory_bytes is not None:
             report.peak_memory_bytes = peak_memory_bytes
@@ -303,6 +311,10 @@ class Session:
             if answer.HasField("complete"):
                 self._completed = True
                 return answer.complete.summary_json
+
+    def lenient(self, on: bool) -> None:
+        """Reports to the server whether this party, the active one, goes on without a passive party that is lost."""
+        self._send(control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on)))
 
     def alone(self) -> None:
         """Reports to the server that this party, the active one, needs nobody any more: others may leave."""

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, PeerError
+from vfl_common.ledger import CONTROL
 from vfl_common.pb.vfl.v1 import exchange_pb2, tensor_pb2
 
 FRAME_BYTES = 1 << 20  # of tensor data; the envelope of a frame is below 1 KiB for up to some tens of tensors
@@ -80,6 +81,13 @@ def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Si
 def _envelope(step: StepKey, spec: BundleSpec, index: int, count: int) -> int:
     """Returns the bytes of frame ``index`` of ``count`` without its data."""
     return _frame(step, _spec_header(spec), index, count).ByteSize()
+
+
+def encode_passed(now: StepKey) -> Encoded:
+    """Returns the frame that tells a party that its step has passed, and which is under way."""
+    frame = exchange_pb2.Frame()
+    frame.passed.phase, frame.passed.round, frame.passed.batch = now
+    return Encoded(frame.SerializeToString(), 0, CONTROL, CONTROL)
 
 
 @lru_cache(maxsize=256)  # a phase has few sizes
@@ -153,11 +161,11 @@ def parse_frame(data: bytes, *, party: str) -> Received:
             received = Received(exchange_pb2.Frame.FromString(data[: at[0]]), memoryview(data)[at[1] :])
     except DecodeError:
         raise malformed(f"{party} sent bytes that are not a frame", party) from None
-    phase = received.envelope.step.phase
-    if len(phase) > MAX_PHASE:
-        raise malformed(f"{party} sent a frame whose phase has a name of {len(phase)} characters", party)
-    if not phase.isprintable():
-        raise malformed(f"{party} sent a frame whose phase has a name with control characters", party)
+    for phase in (received.envelope.step.phase, received.envelope.passed.phase):
+        if len(phase) > MAX_PHASE:
+            raise malformed(f"{party} sent a frame whose phase has a name of {len(phase)} characters", party)
+        if not phase.isprintable():
+            raise malformed(f"{party} sent a frame whose phase has a name with control characters", party)
     return received
 
 

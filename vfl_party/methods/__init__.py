@@ -12,6 +12,7 @@ from vfl_common.config.base import Section, parse
 from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS
+from vfl_party.absence import LatePolicy
 from vfl_party.chains import check_asked
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.method import Method
@@ -76,6 +77,16 @@ def sent_noise(recipe: Recipe) -> float:
     return max(asked)
 
 
+def late_policy(recipe: Recipe) -> LatePolicy:
+    """Returns what stands in for a party in the first phase that goes on without one; ``wait`` if none does."""
+    for phase in recipe.phases:
+        method = load_method(phase.kind)
+        found = method.late(parse_settings(phase)) if method.late is not None else "wait"
+        if found != "wait":
+            return found
+    return "wait"
+
+
 def nothing_kept(recipe: Recipe) -> str | None:
     """Returns the name of the first phase whose model ends with it; None if there is none."""
     return next((phase.name for phase in recipe.phases if not load_method(phase.kind).kept), None)
@@ -127,6 +138,7 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     phases = []
     check_together(recipe, len(party.rows("train")))
     party.privacy, party.sent_noise = privacy_plan(recipe, len(party.rows("train"))), sent_noise(recipe)
+    party.late_policy = late_policy(recipe)
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), party.role)
         phases.append(side(party, phase.name, parse_settings(phase)))

@@ -56,6 +56,8 @@ class Member:
     progress: control_pb2.Progress | None = None  # the last one of this generation
     report: control_pb2.Report | None = None
     alone: bool = False  # the active party: it needs no other party for the rest of this generation
+    lenient: bool = False  # the active party: it goes on without a passive party that is lost
+    began_s: float = 0.0  # when it heard of the generation
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,13 @@ class Coordinator:
         self._on_start, self._on_plan, self._on_end = on_start, on_plan, on_end
         self._on_leave, self._emit = on_leave, emit
         self._checkpoint = ""  # the checkpoint from which the generation started
-        self._began_s = 0.0  # and when
         self._lock = threading.Condition()
         self._members: dict[str, Member] = {}
         self._identities = {name: each.identity for name, each in left.items()}
         self._reports: dict[str, control_pb2.Report] = {}  # of the completed run
         self._left = dict(left)
+        self._away: set[str] = set()  # lost in this generation, which goes on without them
+        self._agreed = False  # on the plans of this generation
         self._interruptions = generation  # an earlier process of this server ended each of its generations
         self._notes, self._shows = Rate(_NOTE_S, _NOTES), Rate(_SHOW_S, _SHOWN)
         self._shown = control_pb2.Progress()  # of the slowest party
@@ -215,6 +218,8 @@ class Coordinator:
                 member.alone = self.state is RunState.RUNNING
                 self._let_go()
                 self._maybe_complete()
+            elif body == "lenient":
+                self._lenient(member, message.lenient.on)
             elif body == "stopping":
                 if not member.joined:  # another party noticed it first, and has interrupted the generation
                     self._emit("lost", party=member.name, how="was stopped")
@@ -234,8 +239,8 @@ class Coordinator:
             if self.state is RunState.WAITING:
                 self._decide(announce=now_s - self._announced_s >= _ANNOUNCE_S)
             elif self.state is RunState.RUNNING:
-                planned = {name: member.plan is not None for name, member in self._in_order() if member.joined}
-                late = membership.unplanned(now_s - self._began_s, planned, self.recipe.run.step_timeout_s)
+                began = {name: each.began_s for name, each in self._in_order() if each.joined and each.plan is None}
+                late = membership.unplanned(now_s, began, self.recipe.run.step_timeout_s)
                 if late:
                     names, limit = ", ".join(late), f"{self.recipe.run.step_timeout_s:g} s"
                     text = f"{names} did not say within {limit} after the start what it is going to do"
@@ -246,7 +251,8 @@ class Coordinator:
         still_s, self._ticked_s = now_s - self._ticked_s, now_s
         if still_s < _STANDSTILL_S:
             return
-        self._began_s += still_s
+        for member in self._members.values():
+            member.began_s += still_s
         self._waiting_since_s += still_s
         for member in self._members.values():
             member.heard_s = min(member.heard_s + still_s, now_s)
@@ -346,7 +352,10 @@ class Coordinator:
                 f"{member.name} has finished its part of run {self.run_id}, which continues without it; nothing to do"
             )
             raise PeerError(Code.NAME_TAKEN, text, party=member.name)
-        if self.state is RunState.RUNNING:  # the party left the generation before we noticed
+        back = self.state is RunState.RUNNING and member.name in self._away
+        if back and join.run_id != self.run_id:
+            raise self._lacking(member.name, "the step that is under way")
+        if self.state is RunState.RUNNING and not back:  # the party left the generation before we noticed
             self._interrupt(f"{member.name} joins again", lost=[])
         member.join, member.joined, member.report = join, True, None
         self._left.pop(member.name, None)
@@ -358,7 +367,12 @@ class Coordinator:
             device_name=join.device_name,
         )
         self._emit("joined", party=member.name, role=join.role, device=join.device)
-        self._decide(announce=True)
+        if back:
+            self._away.discard(member.name)
+            self._start(member, returning=True)
+            self._emit("back", party=member.name)
+        else:
+            self._decide(announce=True)
 
     def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
         """Shows the slowest party's progress, with each party's own losses beside it."""
@@ -438,37 +452,43 @@ class Coordinator:
 
     def _refuse(self, member: Member, label: str) -> None:
         """Refuses a party that cannot resume at ``label``, as the others can: they would have to begin again."""
-        text = (
-            f"{member.name} cannot resume run {self.run_id} at {label or 'its beginning'}, as the others can; start it "
-            "with the folder of runs that it had before, or begin a new run with vfl-server serve --fresh"
-        )
-        error = PeerError(Code.CHECKPOINT_INVALID, text, party=member.name)
+        error = self._lacking(member.name, label or "its beginning")
         member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
         self._lose(member, "cannot resume at a checkpoint that the others hold")
 
+    def _lacking(self, name: str, label: str) -> PeerError:
+        text = (
+            f"{name} cannot resume run {self.run_id} at {label}, as the others can; start it "
+            "with the folder of runs that it had before, or begin a new run with vfl-server serve --fresh"
+        )
+        return PeerError(Code.CHECKPOINT_INVALID, text, party=name)
+
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
-        self._checkpoint, self._began_s = decision.checkpoint, time.monotonic()
+        self._checkpoint, self._agreed = decision.checkpoint, False
         self._unshown = False
         self._on_start(self.generation, decision.checkpoint)
         self.state = move(self.state, RunState.RUNNING)
         if self._started_s is None:
             self._started_s = time.monotonic()
-        address = self._members[self.recipe.active.name].join.exchange_address
         for member in self._members.values():
-            member.progress = member.plan = None
-            member.outbox.put(
-                control_pb2.ServerMessage(
-                    start=control_pb2.Start(
-                        run_id=self.run_id,
-                        generation=self.generation,
-                        checkpoint=decision.checkpoint,
-                        exchange_address=address if member.name != self.recipe.active.name else "",
-                        left=list(self._left),
-                    )
-                )
-            )
+            self._start(member)
         self._emit("started", run_id=self.run_id, generation=self.generation, checkpoint=decision.checkpoint)
+
+    def _start(self, member: Member, *, returning: bool = False) -> None:
+        """Tells a member that its generation begins, or is under way."""
+        active = self.recipe.active.name
+        member.progress = member.plan = None
+        member.began_s = time.monotonic()
+        start = control_pb2.Start(
+            run_id=self.run_id,
+            generation=self.generation,
+            checkpoint="" if returning else self._checkpoint,
+            exchange_address="" if member.name == active else self._members[active].join.exchange_address,
+            left=list(self._left),
+            returning=returning,
+        )
+        member.outbox.put(control_pb2.ServerMessage(start=start))
 
     def _planned(self, member: Member, plan: control_pb2.Plan) -> None:
         """Takes a party's plan; once all plans are there, compares them and begins the aggregation."""
@@ -481,15 +501,42 @@ class Coordinator:
         plans = {name: each.plan for name, each in self._in_order() if each.plan is not None}
         if len(plans) < sum(each.joined for each in self._members.values()):
             return
+        if self._agreed:  # the party has come back; the others have gone on
+            declarations.agreed(plans, self._phases)
+            return
+        self._agreed = True
         try:
             self._on_plan(self.generation, self._checkpoint, declarations.agreed(plans, self._phases))
         except VflError as error:
             self._fail(error)
 
+    def _can_do_without(self, member: Member) -> bool:
+        """Returns whether the generation goes on without a party: the active one said so, and can learn from others."""
+        active = self.recipe.active
+        at_it = self._members.get(active.name)
+        if at_it is None or member is at_it or not at_it.lenient or not self._agreed or member.report is not None:
+            return False
+        others = [
+            name for name, each in self._members.items() if each.joined and name not in (active.name, member.name)
+        ]
+        return active.features or bool(others)
+
+    def _lenient(self, member: Member, on: bool) -> None:
+        """Notes whether the active party goes on without lost parties; if it does not any more, all wait for them."""
+        member.lenient = on and self.state is RunState.RUNNING
+        if self._away and not on:
+            away = [name for name in self._roster if name in self._away]
+            self._interrupt(f"{', '.join(away)} {'are' if len(away) > 1 else 'is'} away, and needed now", lost=away)
+            self._decide(announce=True)
+
     def _lose(self, member: Member, how: str) -> None:
         del self._members[member.name]
         member.outbox.put(None)
         self._lock.notify_all()
+        if self.state is RunState.RUNNING and member.joined and self._can_do_without(member):
+            self._away.add(member.name)
+            self._emit("away", party=member.name, how=how)
+            return
         if self.state is RunState.RUNNING and member.joined:  # others only asked: one that has left, say
             self._interrupt(f"{member.name} {how}", lost=[member.name])
         if self.state is RunState.WAITING and member.joined:
@@ -499,12 +546,13 @@ class Coordinator:
     def _interrupt(self, reason: str, lost: list[str]) -> None:
         self.state = move(self.state, RunState.WAITING)
         self._interruptions += 1
+        self._away.clear()
         self._on_end(InterruptedRun(reason))
         self._waiting_since_s = time.monotonic()
         self._deadline_s = self.recipe.run.rejoin_deadline_s
         interrupt = control_pb2.Interrupt(generation=self.generation, lost=lost, reason=reason)
         for member in self._members.values():
-            member.joined, member.report, member.alone = False, None, False
+            member.joined, member.report, member.alone, member.lenient = False, None, False, False
             member.outbox.put(control_pb2.ServerMessage(interrupt=interrupt))
         self._emit("interrupted", reason=reason, deadline_s=self._deadline_s)
 

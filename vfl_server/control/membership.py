@@ -91,6 +91,9 @@ def silent(now_s: float, heard_s: Mapping[str, float], lost_after_s: float) -> t
     return tuple(party for party, last_s in heard_s.items() if now_s - last_s > lost_after_s)
 
 
-def unplanned(since_start_s: float, planned: Mapping[str, bool], timeout_s: float) -> tuple[str, ...]:
-    """Returns the parties that have not said, ``timeout_s`` after a generation's start, what they are going to do."""
-    return tuple(party for party, said in planned.items() if not said) if since_start_s > timeout_s else ()
+def unplanned(now_s: float, began_s: Mapping[str, float], timeout_s: float) -> tuple[str, ...]:
+    """Returns the parties that have not said, ``timeout_s`` after their start, what they are going to do.
+
+    ``began_s``: {party that has not said it: when it was told to start}.
+    """
+    return tuple(party for party, then_s in began_s.items() if now_s - then_s > timeout_s)

@@ -8,12 +8,13 @@ from pydantic import TypeAdapter
 
 from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.summary import ExchangeSummary, Privacy
+from vfl_common.summary import Absence, ExchangeSummary, Privacy
 from vfl_common.text import number
 
 MAX_TEXT = 200  # characters of a name
 MAX_TEXTS = 16_384  # names in a report: a line of the ledger has four
 MAX_JSON = 16_384  # characters
+MAX_ABSENCES = 1 << 20  # characters of JSON
 
 
 def is_sound(report: control_pb2.Report) -> bool:
@@ -28,6 +29,8 @@ def is_sound(report: control_pb2.Report) -> bool:
         and metrics_of(report) is not None
         and (not report.privacy_json or privacy_of(report) is not None)
         and exchanges_of(report) is not None
+        and len(report.absences_json) <= MAX_ABSENCES
+        and absences_of(report) is not None
     )
 
 
@@ -80,5 +83,13 @@ def exchanges_of(report: control_pb2.Report) -> list[ExchangeSummary] | None:
     """Reads a party's report on its phases' exchanges; returns None if it has another form."""
     try:
         return TypeAdapter(list[ExchangeSummary]).validate_json(report.exchanges_json or "[]")
+    except ValueError:
+        return None
+
+
+def absences_of(report: control_pb2.Report) -> list[Absence] | None:
+    """Reads a party's report on steps that were computed without a party; returns None if it has another form."""
+    try:
+        return TypeAdapter(list[Absence]).validate_json(report.absences_json or "[]")
     except ValueError:
         return None

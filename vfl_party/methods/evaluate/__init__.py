@@ -10,7 +10,7 @@ from vfl_party.declared import Exchange, Occurrence, Traffic
 from vfl_party.method import Method
 from vfl_party.metrics import evaluate
 from vfl_party.phase import Phase, RoundReport
-from vfl_party.scoring import joint_outputs, scoring, scoring_traffic, send_embeddings
+from vfl_party.scoring import joint_embeddings, outputs_of, scoring, scoring_traffic, send_embeddings
 
 
 class EvaluateSettings(Section):
@@ -25,7 +25,7 @@ def embeddings(party: Party) -> Exchange:
 
 
 class ActiveEvaluate(Phase):
-    """Evaluates all splits, one after the other, in one round."""
+    """Evaluates all splits, one after the other, in one round; also without each party that may have been away."""
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1
@@ -36,11 +36,19 @@ class ActiveEvaluate(Phase):
         party, batch = self._party, 0
         labels, targets = party.need_labels()
         metrics: dict[str, dict[str, float]] = {}
+        # If training may go on without a party, people want to know what the model is worth without it.
+        some = party.features is not None or len(party.recipe.passives) > 1
+        away = [each.name for each in party.recipe.passives] if party.late_policy != "wait" and some else []
         for split in self._settings.splits:
             rows = party.rows(split)
-            outputs, batch = joint_outputs(party, self._scores, round_, batch, rows)
-            if len(rows):
-                metrics[split] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
+            found = joint_embeddings(party, self._scores, round_, batch, rows)
+            batch += len(found)
+            if not len(rows):
+                continue
+            of = {split: found} | {f"{split} without {name}": [each.without(name) for each in found] for name in away}
+            for name, each in of.items():
+                outputs = outputs_of(party, each)
+                metrics[name] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
         return RoundReport(0, metrics)
 
 

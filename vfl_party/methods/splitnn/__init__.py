@@ -6,4 +6,11 @@ from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.traffic import traffic
 
-METHOD = Method(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, traffic=traffic, encodes=True)
+METHOD = Method(
+    SplitNNSettings,
+    ActiveSplitNN,
+    PassiveSplitNN,
+    late=lambda settings: settings.late_policy,
+    traffic=traffic,
+    encodes=True,
+)

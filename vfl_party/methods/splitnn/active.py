@@ -10,6 +10,7 @@ from torch import Tensor
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
+from vfl_party.methods.splitnn.absent import Absent
 from vfl_party.methods.splitnn.batches import numbered
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -37,6 +38,8 @@ class ActiveSplitNN(Phase):
         self._validation = party.answering(name, VALIDATION, width=width)
         self._verdicts = party.answering(name, VERDICT) if settings.early_stopping is not None else None
         self._loss = loss_fn(party.recipe.task)
+        self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
+        self.lenient = self._absent is not None
         self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
         rule, task = settings.early_stopping, party.recipe.task
         if rule is not None and rule.metric not in task.metrics:
@@ -55,14 +58,16 @@ class ActiveSplitNN(Phase):
         epochs = training.batches(round_)
         steps = sum(map(len, epochs))
         total = torch.zeros((), device=party.device)
+        absent, lenience = self._absent, self._absent.lenience if self._absent is not None else None
         for batch, (rows, last) in enumerate(numbered(epochs)):
             step = StepKey(self.name, round_, batch)
             training.zero_grad()
             y_B = party.take(targets, rows)
             own = [party.encode(*party.features.inputs(rows))] if party.features is not None else []
-            received = self._embedding.collect(step, rows=len(rows))
+            received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
             z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
-            loss = self._loss(party.outputs(combine(rule, [*own, *z_BD.values()])), y_B)
+            together = combine(rule, [*own, *z_BD.values()]) if absent is None else absent.join(step, rows, own, z_BD)
+            loss = self._loss(party.outputs(together), y_B)
             loss.backward()  # type: ignore[no-untyped-call]
             # The parties proceed while the top model is updated: every gradient is of the weights before the update.
             self._embedding.reply(step, {name: {"dz": gradient(leaf)} for name, leaf in z_BD.items()})
@@ -73,6 +78,8 @@ class ActiveSplitNN(Phase):
             party.tick(self.name, round_, self.rounds, batch + 1, steps)
         metrics = {"train": {"loss": total.item() / max(1, steps)}}
         after = self._validate(round_, steps, metrics)
+        if absent is not None:
+            return RoundReport(steps, metrics, note=absent.words(round_, steps), absences=absent.found)
         stop = self._verdict(round_, after, metrics)
         if self._best is None or not (stop or round_ + 1 == self.rounds) or self._best["round"] == round_:
             return RoundReport(steps, metrics, done=stop)
@@ -83,7 +90,8 @@ class ActiveSplitNN(Phase):
     def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> int:
         party = self._party
         rows = party.rows("validation")
-        outputs, after = joint_outputs(party, self._validation, round_, batch, rows)
+        lenience = self._absent.lenience if self._absent is not None else None
+        outputs, after = joint_outputs(party, self._validation, round_, batch, rows, lenience)
         if len(rows):
             labels, targets = party.need_labels()
             metrics["validation"] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
@@ -111,11 +119,14 @@ class ActiveSplitNN(Phase):
         return stop
 
     def state(self) -> Tree:
-        return self._training.state() | {"best_epoch": self._best}
+        absent = self._absent.state() if self._absent is not None else None
+        return self._training.state() | {"best_epoch": self._best, "absent": absent}
 
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
         self._best = tree["best_epoch"]
+        if self._absent is not None:
+            self._absent.load_state(tree["absent"])
 
     def finish(self) -> None:
         self._training.restore_best()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from vfl_common.bundle import StepKey
+from vfl_common.link import StepPassed
+from vfl_party.absence import Following
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.batches import numbered
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
@@ -23,29 +25,42 @@ class PassiveSplitNN(Phase):
         self._embedding = party.asking(name, embedding(settings), width=width)
         self._validation = party.asking(name, VALIDATION, width=width)
         self._verdicts = party.asking(name, VERDICT) if settings.early_stopping is not None else None
+        order = [phase.name for phase in party.recipe.phases]
+        self.lenient = settings.late_policy != "wait"
+        self._following = Following(order, party.recipe.active.name) if self.lenient else None
 
     def run_round(self, round_: int) -> RoundReport:
         party, training = self._party, self._training
         features = party.need_features()
         training.train_mode()
-        steps = numbered(training.batches(round_))
+        training.catch_up(round_)
+        steps, following, done = numbered(training.batches(round_)), self._following, 0
         inputs = features.inputs(steps[0][0]) if steps else ()
-        for batch, (_, last) in enumerate(steps):
+        for batch, (rows, last) in enumerate(steps):
             step = StepKey(self.name, round_, batch)
-            z_BD = party.encode(*inputs)
-            self._embedding.send(step, {"z": z_BD})
-            # The active party computes meanwhile:
-            training.zero_grad()
-            if batch + 1 < len(steps):
-                inputs = features.inputs(steps[batch + 1][0])
-            reply = self._embedding.receive(step, rows=len(z_BD))
-            z_BD.backward(reply["dz"])  # type: ignore[no-untyped-call]
-            training.step()
+            if following is not None and following.is_over(step):
+                inputs = ()
+            else:
+                z_BD = party.encode(*(inputs or features.inputs(rows)))
+                self._embedding.send(step, {"z": z_BD})
+                # The active party computes meanwhile:
+                training.zero_grad()
+                if batch + 1 < len(steps):
+                    inputs = features.inputs(steps[batch + 1][0])
+                try:
+                    reply = self._embedding.receive(step, rows=len(z_BD))
+                    z_BD.backward(reply["dz"])  # type: ignore[no-untyped-call]
+                    training.step()
+                    done += 1
+                except StepPassed as passed:
+                    if following is None:
+                        raise
+                    following.skip(step, passed)
             if last:
                 training.end_epoch()
             party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
-        after = send_embeddings(party, self._validation, round_, len(steps), party.rows("validation"))
-        return RoundReport(len(steps), done=self._verdict(round_, after))
+        after = send_embeddings(party, self._validation, round_, len(steps), party.rows("validation"), following)
+        return RoundReport(done, done=self._verdict(round_, after))
 
     def _verdict(self, round_: int, batch: int) -> bool:
         """Asks whether the active party ends the phase here."""

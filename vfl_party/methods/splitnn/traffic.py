@@ -17,7 +17,8 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
     """See ``Method.traffic``."""
     stops = settings.early_stopping is not None
     batches = Batches(party, name, settings)
-    return Traffic(_occurrences(party, name, batches, embedding(settings), stops), may_end_early=stops)
+    fewer = stops or settings.late_policy != "wait"  # nothing crosses from and to a party that is away
+    return Traffic(_occurrences(party, name, batches, embedding(settings), stops), may_end_early=fewer)
 
 
 def _occurrences(party: Party, name: str, batches: Batches, swap: Exchange, stops: bool) -> Iterator[Occurrence]:

@@ -26,7 +26,7 @@ class OwnTraining:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
         self._params = list(self._models.parameters())
-        self._settings = settings.optimizer
+        self._settings, self._every = settings.optimizer, settings.validate_every
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, batches.epochs)
         self._best: dict[str, Tensor] | None = None
@@ -45,6 +45,11 @@ class OwnTraining:
 
     def end_epoch(self) -> None:
         self._schedule.step()
+
+    def catch_up(self, round_: int) -> None:
+        """Moves the schedule on to the first epoch of a round, if earlier rounds were left out."""
+        while self._schedule.last_epoch < round_ * self._every:
+            self._schedule.step()
 
     def keep_as_best(self) -> None:
         self._best = {name: value.detach().clone() for name, value in self._models.state_dict().items()}

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PartyMessage(_message.Message):
-    __slots__ = ("join", "heartbeat", "progress", "report", "abort", "alone", "plan", "stopping")
+    __slots__ = ("join", "heartbeat", "progress", "report", "abort", "alone", "plan", "stopping", "lenient")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class PartyMessage(_message.Message):
     ALONE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
+    LENIENT_FIELD_NUMBER: _ClassVar[int]
     join: Join
     heartbeat: Heartbeat
     progress: Progress
@@ -26,7 +27,8 @@ class PartyMessage(_message.Message):
     alone: Alone
     plan: Plan
     stopping: Stopping
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., abort: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., alone: _Optional[_Union[Alone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ...) -> None: ...
+    lenient: Lenient
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., abort: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., alone: _Optional[_Union[Alone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., lenient: _Optional[_Union[Lenient, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("waiting", "start", "interrupt", "stop", "complete")
@@ -94,6 +96,12 @@ class Stopping(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Lenient(_message.Message):
+    __slots__ = ("on",)
+    ON_FIELD_NUMBER: _ClassVar[int]
+    on: bool
+    def __init__(self, on: _Optional[bool] = ...) -> None: ...
+
 class Progress(_message.Message):
     __slots__ = ("phase", "round", "rounds", "steps", "metrics", "batch", "batches", "note")
     class MetricsEntry(_message.Message):
@@ -150,7 +158,7 @@ class TcpCount(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces", "without", "peak_memory_bytes", "exchanges_json")
+    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces", "without", "peak_memory_bytes", "exchanges_json", "absences_json")
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     TCP_FIELD_NUMBER: _ClassVar[int]
     METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +170,7 @@ class Report(_message.Message):
     WITHOUT_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXCHANGES_JSON_FIELD_NUMBER: _ClassVar[int]
+    ABSENCES_JSON_FIELD_NUMBER: _ClassVar[int]
     ledger: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
     tcp: _containers.RepeatedCompositeFieldContainer[TcpCount]
     metrics_json: str
@@ -173,7 +182,8 @@ class Report(_message.Message):
     without: _containers.RepeatedScalarFieldContainer[str]
     peak_memory_bytes: int
     exchanges_json: str
-    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ..., peak_memory_bytes: _Optional[int] = ..., exchanges_json: _Optional[str] = ...) -> None: ...
+    absences_json: str
+    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ..., peak_memory_bytes: _Optional[int] = ..., exchanges_json: _Optional[str] = ..., absences_json: _Optional[str] = ...) -> None: ...
 
 class InterfaceCount(_message.Message):
     __slots__ = ("interface", "sent_bytes", "received_bytes")
@@ -194,18 +204,20 @@ class Waiting(_message.Message):
     def __init__(self, missing: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address", "left")
+    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address", "left", "returning")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    RETURNING_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     checkpoint: str
     exchange_address: str
     left: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ...) -> None: ...
+    returning: bool
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ..., returning: _Optional[bool] = ...) -> None: ...
 
 class Interrupt(_message.Message):
     __slots__ = ("generation", "lost", "reason")

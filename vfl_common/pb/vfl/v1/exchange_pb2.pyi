@@ -38,7 +38,7 @@ class Resume(_message.Message):
     def __init__(self, frames: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("attach", "step", "header", "last", "failure", "data", "resume")
+    __slots__ = ("attach", "step", "header", "last", "failure", "data", "resume", "passed")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class Frame(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     step: StepKey
     header: _tensor_pb2.BundleHeader
@@ -53,4 +54,5 @@ class Frame(_message.Message):
     failure: _failure_pb2.Failure
     data: bytes
     resume: Resume
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., step: _Optional[_Union[StepKey, _Mapping]] = ..., header: _Optional[_Union[_tensor_pb2.BundleHeader, _Mapping]] = ..., last: _Optional[bool] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., data: _Optional[bytes] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+    passed: StepKey
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., step: _Optional[_Union[StepKey, _Mapping]] = ..., header: _Optional[_Union[_tensor_pb2.BundleHeader, _Mapping]] = ..., last: _Optional[bool] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., data: _Optional[bytes] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., passed: _Optional[_Union[StepKey, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,143 @@
+"""A passive party that is killed, or frozen, does not stop the others: they take it back in the same generation.
+
+What comes of it equals a single process in which the same steps are computed without the party.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import cases, reference
+from tests.harness.federation import RUN_S, Federation
+
+EPOCHS, ROWS = 120, 200
+DATA = cases.columns("sklearn:breast_cancer", 3, limit=ROWS)
+
+
+def recipe(policy: str, rule: str) -> dict[str, Any]:
+    return cases.recipe(
+        3,
+        task={"kind": "binary"},
+        model={"combine": rule, "encoder": {"kind": "mlp", "hidden": [16]}, "top": {"hidden": [8]}},
+        phase={
+            "epochs": EPOCHS,
+            "batch_size": 32,
+            "optimizer": {"kind": "sgd", "lr": 0.02, "momentum": 0.9},
+            "late_policy": policy,
+            "deadline_s": 0.5,
+        },
+        run={"checkpoint_every": 5},
+    )
+
+
+def wait_for_round(federation: Federation, done: int) -> int:
+    """Waits until p0 has written the checkpoint of this round, or of a later one; returns that."""
+    give_up_s = time.monotonic() + RUN_S
+    while True:
+        files = (path.name for path in (federation.folder / "runs").glob("*/p0/checkpoints/*"))
+        written = (re.match(r"\d+-(\d+)\.", name) for name in files)  # ``<number>-<label>``
+        at = max((int(found[1]) for found in written if found), default=0)
+        if at >= done:
+            return at
+        assert federation.programs["p0"].process.poll() is None, federation.programs["p0"].stderr
+        assert time.monotonic() < give_up_s, f"no checkpoint of round {done}"
+        time.sleep(0.005)
+
+
+def missed(summary: dict[str, Any], batches: int) -> set[tuple[int, int]]:
+    """The steps (round, batch) that were computed without p2, from the summary's stretches."""
+    found: set[tuple[int, int]] = set()
+    for each in summary["absences"]:
+        assert (each["phase"], each["party"]) == ("splitnn", "p2")
+        first = each["first_round"] * batches + each["first_batch"]
+        last = each["last_round"] * batches + each["last_batch"]
+        assert each["steps"] == last - first + 1
+        found |= {divmod(step, batches) for step in range(first, last + 1)}
+    return found
+
+
+def assert_as_if_computed_without(federation: Federation, tables: dict[str, Any], away: reference.Away) -> None:
+    want = reference.train(tables, DATA, {"p2": away})
+    for name in federation.names:
+        got = federation.parameters(name)
+        for key, tensor in want[name].items():
+            assert (got[key] - tensor).abs().max().item() <= 1e-6, (name, key)
+
+
+BATCHES = 5  # of 160 training rows
+
+
+@pytest.mark.parametrize(("policy", "rule"), [("zeros", "sum"), ("cached", "concat"), ("skip", "mean")])
+def test_a_party_is_killed_and_comes_back_in_the_same_generation(policy: str, rule: str, tmp_path: Path) -> None:
+    tables = recipe(policy, rule)
+    with Federation(tmp_path, tables, DATA) as federation:
+        federation.start_all()
+        server = federation.programs["server"]
+        at = wait_for_round(federation, 5)
+        federation.programs["p2"].kill()
+        assert server.wait_for("away")["party"] == "p2"
+        wait_for_round(federation, at + 10)  # they go on
+        federation.programs["p0"].signal(signal.SIGSTOP)  # so that the run is not over before p2 is back
+        federation.start_party("p2").wait_for("started")
+        assert server.wait_for("back")["party"] == "p2"
+        federation.programs["p0"].signal(signal.SIGCONT)
+        summary = federation.finish()
+        assert summary["interruptions"] == 0
+        steps = missed(summary, BATCHES)
+        assert len(steps) > BATCHES
+        assert max(steps) < (EPOCHS - 1, BATCHES - 1)  # it was there at the end
+        log = (federation.run_folder / "p2" / "log.jsonl").read_text()
+        saved = re.findall(r"resuming from \d+\.splitnn\.(\d+)", log)
+        # If it died after the first step since its checkpoint, it asks for that step again, and gets the same answer.
+        begins = (int(*saved), 0)
+        lost = min(steps) if min(steps) == (begins[0], 1) else begins
+        assert_as_if_computed_without(federation, tables, reference.Away(steps, lost))
+        notes = (federation.run_folder / "p0" / "metrics.jsonl").read_text()
+        assert "went on without p2 for " in notes
+
+
+def test_a_party_that_is_frozen_for_a_while_misses_steps_and_counts_for_no_step_twice(tmp_path: Path) -> None:
+    tables = recipe("cached", "concat")
+    with Federation(tmp_path, tables, DATA) as federation:
+        federation.start_all()
+        at = wait_for_round(federation, 5)
+        federation.programs["p2"].signal(signal.SIGSTOP)
+        wait_for_round(federation, at + 10)
+        federation.programs["p2"].signal(signal.SIGCONT)
+        summary = federation.finish()
+        assert summary["interruptions"] == 0
+        steps = missed(summary, BATCHES)
+        assert steps
+        assert_as_if_computed_without(federation, tables, reference.Away(steps))
+
+
+def test_a_party_that_stays_away_is_waited_for_where_it_is_needed(tmp_path: Path) -> None:
+    """In the evaluation, which tells what the model is worth with and without it; nobody repeats a round."""
+    tables = recipe("skip", "mean")
+    tables["phases"][0]["epochs"] = 60
+    tables["phases"].append({"kind": "evaluate"})
+    with Federation(tmp_path, tables, DATA) as federation:
+        federation.start_all()
+        server = federation.programs["server"]
+        wait_for_round(federation, 10)
+        federation.programs["p2"].kill()
+        server.wait_for("away")
+        interrupted = server.wait_for("interrupted")
+        server.wait_for("waiting", missing=["p2"])
+        federation.start_party("p2")
+        summary = federation.finish()
+        assert summary["interruptions"] == 1, interrupted
+        started = [event["checkpoint"] for event in server.seen() if event["event"] == "started"]
+        assert started[-1] == "000060.splitnn.60"
+        steps = missed(summary, BATCHES)
+        assert max(steps) == (59, BATCHES - 1)
+        assert {"test", "test without p1", "test without p2"} <= summary["metrics"].keys()
+        kept = json.loads((federation.run_folder / "p2" / "run.json").read_text())
+        assert kept["finished"]

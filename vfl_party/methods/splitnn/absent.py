@@ -1,0 +1,74 @@
+"""The active side's way to go on without passive parties that are late or away."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+from vfl_common.link import Lenience
+from vfl_common.summary import Absence
+from vfl_party.absence import Absences, Cache, joined
+from vfl_party.context import Party
+from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.seeds import Rows
+
+log = logging.getLogger(__name__)
+
+
+class Absent:
+    """Puts something in the place of absent parties' embeddings, and records who was absent when.
+
+    ``lenience``: for the exchanges of the phase. An active party without features cannot learn from nobody.
+    """
+
+    def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
+        self._policy, self._rule = settings.late_policy, party.recipe.model.combine
+        self._names = [each.name for each in party.recipe.passives]
+        self.lenience = Lenience(settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1)
+        self._cache: Cache | None = None
+        if self._policy == "cached" and self._names:
+            n = 1 + max((int(rows.max()) for rows in party.splits.values() if len(rows)), default=0)
+            self._cache = Cache(self._names, n, party.embedding_size, party.device)
+        self._absences = Absences(phase)
+        self._missed: Counter[str] = Counter()  # steps of the round under way
+        self._told: frozenset[str] = frozenset()  # who was absent in the round before
+
+    def join(self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]) -> Tensor:
+        """Combines the embeddings of a batch [B, D]: the active party's own and those that came."""
+        found: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
+        missing = [name for name, z in found.items() if z is None]
+        self._missed.update(missing)
+        gone, back = self._absences.note(step, missing)
+        for name in gone:
+            log.warning("going on without %s at %s", name, step, extra={"event": "away", "away": name})
+        for name in back:
+            log.info("%s is back at %s", name, step, extra={"event": "back", "back": name})
+        if self._cache is not None:
+            found = self._cache.filled(found, rows)
+        return joined(self._policy, self._rule, own, found)
+
+    def words(self, round_: int, steps: int) -> str:
+        """Returns a sentence about the round that has ended; '' if nobody, or the same as before, was absent."""
+        missed, self._missed = self._missed, Counter()
+        before, self._told = self._told, frozenset(missed)
+        each = ", ".join(f"{name} for {missed[name]} of {steps} steps" for name in self._names if missed[name])
+        return f"round {round_ + 1} went on without {each}" if each and before != self._told else ""
+
+    @property
+    def found(self) -> tuple[Absence, ...]:
+        """All absences of the phase so far."""
+        return self._absences.found
+
+    def state(self) -> dict[str, Any]:
+        cache = self._cache.state() if self._cache is not None else None
+        return {"absences": self._absences.state(), "cache": cache}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self._absences.load_state(tree["absences"])
+        if self._cache is not None:
+            self._cache.load_state(tree["cache"])
