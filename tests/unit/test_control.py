@@ -669,7 +669,12 @@ def test_a_server_that_is_started_again_knows_who_has_left(tmp_path: Path) -> No
     assert list(found) == ["p1", "p2"]
     assert all(list(left.report.free_from) == [END, BEFORE] for left in found.values())
     assert [left.identity.pid for left in found.values()] == [101, 102]
-    (tmp_path / "left.json").write_text('{"p1": {"identity": 3}}')
+    for damage in (b'{"p1": {"identity": 3}}', b"[" * 100_000, b"\xff"):
+        (tmp_path / "left.json").write_bytes(damage)
+        with pytest.raises(InputError, match=r"left\.json: cannot be read"):
+            departures.read()
+    (tmp_path / "left.json").unlink()
+    (tmp_path / "left.json").mkdir()
     with pytest.raises(InputError, match=r"left\.json: cannot be read"):
         departures.read()
 
