@@ -10,6 +10,7 @@ import contextlib
 import logging
 import sys
 import time
+from collections import deque
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 _LOG_BYTES = 50_000_000  # of one file; peers and strangers cause lines, so the log must have an end
 _OLDER_LOGS = 5  # log.jsonl.1 is the newest of them
+
+_MOST_EARLY = 100  # lines that wait for the file
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _WARNINGS = frozenset({"lost", "interrupted"})
@@ -61,6 +64,17 @@ class _LogFile(RotatingFileHandler):
         """Drops a line if the disk is full: the run ends with a sentence at the next important file."""
 
 
+class EarlyLog(logging.Handler):
+    """Keeps the first lines of a program until ``log_to`` gives them a file: a run's folder comes with its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_EARLY)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 def utc(seconds: float) -> str:
     """Formats seconds since the epoch as ``2026-01-02T03:04:05.678Z``."""
     milliseconds = int(seconds * 1000)
@@ -80,10 +94,12 @@ def log_to(path: Path, **always: str) -> logging.Handler:
         raise unwritable(path, error) from None
     handler.setFormatter(JsonLines(**always))
     root = logging.getLogger()
-    for older in [h for h in root.handlers if isinstance(h, logging.FileHandler)]:
+    root.addHandler(handler)
+    for older in [h for h in root.handlers if isinstance(h, logging.FileHandler | EarlyLog) and h is not handler]:
         root.removeHandler(older)
         older.close()
-    root.addHandler(handler)
+        for record in older.records if isinstance(older, EarlyLog) else ():
+            handler.handle(record)
     root.setLevel(logging.INFO)
     return handler
 

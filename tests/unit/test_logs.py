@@ -14,7 +14,7 @@ import pytest
 from vfl_common import logs
 from vfl_common.errors import Code
 from vfl_common.ledger import Ledger
-from vfl_common.logs import Console, log_to, utc
+from vfl_common.logs import Console, EarlyLog, log_to, utc
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Member
@@ -86,6 +86,23 @@ def test_a_peer_s_words_move_no_cursor_and_fill_no_log(log: Path, capsys: pytest
     ]
     assert all(line.isprintable() for line in out.splitlines())
     assert max(map(len, log.read_text().splitlines())) < 3_000
+
+
+def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
+    root, level = logging.getLogger(), logging.getLogger().level
+    early = EarlyLog()
+    root.addHandler(early)
+    for number in range(200):
+        logging.getLogger("x").warning("%d", number)
+    handler = log_to(tmp_path / "log.jsonl", run="r1", party="bank")
+    logging.getLogger("x").warning("200")
+    assert early not in root.handlers
+    root.removeHandler(handler)
+    root.setLevel(level)
+    handler.close()
+    found = lines(tmp_path / "log.jsonl")
+    assert [int(line["message"]) for line in found] == list(range(100, 201))
+    assert {(line["run"], line["party"]) for line in found} == {("r1", "bank")}
 
 
 @pytest.fixture
