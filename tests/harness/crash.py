@@ -1,7 +1,8 @@
 """Deaths at named moments: programs that have this module as a plug-in kill themselves if a test asks for it.
 
 A test puts an empty file ``kill-<moment>-<name>`` into the federation's folder. The process of that name removes the
-file and sends itself SIGKILL when it comes to the moment. The product has no such hooks: ``crash_plugin``
+file and sends itself SIGKILL when it comes to the moment. An empty file ``defect-<name>`` makes the process of that
+name fail in a stream's thread, as if the product had a defect there. The product has no such hooks: ``crash_plugin``
 wraps its functions in the launcher, before it forks.
 """
 
@@ -136,6 +137,11 @@ def _writing(when: str) -> Callable[..., None]:
     return look
 
 
+def _defect(*_: object) -> None:
+    if Path(f"defect-{name()}").exists():
+        raise TypeError("a defect that a test asked for")
+
+
 def wrap_all() -> None:
     """Wraps the product's functions in this process."""
     wrap(Session, "_send", after=_dropping_result(_said))
@@ -143,6 +149,7 @@ def wrap_all() -> None:
     wrap(Session, "report", after=_at("complete-heard"))
     wrap(ExchangeLink, "send", before=_step("before"))
     wrap(ExchangeLink, "receive", after=_dropping_result(_step("after")))
+    wrap(ExchangeHub, "deliver", before=_defect)
     wrap(ExchangeHub, "collect", before=_step("before"))
     wrap(ExchangeHub, "reply", after=_dropping_result(_step("after")))
     wrap(Runner, "_save_ledger", before=_at("round-done"))
