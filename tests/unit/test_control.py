@@ -694,6 +694,30 @@ def test_a_party_that_stops_stops_the_run_and_the_others_learn_whose_fault_it_wa
     assert run.coordinator.failure is failure
 
 
+@pytest.mark.parametrize("code", [Code.STEP_TIMEOUT, Code.PARTY_LOST])
+def test_who_repeats_that_another_is_late_is_not_named_for_it(code: Code) -> None:
+    run = Run()
+    members = run.begin()
+    late = failure_pb2.Failure(code=code, message="p2 took longer than 5 s", party="p2")  # type: ignore[arg-type]
+    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=late))  # has heard it from the active party
+    assert run.coordinator.failure is None
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(abort=late))
+    failure = run.coordinator.failure
+    assert failure is not None
+    assert (failure.code, failure.party) == (code, "p2")
+
+
+@pytest.mark.parametrize("missed", ["p0", "p1", "server", "", "nobody"])
+def test_a_passive_party_may_say_that_it_misses_those_with_whom_it_exchanges(missed: str) -> None:
+    run = Run()
+    members = run.begin()
+    lost = failure_pb2.Failure(code=Code.PARTY_LOST, message="p1 could not reach it", party=missed)  # type: ignore[arg-type]
+    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=lost))
+    failure = run.coordinator.failure
+    assert failure is not None
+    assert (failure.code, failure.party) == (Code.PARTY_LOST, "p1")
+
+
 @pytest.mark.parametrize("code", [0, 12345])
 def test_an_abort_with_a_code_that_is_not_known(code: int) -> None:
     run = Run()

@@ -551,10 +551,17 @@ class Coordinator:
             code = Code.ABORTED
         elif code is Code.ABORTED and failure.party != member.name:
             return  # it ends because of another party, which says itself why: the cause is to be told, not its echo
+        elif code in (Code.PARTY_LOST, Code.STEP_TIMEOUT) and not self._may_miss(member.name, failure.party):
+            return  # an echo too: the active party, or this server, has found out, and says so
         # The active party sees the others' data and may blame them; a passive party speaks only for itself.
         may_blame = member.name == self.recipe.active.name and failure.party in self._roster
         culprit, text = failure.party if may_blame else member.name, clean(failure.message)
         self._fail(PeerError(code, text, party=culprit).privately(f"{member.name} stopped the run: {text}"))
+
+    def _may_miss(self, name: str, missed: str) -> bool:
+        """Returns whether ``name`` exchanges anything with ``missed``: passive parties do not with each other."""
+        active = self.recipe.active.name
+        return name == active or missed in ("", name, active) or missed not in self._roster
 
     def _fail(self, error: VflError) -> None:
         if self.state in (RunState.COMPLETED, RunState.FAILED):
