@@ -33,6 +33,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("two", "before-evaluation"),
         ("active", "report-sent"),
         ("server", "before-told"),
+        ("server", "closing"),
         ("server", "before-finished"),
     ],
 )

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpc import _server as grpc_server
+
 from vfl_common.bundle import StepKey
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.rpc.link import ExchangeLink
@@ -40,7 +42,7 @@ PARTY = (
 )
 SERVER = (
     *("joined", "before-start", "after-start", "planned", "progress", "lost"),
-    *("report", "before-summary", "after-summary", "before-told", "after-told", "before-finished"),
+    *("report", "before-summary", "after-summary", "before-told", "after-told", "closing", "before-finished"),
 )
 
 
@@ -160,4 +162,5 @@ def wrap_all() -> None:
     wrap(Coordinator, "_lose", before=_at("lost"))
     wrap(Coordinator, "handle", after=_dropping_result(_handled))
     wrap(Coordinator, "complete", before=_at("before-told"), after=_at("after-told"))
+    wrap(grpc_server._Server, "stop", before=_at("closing"))
     wrap(server_app, "write_atomic", before=_writing("before"), after=_dropping_result(_writing("after")))
