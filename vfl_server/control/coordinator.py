@@ -320,9 +320,13 @@ class Coordinator:
     def _join(self, member: Member, join: control_pb2.Join) -> None:
         runs = {other.join.run_id for other in self._members.values() if other.joined and other is not member}
         admit(member.name, join, self.recipe, self.job, runs)
-        if self._summary_json is not None:
+        if self.failure is not None:  # it comes too late, and hears why
+            self._stop(member, self.failure)
+            return
+        if self.state is RunState.COMPLETED:
             member.joined = True
-            self._complete(member)
+            if self._summary_json is not None:  # otherwise ``complete`` tells it
+                self._complete(member)
             return
         if member.name in self._left and not self._needed(member.name):
             text = (
@@ -524,6 +528,10 @@ class Coordinator:
         self.failure = error
         self._on_end(error)
         for member in self._members.values():
-            member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
-            member.outbox.put(None)
+            self._stop(member, error)
         self.finished.set()
+
+    @staticmethod
+    def _stop(member: Member, error: VflError) -> None:
+        member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
+        member.outbox.put(None)
