@@ -6,9 +6,12 @@ standard output: as sentences for a person at a terminal, as JSON lines for a pr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
+from collections import deque
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,11 @@ from vfl_common.files import unwritable
 from vfl_common.text import LINE, clean, to_json
 
 log = logging.getLogger(__name__)
+
+_LOG_BYTES = 50_000_000  # of one file; peers and strangers cause lines, so the log must have an end
+_OLDER_LOGS = 5  # log.jsonl.1 is the newest of them
+
+_MOST_EARLY = 100  # lines that wait for the file
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _WARNINGS = frozenset({"lost", "away", "interrupted"})
@@ -46,9 +54,25 @@ class JsonLines(logging.Formatter):
         return to_json(line)
 
 
-class _LogFile(logging.FileHandler):
+class _LogFile(RotatingFileHandler):
+    def doRollover(self) -> None:  # noqa: N802 - logging's name
+        """Begins a new file; if the older ones cannot be renamed, goes on in the same file."""
+        with contextlib.suppress(OSError):
+            super().doRollover()
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Drops a line if the disk is full: the run ends with a sentence at the next important file."""
+
+
+class EarlyLog(logging.Handler):
+    """Keeps the first lines of a program until ``log_to`` gives them a file: a run's folder comes with its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_EARLY)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 def utc(seconds: float) -> str:
@@ -61,18 +85,21 @@ def utc(seconds: float) -> str:
 def log_to(path: Path, **always: str) -> logging.Handler:
     """Appends this program's log to ``path``; ``always`` is part of each line. Returns the handler.
 
-    Raises InputError if the file cannot be opened.
+    A full file gets ``.1`` at the end of its name, older ones the next number; the oldest is removed. Raises
+    InputError if the file cannot be opened.
     """
     try:
-        handler = _LogFile(path, encoding="utf-8")
+        handler = _LogFile(path, maxBytes=_LOG_BYTES, backupCount=_OLDER_LOGS, encoding="utf-8")
     except OSError as error:
         raise unwritable(path, error) from None
     handler.setFormatter(JsonLines(**always))
     root = logging.getLogger()
-    for older in [h for h in root.handlers if isinstance(h, logging.FileHandler)]:
+    root.addHandler(handler)
+    for older in [h for h in root.handlers if isinstance(h, logging.FileHandler | EarlyLog) and h is not handler]:
         root.removeHandler(older)
         older.close()
-    root.addHandler(handler)
+        for record in older.records if isinstance(older, EarlyLog) else ():
+            handler.handle(record)
     root.setLevel(logging.INFO)
     return handler
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from vfl_common.errors import VflError
+from vfl_common.logs import EarlyLog
 from vfl_common.text import LINE, clean
 
 EXIT_CODES = """\b
@@ -43,7 +44,7 @@ def run_program(command: click.Command, name: str, *, at_once: bool = False) -> 
     at its end: a thread that then uses the interpreter, for example to release a tensor, aborts the process.
     """
     signal.signal(signal.SIGTERM, _stop)
-    logging.getLogger().addHandler(logging.NullHandler())  # until a run has a folder for its log
+    logging.getLogger().addHandler(EarlyLog())  # until a run has a folder for its log
     status = exit_status(lambda: command.main(prog_name=name, standalone_mode=False))
     if at_once:
         _leave(status)

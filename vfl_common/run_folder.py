@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable, write_atomic
@@ -50,6 +51,20 @@ class RunFolder:
     def facts(self) -> dict[str, Any]:
         """Reads ``run.json``; empty before it is written. Raises InputError if it is damaged."""
         return _facts(self.path / "run.json")
+
+    def recipe(self) -> Recipe:
+        """Reads the run's recipe. Raises InputError if the copy of it is missing or damaged."""
+        path = self.path / "recipe.json"
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            why = f"cannot be read ({error.strerror})"
+        except (ValueError, RecursionError):
+            why = "is not JSON"
+        else:
+            return parse(Recipe, value, str(path))
+        text = f"{path}: {why}; copy it from the folder of another process of this run, which has the same"
+        raise InputError(Code.FILE_INVALID, text)
 
 
 def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
@@ -137,6 +152,9 @@ def planned(folder: RunFolder | None) -> list[Planned]:
     if folder is None:
         return []
     try:
-        return [Planned(**{**each, "skippable": tuple(each["skippable"])}) for each in folder.facts().get("plan", [])]
+        plan = [Planned(**{**each, "skippable": tuple(each["skippable"])}) for each in folder.facts().get("plan", [])]
+        if not all(isinstance(phase.rounds, int) for phase in plan):
+            raise TypeError
+        return plan
     except (TypeError, KeyError):
         raise _damaged(folder.path / "run.json", "has a plan that cannot be read") from None

@@ -163,9 +163,9 @@ class PartyApp:
                 outcome, folder = runner.run()
             finally:
                 session.close()
-        folder.note(finished=True)
         if outcome.summary_json:  # only the active party has it; on one machine the server writes the same file
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
+        folder.note(finished=True)  # last: from now on the same command begins a new run
         return outcome, folder
 
     def _joining(self, job: JobName, run_id: str, address: str) -> Joining:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ import pyarrow.parquet
 import torch
 from torch import Tensor, nn
 
-from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.run_folder import RunFolder
+from vfl_common.run_folder import RunFolder, planned
+from vfl_common.stages import position_of
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned
 from vfl_party.chains import summarised
@@ -57,7 +56,7 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     folder = RunFolder(path, path.resolve().parent.name)
     if not folder.facts().get("trained"):
         raise InputError(Code.CHECKPOINT_INVALID, f"{path}: this run was not finished; finish it, or give another")
-    recipe = parse(Recipe, json.loads((path / "recipe.json").read_text()), str(path / "recipe.json"))
+    recipe = folder.recipe()
     left = nothing_kept(recipe)
     if left is not None:
         text = f"{path}: its phase {left} keeps no model; give a run of another method"
@@ -66,6 +65,9 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     labels = store.labels()
     if not labels:
         raise InputError(Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints")
+    if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
+        text = f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest that is whole)"
+        raise InputError(Code.CHECKPOINT_INVALID, f"{text}; restore it, or train again")
     return TrainedRun(folder.run_id, recipe, store.load(labels[-1])["job"])
 
 

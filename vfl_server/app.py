@@ -134,8 +134,8 @@ class ServerApp:
             if completed is not None:  # nobody knows which parties have heard of it
                 coordinator.wait_until_told(min(recipe.run.rejoin_deadline_s, _TELL_S))
             coordinator.wait_until_empty(_CLOSE_S)
-            folder.note(finished=True)  # last: until then the same command tells the parties again
             ledger.save(folder.path / "ledger.json", meter.counts())
+        folder.note(finished=True)  # last: until then the same command tells the parties again
         self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))
         return summary
 

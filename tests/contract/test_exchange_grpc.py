@@ -419,14 +419,20 @@ def test_an_internal_error_keeps_its_text_to_itself(found: GrpcExchange) -> None
 
 
 def test_an_exception_in_the_service_keeps_its_text_to_itself(
-    found: GrpcExchange, monkeypatch: pytest.MonkeyPatch
+    found: GrpcExchange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise KeyError("/home/hospital/patients.csv")
 
     monkeypatch.setattr(found.hub, "deliver", fail)
+    waiting = soon(lambda: found.hub.collect(FIRST, NOTHING))
     with pytest.raises(AbortedError) as caught:
         soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
+    with pytest.raises(InternalError, match="KeyError: '/home/hospital"):  # it would wait in vain
+        waiting.result(WAIT_S)
+    (line,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert line.exc_info is not None
+    assert line.exc_info[0] is KeyError
     assert CATALOGUE[Code.INTERNAL].public in str(caught.value)
     assert "hospital" not in str(caught.value)
 

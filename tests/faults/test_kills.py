@@ -33,6 +33,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("two", "before-evaluation"),
         ("active", "report-sent"),
         ("server", "before-told"),
+        ("server", "closing"),
         ("server", "before-finished"),
     ],
 )
@@ -41,3 +42,23 @@ def test_the_run_ends_as_undisturbed(
 ) -> None:
     assert (who, moment) in set(kills.cells())
     assert_equal(parameters(kills.run(tmp_path, plugin, kills.VICTIMS[who], moment)), undisturbed)
+
+
+def test_a_defect_in_a_stream_s_thread_ends_the_run_with_the_name_of_who_has_it(
+    tmp_path: Path, plugin: dict[str, str]
+) -> None:
+    with kills.Killed(tmp_path, kills.recipe(), kills.DATA) as federation:
+        federation.plugin = plugin
+        (tmp_path / "defect-p0").touch()
+        for name in ("server", *kills.PARTIES):
+            federation.start_one(name)
+        codes = {name: program.wait(60.0) for name, program in federation.programs.items()}
+        assert codes == {"server": 1, "p0": 1, "p1": 4, "p2": 4}
+        told = {name: program.stderr.splitlines()[-1] for name, program in federation.programs.items()}
+        assert told["p0"] == "error: TypeError: a defect that a test asked for"
+        for name in ("server", "p1", "p2"):
+            assert "p0" in told[name]
+            assert "the party met an internal error; its own log has the details" in told[name]
+        log = (federation.run_folder / "p0" / "log.jsonl").read_text()
+        assert "Traceback" in log
+        assert "in deliver" in log or "in _defect" in log

@@ -55,6 +55,9 @@ def test_half_open_connections_end_no_run(tmp_path: Path) -> None:
             wait_until_closed(at_server + at_active, 20.0)
             server.wait_for("joined", 30.0, party="p1")
             federation.finish()
+        for name in ("server", "p0"):  # those who listen
+            log = (federation.run_folder / name / "log.jsonl").read_text()
+            assert log.count(f"may open {FILES} files only") == 1, name
 
 
 def memory_mib(program: Program) -> float:

@@ -1,7 +1,8 @@
 """Deaths at named moments: programs that have this module as a plug-in kill themselves if a test asks for it.
 
 A test puts an empty file ``kill-<moment>-<name>`` into the federation's folder. The process of that name removes the
-file and sends itself SIGKILL when it comes to the moment. The product has no such hooks: ``crash_plugin``
+file and sends itself SIGKILL when it comes to the moment. An empty file ``defect-<name>`` makes the process of that
+name fail in a stream's thread, as if the product had a defect there. The product has no such hooks: ``crash_plugin``
 wraps its functions in the launcher, before it forks.
 """
 
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from grpc import _server as grpc_server
 
 from vfl_common.bundle import StepKey
 from vfl_common.rpc.hub import ExchangeHub
@@ -39,7 +42,7 @@ PARTY = (
 )
 SERVER = (
     *("joined", "before-start", "after-start", "planned", "progress", "lost"),
-    *("report", "before-summary", "after-summary", "before-told", "after-told", "before-finished"),
+    *("report", "before-summary", "after-summary", "before-told", "after-told", "closing", "before-finished"),
 )
 
 
@@ -136,6 +139,11 @@ def _writing(when: str) -> Callable[..., None]:
     return look
 
 
+def _defect(*_: object) -> None:
+    if Path(f"defect-{name()}").exists():
+        raise TypeError("a defect that a test asked for")
+
+
 def wrap_all() -> None:
     """Wraps the product's functions in this process."""
     wrap(Session, "_send", after=_dropping_result(_said))
@@ -143,6 +151,7 @@ def wrap_all() -> None:
     wrap(Session, "report", after=_at("complete-heard"))
     wrap(ExchangeLink, "send", before=_step("before"))
     wrap(ExchangeLink, "receive", after=_dropping_result(_step("after")))
+    wrap(ExchangeHub, "deliver", before=_defect)
     wrap(ExchangeHub, "collect", before=_step("before"))
     wrap(ExchangeHub, "reply", after=_dropping_result(_step("after")))
     wrap(Runner, "_save_ledger", before=_at("round-done"))
@@ -153,4 +162,5 @@ def wrap_all() -> None:
     wrap(Coordinator, "_lose", before=_at("lost"))
     wrap(Coordinator, "handle", after=_dropping_result(_handled))
     wrap(Coordinator, "complete", before=_at("before-told"), after=_at("after-told"))
+    wrap(grpc_server._Server, "stop", before=_at("closing"))
     wrap(server_app, "write_atomic", before=_writing("before"), after=_dropping_result(_writing("after")))

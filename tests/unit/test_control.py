@@ -23,6 +23,7 @@ from vfl_common.ledger import Ledger
 from vfl_common.logs import JsonLines
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.channel import PROTOCOL
+from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.rate import Rate, and_more
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
@@ -568,6 +569,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Code]] = {
     "job": ({"job": "predict"}, Code.RECIPE_DIFFERS),
     "no JSON": ({"recipe_json": "{"}, Code.RECIPE_DIFFERS),
     "deep JSON": ({"recipe_json": "[" * 100_000}, Code.RECIPE_DIFFERS),
+    "long number": ({"recipe_json": '{"seed": 1' + "0" * 5_000 + "}"}, Code.RECIPE_DIFFERS),
+    "no text": ({"recipe_json": '{"\\ud800": 1}'}, Code.RECIPE_DIFFERS),
+    "long key": ({"recipe_json": '{"' + "A" * 5_000 + '": 1}'}, Code.RECIPE_DIFFERS),
 }
 
 
@@ -581,6 +585,7 @@ def test_a_party_that_does_not_fit_is_refused_and_the_others_go_on(case: str) ->
     assert (caught.value.code, caught.value.party) == (code, "p1")
     assert "p1" in caught.value.public
     assert len(caught.value.public) < 300
+    assert to_failure(caught.value).message == caught.value.public
     assert run.coordinator.state is RunState.WAITING
     assert "stop" not in kinds(other)
 
@@ -660,6 +665,14 @@ def test_a_report_whose_privacy_cannot_be_read_ends_the_run(privacy: str) -> Non
     members = run.begin()
     run.coordinator.handle(members["p0"], control_pb2.PartyMessage(report=control_pb2.Report(privacy_json=privacy)))
     assert run.coordinator.state is RunState.FAILED
+    assert "p0 sent a report that cannot be read" in str(run.coordinator.failure)
+
+
+def test_a_report_with_a_number_that_no_float_holds_ends_the_run() -> None:
+    run = Run()
+    members = run.begin()
+    metrics = '{"test": {"loss": 1' + "0" * 400 + "}}"
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(report=control_pb2.Report(metrics_json=metrics)))
     assert "p0 sent a report that cannot be read" in str(run.coordinator.failure)
 
 
@@ -755,7 +768,12 @@ def test_a_server_that_is_started_again_knows_who_has_left(tmp_path: Path) -> No
     assert list(found) == ["p1", "p2"]
     assert all(list(left.report.free_from) == [END, BEFORE] for left in found.values())
     assert [left.identity.pid for left in found.values()] == [101, 102]
-    (tmp_path / "left.json").write_text('{"p1": {"identity": 3}}')
+    for damage in (b'{"p1": {"identity": 3}}', b"[" * 100_000, b"\xff"):
+        (tmp_path / "left.json").write_bytes(damage)
+        with pytest.raises(InputError, match=r"left\.json: cannot be read"):
+            departures.read()
+    (tmp_path / "left.json").unlink()
+    (tmp_path / "left.json").mkdir()
     with pytest.raises(InputError, match=r"left\.json: cannot be read"):
         departures.read()
 
@@ -773,6 +791,56 @@ def test_a_party_that_stops_stops_the_run_and_the_others_learn_whose_fault_it_wa
         assert (stop[1].code, stop[1].party, stop[1].message) == (Code.TENSOR_MISMATCH, "p2", "z has another shape")
     run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=abort))  # a second one changes nothing
     assert run.coordinator.failure is failure
+
+
+def test_who_joins_after_the_end_hears_how_the_run_has_ended() -> None:
+    run = Run()
+    members = run.begin()
+    run.coordinator.fail(PeerError(Code.NON_FINITE, "p2 sent NaN", party="p2"))
+    for member in members.values():
+        run.coordinator.closed(member)
+    for name in ROSTER:
+        stop, end = told(run.join(name))
+        assert (stop[0], stop[1].message, end[0]) == ("stop", "p2 sent NaN", "end")
+    assert len(run.started) == 1
+
+
+def test_who_joins_while_the_summary_is_made_hears_that_the_run_is_complete() -> None:
+    run = Run()
+    members = run.begin()
+    for member in members.values():
+        run.report(member)
+    for member in members.values():
+        run.coordinator.closed(member)
+    again = [run.join(name) for name in ROSTER]
+    assert [kinds(member) for member in again] == [[], [], []]
+    run.coordinator.complete("{}")
+    assert [kinds(member) for member in again] == [["complete", "end"]] * 3
+    assert len(run.started) == 1
+
+
+@pytest.mark.parametrize("code", [Code.STEP_TIMEOUT, Code.PARTY_LOST])
+def test_who_repeats_that_another_is_late_is_not_named_for_it(code: Code) -> None:
+    run = Run()
+    members = run.begin()
+    late = failure_pb2.Failure(code=code, message="p2 took longer than 5 s", party="p2")  # type: ignore[arg-type]
+    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=late))  # has heard it from the active party
+    assert run.coordinator.failure is None
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(abort=late))
+    failure = run.coordinator.failure
+    assert failure is not None
+    assert (failure.code, failure.party) == (code, "p2")
+
+
+@pytest.mark.parametrize("missed", ["p0", "p1", "server", "", "nobody"])
+def test_a_passive_party_may_say_that_it_misses_those_with_whom_it_exchanges(missed: str) -> None:
+    run = Run()
+    members = run.begin()
+    lost = failure_pb2.Failure(code=Code.PARTY_LOST, message="p1 could not reach it", party=missed)  # type: ignore[arg-type]
+    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=lost))
+    failure = run.coordinator.failure
+    assert failure is not None
+    assert (failure.code, failure.party) == (Code.PARTY_LOST, "p1")
 
 
 @pytest.mark.parametrize("code", [0, 12345])

@@ -101,6 +101,23 @@ def test_half_a_line_is_waited_for_and_a_cut_one_passed_over(tmp_path: Path) -> 
     assert places(history.rounds) == [(1, "splitnn", 1), (1, "splitnn", 2), (1, "evaluate", 1)]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [b"\xff\x00garbage", b"[" * 100_000, b"3", b"{}", json.dumps(LINES[0] | {"round": 1e999}).encode()],
+    ids=["garbage", "deep", "number", "object", "infinite"],
+)
+def test_damaged_files_of_a_run_are_passed_over(run: Path, damage: bytes) -> None:
+    path = run / "bank" / "metrics.jsonl"
+    path.write_bytes(damage + b"\n" + path.read_bytes())
+    for name in ("run.json", "recipe.json"):
+        (run / "bank" / name).write_bytes(damage)
+    history = History(Source(run / "bank"))
+    history.update()
+    assert places(history.rounds) == [(1, "splitnn", 1), (1, "splitnn", 2), (1, "evaluate", 1)]
+    assert not history.source.finished
+    assert isinstance(history.source.read("recipe.json"), dict)
+
+
 def test_a_party_s_own_folder_will_do(run: Path) -> None:
     assert [(source.run_id, source.party) for source in find_sources(run)] == [(RUN, "bank"), (RUN, "shop")]
     assert [(source.run_id, source.party) for source in find_sources(run / "shop")] == [(RUN, "shop")]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from vfl_common import logs
 from vfl_common.errors import Code
 from vfl_common.ledger import Ledger
-from vfl_common.logs import Console, log_to, utc
+from vfl_common.logs import Console, EarlyLog, log_to, utc
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Member
@@ -85,6 +86,58 @@ def test_a_peer_s_words_move_no_cursor_and_fill_no_log(log: Path, capsys: pytest
     ]
     assert all(line.isprintable() for line in out.splitlines())
     assert max(map(len, log.read_text().splitlines())) < 3_000
+
+
+def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
+    root, level = logging.getLogger(), logging.getLogger().level
+    early = EarlyLog()
+    root.addHandler(early)
+    for number in range(200):
+        logging.getLogger("x").warning("%d", number)
+    handler = log_to(tmp_path / "log.jsonl", run="r1", party="bank")
+    logging.getLogger("x").warning("200")
+    assert early not in root.handlers
+    root.removeHandler(handler)
+    root.setLevel(level)
+    handler.close()
+    found = lines(tmp_path / "log.jsonl")
+    assert [int(line["message"]) for line in found] == list(range(100, 201))
+    assert {(line["run"], line["party"]) for line in found} == {("r1", "bank")}
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A log whose files hold 1,000 bytes: about eight lines."""
+    monkeypatch.setattr(logs, "_LOG_BYTES", 1_000)
+    root, level = logging.getLogger(), logging.getLogger().level
+    yield tmp_path / "log.jsonl"
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if isinstance(each, logging.FileHandler)]:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def test_a_log_has_an_end_and_keeps_the_newest_lines(small: Path) -> None:
+    log_to(small, run="r1", party="server")
+    for number in range(200):
+        if number == 150:  # another generation opens it again
+            log_to(small, run="r1", party="server")
+        logging.getLogger("x").info("%d", number)
+    files = [small.with_name(f"log.jsonl.{number}") for number in range(5, 0, -1)] + [small]
+    assert sorted(files) == sorted(small.parent.iterdir())
+    assert all(file.stat().st_size <= 1_000 for file in files)
+    kept = [int(line["message"]) for file in files for line in lines(file)]
+    assert len(kept) > 30
+    assert kept == list(range(200))[-len(kept) :]
+
+
+def test_a_log_that_cannot_be_renamed_goes_on_in_the_same_file(small: Path) -> None:
+    for number in (4, 5):  # the fifth, a folder, cannot be removed
+        small.with_name(f"log.jsonl.{number}").mkdir()
+    log_to(small, run="r1", party="server")
+    for number in range(50):
+        logging.getLogger("x").info("%d", number)
+    assert [int(line["message"]) for line in lines(small)] == list(range(50))
 
 
 def test_lines_and_events_are_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

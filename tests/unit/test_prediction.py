@@ -1,10 +1,11 @@
-"""The table of a prediction: whole, and for its owner's eyes."""
+"""What a prediction reads, the trained run, and what it writes: whole, and for its owner's eyes."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +13,16 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from tests.harness import cases
+from vfl_common.config.base import parse
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_party.prediction import write_table
+from vfl_common.program import exit_status
+from vfl_common.run_folder import create
+from vfl_common.stages import Planned
+from vfl_party.checkpoint import CheckpointStore
+from vfl_party.cli import cli
+from vfl_party.prediction import load_trained, write_table
 
 TABLE = pa.table({"id": ["a", "b"], "score": [0.25, 0.75]})
 
@@ -33,3 +42,81 @@ def test_only_the_owner_may_read_the_scores(name: str, read: Callable[[Path], pa
 def test_a_folder_that_has_gone_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"out\.csv: cannot be written \(No such file or directory\)"):
         write_table(tmp_path / "gone" / "out.csv", TABLE)
+
+
+# -- the trained run ------------------------------------------------------------------------------------------------
+
+PARTY = """
+name = "p1"
+recipe = "recipe.toml"
+server = "localhost:1"
+tls = { ca = "ca.pem", certificate = "p1.pem", key = "p1.key" }
+"""
+DAMAGE = {
+    "empty": b"",
+    "garbage": b"\xff\x00garbage",
+    "cut": b'{"phases": [',
+    "deep": b"[" * 100_000,
+    "list": b"[]",
+    "another": b'{"phases": 3}',
+}
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The folder of ``p1`` in a finished run of three rounds."""
+    folder = create(tmp_path, "one", "p1", parse(Recipe, cases.recipe(2), "recipe"))
+    folder.note(job="train", plan=[asdict(Planned("splitnn", 3, None))])
+    store = CheckpointStore(folder.path / "checkpoints", keep=2)
+    for number in (1, 2, 3):
+        store.save(f"00000{number}.splitnn.{number}", {"job": {"number": number}})
+    folder.note(trained=True)
+    (tmp_path / "party.toml").write_text(PARTY)
+    return folder.path
+
+
+def predicting(trained: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """Returns exit code and standard error of ``vfl-party predict``, which fails before it asks anybody."""
+    args = ["predict", str(trained.parents[1] / "party.toml"), "--run", str(trained.parent)]
+    return exit_status(lambda: cli(args, standalone_mode=False)), capsys.readouterr().err.splitlines()
+
+
+def test_a_whole_run_gives_its_last_checkpoint(trained: Path) -> None:
+    assert load_trained(trained.parent, "p1").state == load_trained(trained, "p1").state == {"number": 3}
+
+
+@pytest.mark.parametrize("name", ["run.json", "recipe.json"])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_run_is_one_sentence(
+    name: str, damage: bytes, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trained / name).write_bytes(damage)
+    code, (told,) = predicting(trained, capsys)
+    assert code == 2
+    assert told.startswith(f"error: {trained}")  # and its run.json or recipe.json; one that says nothing: unfinished
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_without_the_last_checkpoint_no_older_one_predicts(
+    damage: bytes, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = max((trained / "checkpoints").iterdir())
+    newest.write_bytes(damage)
+    code, (told,) = predicting(trained, capsys)
+    assert code == 2
+    assert "000002.splitnn.2 is the newest that is whole" in told
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "checkpoints"])
+@pytest.mark.parametrize("there", [True, False])
+def test_something_else_in_a_file_s_place_is_one_sentence(
+    name: str, there: bool, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trained / name).rename(trained / "away")
+    if there and name == "checkpoints":
+        (trained / name).write_text("a file")
+    elif there:
+        (trained / name).mkdir()
+    code, (told,) = predicting(trained, capsys)
+    assert code == 2
+    assert str(trained) in told

@@ -178,6 +178,21 @@ def test_a_line_cut_by_a_crash_is_passed_over(tmp_path: Path) -> None:
     assert list(curves(find(folder))["train"]) == [1]
 
 
+def test_a_damaged_recipe_costs_only_the_order_of_the_phases(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", summary_of(3), [line(1, 0.9)])
+    (folder / "bank" / "recipe.json").write_text("[" * 100_000)
+    run = find(folder)
+    assert run.phases == ()
+    assert list(curves(run)) == ["train"]
+
+
+def test_a_chart_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", summary_of(3), [])
+    (folder / "bytes.png").mkdir()
+    with pytest.raises(InputError, match=r"bytes\.png: cannot be written \(Is a directory\)"):
+        draw(find(folder))
+
+
 def pixels(image: Image.Image, color: str) -> int:
     """How many pixels have exactly this colour."""
     counts = image.convert("RGB").getcolors(maxcolors=1 << 20) or []
@@ -228,7 +243,14 @@ def test_the_summary_alone_gives_the_table_and_the_bytes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [(None, "no such"), ("{}", "is not the summary"), ("nonsense", "is not the summary")]
+    ("text", "expected"),
+    [
+        (None, "no such"),
+        ("{}", "is not the summary"),
+        ("nonsense", "is not the summary"),
+        ("[" * 100_000, "is not the summary"),
+    ],
+    ids=["none", "object", "nonsense", "deep"],
 )
 def test_no_run_is_one_sentence(tmp_path: Path, text: str | None, expected: str) -> None:
     if text is not None:

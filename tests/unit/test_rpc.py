@@ -113,6 +113,10 @@ def test_a_full_disk_is_told_without_its_path() -> None:
     told = unwritable(Path("/home/hospital/runs"), OSError(errno.ENOSPC, "No space left on device"))
     assert "/home/hospital/runs" in str(told)
     assert to_failure(told).message == "the party cannot write its files (No space left on device)"
+
+
+def test_what_no_message_can_hold_is_left_out() -> None:
+    assert to_failure(PeerError(Code.RECIPE_DIFFERS, "differs at \ud800\x1b.x")).message == "differs at   .x"
     told = unwritable(Path("/home/hospital/runs"), OSError(errno.EACCES, "Permission denied"))
     assert to_failure(told).message == CATALOGUE[told.code].public
 

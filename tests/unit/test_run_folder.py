@@ -92,7 +92,7 @@ def test_a_damaged_plan_is_one_sentence(tmp_path: Path) -> None:
     plan = [Planned("train", 2, None), Planned("head", 2, 1, (0,))]
     run.note(plan=[asdict(each) for each in plan])
     assert planned(run) == plan
-    for broken in ([3], 3, [{"name": "train"}], [asdict(plan[0]) | {"more": 1}]):
+    for broken in ([3], 3, [{"name": "train"}], [asdict(plan[0]) | {"more": 1}], [asdict(plan[0]) | {"rounds": "2"}]):
         run.note(plan=broken)
         with pytest.raises(InputError, match=r"run\.json: has a plan that cannot be read; restore it"):
             planned(run)

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vfl.report.reading import OWN, Rounds, Run, curves, find, own_curves
 from vfl.report.table import FIRST, in_order, size
+from vfl_common.files import unwritable
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
 
@@ -218,5 +219,8 @@ def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) -> None
 
 def _save(figure: Figure, path: Path) -> Path:
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=_DPI)
+    try:
+        figure.savefig(path, dpi=_DPI)
+    except OSError as error:
+        raise unwritable(path, error) from None
     return path

@@ -62,7 +62,7 @@ def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
         try:
             recipe = json.loads((folder / party.name / "recipe.json").read_bytes())
             return tuple(str(phase["name"]) for phase in recipe["phases"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return ()
 

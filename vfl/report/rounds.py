@@ -51,7 +51,7 @@ class Source:
         """Reads a JSON file of the folder; empty if there is none."""
         try:
             found = json.loads((self.folder / name).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -102,7 +102,10 @@ class History:
 
 
 def parse(line: bytes, written_s: float) -> Round | None:
-    """Parses one line; returns None if it is cut off, as after a kill. ``written_s``: the time if the line has none."""
+    """Parses one line; returns None if it is cut off, as after a kill, or damaged.
+
+    ``written_s``: the time if the line has none.
+    """
     try:
         entry = json.loads(line)
         phase = str(entry["phase"])
@@ -115,5 +118,5 @@ def parse(line: bytes, written_s: float) -> Round | None:
         values["seconds"] = float(entry["seconds"])
         time_s = datetime.fromisoformat(entry["time"]).timestamp() if "time" in entry else written_s
         return Round(int(entry["generation"]), phase, int(entry["round"]), int(entry["steps"]), time_s, metrics, values)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from vfl_common.errors import CATALOGUE, AbortedError, Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import failure_pb2
-from vfl_common.text import clean
+from vfl_common.text import LINE, clean
 
 
 def to_failure(error: BaseException) -> failure_pb2.Failure:
     """Returns what a peer may read about ``error``; an error that is not ours becomes INTERNAL, without its text."""
     if not isinstance(error, VflError):
         return failure_pb2.Failure(code=Code.INTERNAL, message=CATALOGUE[Code.INTERNAL].public)  # type: ignore[arg-type]
-    return failure_pb2.Failure(code=int(error.code), message=error.public, party=error.party)  # type: ignore[arg-type]
+    text = clean(error.public, LINE)  # it may quote a peer, in characters that no message can hold
+    return failure_pb2.Failure(code=int(error.code), message=text, party=error.party)  # type: ignore[arg-type]
 
 
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:

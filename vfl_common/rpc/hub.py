@@ -9,6 +9,7 @@ even if the main thread does not collect for a long time, or never again.
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
@@ -16,6 +17,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+import grpc
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
@@ -46,6 +49,8 @@ _LONGEST_WAIT_S = 3600.0  # between two decisions whether to wait on
 _UNREAD_FRAMES = 16  # of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender
 _STANDSTILL_S = 1.0  # more than one wait may take too long
 _POLL_S = (0.001, 0.02)  # how soon, at first and at last, such a thread looks again
+
+log = logging.getLogger(__name__)
 
 
 class _Stream:
@@ -461,18 +466,26 @@ class ExchangeService:
 
         if not context.add_callback(leave):
             return  # the stream has ended already
-        attached = False
+        hub: ExchangeHub | None = None  # once the stream has attached
         try:
             with self._admitted(context) as party:
                 self._meter.name_caller(context.peer(), party)
                 hub, resume = self._attach(requests, party, gone)
-                stream, attached = hub.open(party), True
+                stream = hub.open(party)
                 if context.add_callback(stream.close):  # otherwise the stream has ended already
                     yield from self._until_it_ends(hub, stream, requests, resume)
         except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns only the public text
-            if isinstance(error, PeerError) and not attached and not error.retryable:
+            if isinstance(error, PeerError) and hub is None and not error.retryable:
                 self.refusals.note(error.party, error)
+            if not isinstance(error, VflError | grpc.RpcError):  # gRPC raises the latter if the stream breaks
+                self._failed(hub or self._hub, error)
             yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
+
+    def _failed(self, hub: ExchangeHub | None, error: Exception) -> None:
+        """Logs a defect of ours, and ends the generation: without this stream it would wait for its party in vain."""
+        log.exception("internal error", extra={"event": "failed"})
+        if hub is not None:
+            hub.end(InternalError(f"{type(error).__name__}: {error}"))
 
     @contextmanager
     def _admitted(self, context: Context) -> Iterator[str]:

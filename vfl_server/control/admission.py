@@ -56,12 +56,12 @@ def _difference(ours: str, theirs: str) -> str:
         return " in size"
     try:
         found = first_difference(ours, theirs)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return " and is not JSON"
     if found is None:
         return " in form"
     key, mine, yours = found
-    return f" at {key}: {_short(yours)} here, {_short(mine)} at the server"
+    return f" at {clean(key, 80)}: {_short(yours)} here, {_short(mine)} at the server"
 
 
 def _short(value: object) -> str:

@@ -19,24 +19,19 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.rate import Rate, and_more
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary
 from vfl_common.text import clean
 from vfl_server.control import declarations, membership
 from vfl_server.control.admission import admit
-from vfl_server.control.pace import pace
+from vfl_server.control.display import Display, Emit, metrics
 from vfl_server.control.reports import done_by, is_sound
 from vfl_server.control.run_state import RunState, move
 
 Job = Literal["train", "predict"]
 Outbox = queue.SimpleQueue["control_pb2.ServerMessage | None"]
-Emit = Callable[..., None]
 
 MAX_TEXT = 200  # characters of a text in a party's messages
-MAX_METRICS = 32  # in a party's progress
-_NOTE_S, _NOTES = 1.0, 5  # between two notes of a party, after the first five
-_SHOW_S, _SHOWN = 0.05, 20  # between two reports of progress, after the first twenty
 _ANNOUNCE_S = 60.0  # between two counts of how long the run still waits
 _STANDSTILL_S = 5.0  # between two ticks: this process was stopped, or its machine slept
 
@@ -137,10 +132,7 @@ class Coordinator:
         self._away: set[str] = set()  # lost in this generation, which goes on without them
         self._agreed = False  # on the plans of this generation
         self._interruptions = generation  # an earlier process of this server ended each of its generations
-        self._notes, self._shows = Rate(_NOTE_S, _NOTES), Rate(_SHOW_S, _SHOWN)
-        self._shown = control_pb2.Progress()  # of the slowest party
-        self._unshown = False  # it is to be reported as soon as the rate allows it
-        self._steps = 0
+        self._display = Display(emit, self._phases, recipe.active.name)
         self.state = RunState.COMPLETED if completed else RunState.WAITING
         self.failure: VflError | None = None
         self._waiting_since_s = self._ticked_s = self._announced_s = time.monotonic()
@@ -211,7 +203,8 @@ class Coordinator:
             elif body == "plan":
                 self._planned(member, message.plan)
             elif body == "progress":
-                self._progress(member, message.progress)
+                member.progress = message.progress
+                self._display.take(member.name, self._progress(), member.heard_s)
             elif body == "report":
                 self._report(member, message.report)
             elif body == "alone":
@@ -232,7 +225,7 @@ class Coordinator:
         with self._lock:
             now_s = time.monotonic()
             self._pardon(now_s)
-            self._show(now_s)
+            self._display.tick(self._progress(), now_s)
             heard = {name: member.heard_s for name, member in self._members.items()}
             for name in membership.silent(now_s, heard, self.recipe.run.lost_after_s):
                 self._lose(self._members[name], f"has been silent for {self.recipe.run.lost_after_s:g} s")
@@ -280,7 +273,7 @@ class Coordinator:
 
     def status(self) -> Status:
         with self._lock:
-            now_s, progress = time.monotonic(), self._shown
+            now_s, progress = time.monotonic(), self._display.shown
             members = self._in_order()
             return Status(
                 state=self.state,
@@ -292,12 +285,8 @@ class Coordinator:
                 phase=clean(progress.phase, MAX_TEXT),
                 round=progress.round,
                 rounds=progress.rounds,
-                steps=self._steps,
-                told={
-                    name: (clean(member.progress.phase, MAX_TEXT), _metrics(member.progress))
-                    for name, member in members
-                    if member.progress is not None
-                },
+                steps=self._display.steps,
+                told={name: (clean(each.phase, MAX_TEXT), metrics(each)) for name, each in self._progress().items()},
             )
 
     def reports(self) -> dict[str, control_pb2.Report]:
@@ -343,9 +332,13 @@ class Coordinator:
     def _join(self, member: Member, join: control_pb2.Join) -> None:
         runs = {other.join.run_id for other in self._members.values() if other.joined and other is not member}
         admit(member.name, join, self.recipe, self.job, runs)
-        if self._summary_json is not None:
+        if self.failure is not None:  # it comes too late, and hears why
+            self._stop(member, self.failure)
+            return
+        if self.state is RunState.COMPLETED:
             member.joined = True
-            self._complete(member)
+            if self._summary_json is not None:  # otherwise ``complete`` tells it
+                self._complete(member)
             return
         if member.name in self._left and not self._needed(member.name):
             text = (
@@ -374,45 +367,11 @@ class Coordinator:
         else:
             self._decide(announce=True)
 
-    def _progress(self, member: Member, progress: control_pb2.Progress) -> None:
-        """Shows the slowest party's progress, with each party's own losses beside it."""
-        member.progress, now_s = progress, time.monotonic()
-        told = {name: each.progress for name, each in self._in_order() if each.progress is not None}
-        slowest = pace(told, self._phases, self.recipe.active.name, member.name)
-        if slowest is not None and told[slowest] is not self._shown:
-            self._shown, self._unshown = told[slowest], True
-            self._steps = self._shown.steps or self._steps
-            self._show(now_s)
-        held = self._notes.passes(member.name, now_s) if progress.note else None
-        if held is not None:
-            self._emit("note", party=member.name, note=and_more(clean(progress.note), held))
-
-    def _show(self, now_s: float) -> None:
-        """Reports the run's progress if there is any to report, and the last report is not too recent."""
-        if self._unshown and self._shows.passes("", now_s) is not None:
-            self._show_now()
-
-    def _show_now(self) -> None:
-        self._unshown, shown, active = False, self._shown, self.recipe.active.name
-        metrics = {
-            name: _metrics(each.progress)
-            for name, each in self._in_order()
-            if each.progress is not None and each.progress.phase == shown.phase
-        }
-        self._emit(
-            "progress",
-            phase=shown.phase,
-            round=shown.round,
-            rounds=shown.rounds,
-            batch=shown.batch,
-            batches=shown.batches,
-            steps=shown.steps,
-            metrics=metrics.get(active, {}),
-            parties={name: each for name, each in metrics.items() if each},
-        )
-
     def _in_order(self) -> list[tuple[str, Member]]:
         return [(name, self._members[name]) for name in self._roster if name in self._members]
+
+    def _progress(self) -> dict[str, control_pb2.Progress]:
+        return {name: each.progress for name, each in self._in_order() if each.progress is not None}
 
     def _decision(self) -> membership.Begin | membership.Wait | membership.Refuse | membership.GiveUp:
         ready = {
@@ -466,7 +425,7 @@ class Coordinator:
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
         self._checkpoint, self._agreed = decision.checkpoint, False
-        self._unshown = False
+        self._display.begin()
         self._on_start(self.generation, decision.checkpoint)
         self.state = move(self.state, RunState.RUNNING)
         if self._started_s is None:
@@ -591,8 +550,7 @@ class Coordinator:
         reports |= {name: each.report for name, each in self._left.items()}
         if self.state is RunState.RUNNING and set(reports) == set(self._roster):
             self._reports = reports
-            if self._unshown:
-                self._show_now()
+            self._display.flush(self._progress())
             self.state = move(self.state, RunState.COMPLETED)
             self._on_end(InterruptedRun("the run is complete"))
             self.finished.set()
@@ -607,10 +565,17 @@ class Coordinator:
             code = Code.ABORTED
         elif code is Code.ABORTED and failure.party != member.name:
             return  # it ends because of another party, which says itself why: the cause is to be told, not its echo
+        elif code in (Code.PARTY_LOST, Code.STEP_TIMEOUT) and not self._may_miss(member.name, failure.party):
+            return  # an echo too: the active party, or this server, has found out, and says so
         # The active party sees the others' data and may blame them; a passive party speaks only for itself.
         may_blame = member.name == self.recipe.active.name and failure.party in self._roster
         culprit, text = failure.party if may_blame else member.name, clean(failure.message)
         self._fail(PeerError(code, text, party=culprit).privately(f"{member.name} stopped the run: {text}"))
+
+    def _may_miss(self, name: str, missed: str) -> bool:
+        """Returns whether ``name`` exchanges anything with ``missed``: passive parties do not with each other."""
+        active = self.recipe.active.name
+        return name == active or missed in ("", name, active) or missed not in self._roster
 
     def _fail(self, error: VflError) -> None:
         if self.state in (RunState.COMPLETED, RunState.FAILED):
@@ -619,11 +584,10 @@ class Coordinator:
         self.failure = error
         self._on_end(error)
         for member in self._members.values():
-            member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
-            member.outbox.put(None)
+            self._stop(member, error)
         self.finished.set()
 
-
-def _metrics(progress: control_pb2.Progress) -> dict[str, float]:
-    """Returns the metrics, limited in number and in length of names."""
-    return {clean(name, 40): value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
+    @staticmethod
+    def _stop(member: Member, error: VflError) -> None:
+        member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
+        member.outbox.put(None)

@@ -37,7 +37,7 @@ class Departures:
                 )
                 for name, entry in self._entries().items()
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             text = f"{self.path}: cannot be read ({error}); begin a new run with --fresh at the server and every party"
             raise InputError(Code.FILE_INVALID, text) from None
 

@@ -67,7 +67,7 @@ def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None
     try:
         found = json.loads(report.metrics_json or "{}")
         return {str(split): {str(name): number(value) for name, value in of.items()} for split, of in found.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

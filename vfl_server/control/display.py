@@ -1,0 +1,80 @@
+"""What people see of a run's progress: the slowest party's, and the parties' notes, at a rate that can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.rate import Rate, and_more
+from vfl_common.text import clean
+from vfl_server.control.pace import pace
+
+MAX_METRICS = 32  # in a party's progress
+_NOTE_S, _NOTES = 1.0, 5  # between two notes of a party, after the first five
+_SHOW_S, _SHOWN = 0.05, 20  # between two reports of progress, after the first twenty
+
+Emit = Callable[..., None]
+Told = Mapping[str, control_pb2.Progress]  # {party: its last progress in this generation}, in roster order
+
+
+class Display:
+    """Reports progress and notes. Not thread-safe: the coordinator calls it under its lock.
+
+    Args:
+        emit: reports events to the person or program in front of the server.
+        phases: the recipe's, in order.
+        active: the active party.
+
+    ``shown``: the progress of the slowest party. ``steps``: of the run, as of a round's end.
+    """
+
+    def __init__(self, emit: Emit, phases: Sequence[str], active: str) -> None:
+        self._emit, self._phases, self._active = emit, phases, active
+        self._notes, self._shows = Rate(_NOTE_S, _NOTES), Rate(_SHOW_S, _SHOWN)
+        self._unshown = False  # it is to be reported as soon as the rate allows it
+        self.shown = control_pb2.Progress()
+        self.steps = 0
+
+    def begin(self) -> None:
+        """Begins a generation."""
+        self._unshown = False
+
+    def take(self, party: str, told: Told, now_s: float) -> None:
+        """Takes the news in ``told``, which is ``party``'s."""
+        slowest = pace(told, self._phases, self._active, party)
+        if slowest is not None and told[slowest] is not self.shown:
+            self.shown, self._unshown = told[slowest], True
+            self.steps = self.shown.steps or self.steps
+            self.tick(told, now_s)
+        note = told[party].note
+        held = self._notes.passes(party, now_s) if note else None
+        if held is not None:
+            self._emit("note", party=party, note=and_more(clean(note), held))
+
+    def tick(self, told: Told, now_s: float) -> None:
+        """Reports the run's progress if there is any to report, and the last report is not too recent."""
+        if self._unshown and self._shows.passes("", now_s) is not None:
+            self.flush(told)
+
+    def flush(self, told: Told) -> None:
+        """Reports the run's progress if there is any to report, with each party's own losses beside it."""
+        if not self._unshown:
+            return
+        self._unshown, shown = False, self.shown
+        found = {name: metrics(each) for name, each in told.items() if each.phase == shown.phase}
+        self._emit(
+            "progress",
+            phase=shown.phase,
+            round=shown.round,
+            rounds=shown.rounds,
+            batch=shown.batch,
+            batches=shown.batches,
+            steps=shown.steps,
+            metrics=found.get(self._active, {}),
+            parties={name: each for name, each in found.items() if each},
+        )
+
+
+def metrics(progress: control_pb2.Progress) -> dict[str, float]:
+    """Returns the metrics, limited in number and in length of names."""
+    return {clean(name, 40): value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
