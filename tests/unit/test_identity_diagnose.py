@@ -56,7 +56,7 @@ def expired(ca: Path, bank: Credentials) -> Credentials:
         bank,
         certificate_pem=Path(tls.certificate).read_bytes(),
         key_pem=Path(tls.key).read_bytes(),
-        not_after=datetime(2020, 1, 2, tzinfo=UTC),
+        certificate=x509.load_pem_x509_certificate(Path(tls.certificate).read_bytes()),
     )
 
 
