@@ -160,7 +160,7 @@ def certificates(ends: Mapping[str, datetime]) -> Metric:
     """Shows when certificates end, by their names; ``ca`` is the CA's."""
     values: dict[Labels, float] = {(name,): end.timestamp() for name, end in ends.items()}
     text = "When the certificate ends (Unix time)."
-    return gauge("vfl_certificate_not_after_timestamp_seconds", text, values, ("name",))
+    return gauge("vfl_certificate_not_after_timestamp_seconds", text, values, ("certificate",))
 
 
 def awaited(roster: Iterable[str], names: Iterable[str]) -> Metric:

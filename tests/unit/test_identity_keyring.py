@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 from vfl.certs.authority import create_authority, issue, revoke
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.identity import keyring as module
 from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.identity.keyring import Keyring
 
@@ -129,7 +129,7 @@ def test_a_running_process_is_told_once_a_day(
     ca: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1_000.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     keyring = Keyring(issue(ca, "bank", now=datetime.now(UTC) - YEAR + timedelta(days=12, hours=1)), "bank")
     keyring.tell_again()
     assert warnings(caplog) == []  # nothing before the log begins
@@ -186,7 +186,7 @@ def test_a_revoked_caller_is_refused_at_once(ca: Path, tls: TlsSettings) -> None
     keyring, shop = Keyring(tls, "bank"), load_credentials(issue(ca, "shop"), name="shop")
     keyring.admit("shop", shop.certificate_pem)
     revoke(ca, "shop")
-    with pytest.raises(PeerError, match="the certificate of shop .* is revoked; shop needs a new one") as caught:
+    with pytest.raises(PeerError, match=r"the certificate of shop .* is revoked; shop needs a new one") as caught:
         keyring.admit("shop", shop.certificate_pem)
     assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, "shop")
     issue(ca, "shop", force=True)
