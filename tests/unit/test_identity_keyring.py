@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.harness.cases import recipe
 from vfl.certs.authority import create_authority, issue, revoke
-from vfl_common.config.party import TlsSettings
+from vfl_common.config.party import PartyFile, TlsSettings
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.identity.keyring import Keyring
+from vfl_common.ledger import Ledger
+from vfl_common.rpc.session import Session
+from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.run_folder import create
+from vfl_party.preflight import _ending
+from vfl_server.app import ServerApp
 
 YEAR = timedelta(days=365)
 
@@ -144,6 +154,50 @@ def test_a_running_process_is_told_once_a_day(
     keyring.tell_again()
     keyring.tell_again()
     assert warnings(caplog) == [first] * 2
+
+
+class Asked(Keyring):
+    """Says when it is asked to tell again."""
+
+    def __init__(self, tls: TlsSettings) -> None:
+        super().__init__(tls, "bank")
+        self.again = threading.Event()
+
+    def tell_again(self) -> None:
+        self.again.set()
+
+
+def test_parties_and_server_ask_again_as_long_as_they_run(tls: TlsSettings, tmp_path: Path) -> None:
+    session = Session("127.0.0.1:1", Asked(tls), "server", Ledger(), TcpMeter(), heartbeat_s=0.01, wait_s=1.0)
+    assert isinstance(session.keyring, Asked)
+    assert session.keyring.again.wait(10.0)
+    session.close()
+
+    keyring, coordinator = Asked(tls), Ticking()
+    folder = create(tmp_path, "run", "server", Recipe.model_validate(recipe(2)))
+    ServerApp._serve(Any, coordinator, keyring, Ledger(), TcpMeter(), folder)  # type: ignore[arg-type]
+    assert keyring.again.is_set()
+
+
+class Ticking:
+    """A coordinator whose run is over after one tick."""
+
+    def __init__(self) -> None:
+        self.finished = threading.Event()
+
+    def tick(self) -> None:
+        self.finished.set()
+
+
+def test_check_tells_which_of_a_party_s_certificates_end_soon(tmp_path: Path) -> None:
+    create_authority(tmp_path, "f", days=100, now=datetime.now(UTC) - timedelta(days=90))
+    file = PartyFile(name="bank", recipe="", server="here:1", tls=issue(tmp_path, "bank"))
+    found = list(_ending(file))
+    assert [(each.about, each.fine, each.soon) for each in found] == [("CA", True, True)]
+    issue(tmp_path, "bank", force=True, days=40, now=datetime.now(UTC) - timedelta(days=35))
+    assert [each.about for each in _ending(file)] == ["certificate", "CA"]
+    (tmp_path / "bank.pem").unlink()
+    assert list(_ending(file)) == []  # another line says FAIL
 
 
 def test_a_replaced_certificate_is_looked_at_too(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
