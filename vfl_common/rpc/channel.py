@@ -92,7 +92,10 @@ def _looked_at(address: str, credentials: Credentials, peer: str) -> bytes:
 
 
 def connect(address: str, credentials: Credentials, peer: str, timeout_s: float) -> grpc.Channel | VflError:
-    """Returns a channel that is ready, or the clearest reason why there is none within ``timeout_s``."""
+    """Returns a channel that is ready, or the clearest reason why there is none within ``timeout_s``.
+
+    If certificates are revoked, the look at the peer's may take as long again.
+    """
     give_up_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -105,7 +108,7 @@ def connect(address: str, credentials: Credentials, peer: str, timeout_s: float)
                 return error
             time.sleep(_RETRY_S)
     try:
-        grpc.channel_ready_future(channel).result(timeout=max(0.0, give_up_s - time.monotonic()))
+        grpc.channel_ready_future(channel).result(timeout=timeout_s)
     except grpc.FutureTimeoutError:
         channel.close()
         return diagnose(address, credentials, peer, timeout_s=2.0)
