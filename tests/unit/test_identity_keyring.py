@@ -101,6 +101,23 @@ def test_garbage_and_missing_files_are_not_used(tls: TlsSettings, part: str, cap
     assert len(warnings(caplog)) == 3  # it was whole between
 
 
+def test_a_key_that_vanishes_while_it_is_read(
+    ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyring = Keyring(tls, "bank")
+    before = keyring.current()
+    issue(ca, "bank", force=True)
+
+    def gone(path: Path) -> None:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", gone)
+        assert keyring.current() == before
+    assert len(warnings(caplog)) == 1
+    assert keyring.current() != before
+
+
 def test_a_pair_of_another_party_is_not_used(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
     keyring, shop = Keyring(tls, "bank"), pair(issue(ca, "shop"))
     Path(tls.certificate).write_bytes(shop[0])

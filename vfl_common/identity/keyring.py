@@ -67,7 +67,7 @@ class Keyring:
                 self._said.pop("pair", None)
                 return False
             self._now = replace(load_pair(self._tls, name=self.name), revoked=now.revoked)
-        except InputError as error:
+        except Exception as error:  # noqa: BLE001 - whatever the files hold, and if one vanishes between two looks at it
             self._complain("pair", f"{error}; until then the certificate and key read before stay in use")
             return False
         self._said.pop("pair", None)

@@ -13,7 +13,6 @@ from cryptography import x509
 
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.identity import pem
 
 FILE = "revoked.txt"
 _SERIAL = re.compile(r"[0-9a-fA-F]{1,64}")
@@ -22,9 +21,13 @@ _SERIAL = re.compile(r"[0-9a-fA-F]{1,64}")
 def read_revoked(tls: TlsSettings) -> frozenset[int]:
     """Reads the serial numbers: none if no list is named and none lies beside the CA. Raises InputError."""
     path = Path(tls.revoked) if tls.revoked is not None else Path(tls.ca).with_name(FILE)
-    if tls.revoked is None and not path.exists():
-        return frozenset()
-    return frozenset(parse(pem.read(path), path))
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        if tls.revoked is None and isinstance(error, FileNotFoundError):
+            return frozenset()
+        raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be read: {error.strerror}") from None
+    return frozenset(parse(content, path))
 
 
 def parse(content: bytes, path: Path) -> list[int]:
