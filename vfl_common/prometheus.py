@@ -11,6 +11,7 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector
@@ -153,6 +154,13 @@ def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
         kernel,
         ("peer", "direction"),
     )
+
+
+def certificates(ends: Mapping[str, datetime]) -> Metric:
+    """Shows when certificates end, by their names; ``ca`` is the CA's."""
+    values: dict[Labels, float] = {(name,): end.timestamp() for name, end in ends.items()}
+    text = "When the certificate ends (Unix time)."
+    return gauge("vfl_certificate_not_after_timestamp_seconds", text, values, ("certificate",))
 
 
 def awaited(roster: Iterable[str], names: Iterable[str]) -> Metric:

@@ -126,7 +126,7 @@ class PartyApp:
         transports = Transports(files, self.console, ledger, meter)
         session = Session(
             files.file.server,
-            files.credentials,
+            files.keyring,
             recipe.server,
             ledger,
             meter,
@@ -143,6 +143,7 @@ class PartyApp:
 
             def make_job(start: Start, folder: RunFolder) -> PartyJob:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=files.name)
+                files.keyring.tell()
                 progress.begin(folder.path / "metrics.jsonl", start)
                 return jobs.make(start.run_id, transports.transport(start, service), tick)
 
@@ -219,6 +220,7 @@ class PartyApp:
             session.ledger,
             session.meter,
             lambda: session.state,
+            files.keyring.ends,
             peers=[party.name for party in files.recipe.passives] if service is not None else [],
             waits_for=lambda: service.awaited if service is not None else [],
         )

@@ -91,7 +91,8 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     findings = []
     for finding in look(party, device, offline=offline):
         findings.append(finding)
-        click.echo(f"{'ok  ' if finding.fine else 'FAIL'}  {finding.about:<12}  {finding.text}")
+        verdict = "FAIL" if not finding.fine else "SOON" if finding.soon else "ok  "
+        click.echo(f"{verdict}  {finding.about:<12}  {finding.text}")
     require(findings)
 
 

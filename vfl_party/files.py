@@ -13,7 +13,7 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_common.identity.keyring import Keyring
 from vfl_party.devices import resolve_device
 from vfl_party.party import Opened, encoder_settings, open_party
 from vfl_party.policies import Policy
@@ -27,7 +27,7 @@ class PartyFiles:
     file: PartyFile
     recipe: Recipe
     settings: PartySettings
-    credentials: Credentials
+    keyring: Keyring
     device: torch.device
     encoder: EncoderSettings
 
@@ -69,9 +69,9 @@ def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None =
         raise InputError(
             Code.NOT_IN_RECIPE, f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
         )
-    credentials = load_credentials(file.tls, name=file.name)
+    keyring = Keyring(file.tls, file.name)
     resolved = resolve_device(device or file.device)
     encoder = encoder_settings(recipe, file.name, file.encoder)
-    files = PartyFiles(file, recipe, settings, credentials, resolved, encoder)
+    files = PartyFiles(file, recipe, settings, keyring, resolved, encoder)
     files.policy()  # so that a wrong one is found now
     return files

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from vfl_common.config.party import load_party
+from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.identity.credentials import load_credentials
+from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.rpc.channel import check_address, connect
 from vfl_common.rpc.session import SAID
 from vfl_party.align import alignment_of
@@ -26,11 +28,15 @@ _CONNECT_S = 3.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: the subject, whether it is fine, and what was found or what to do."""
+    """One line: the subject, whether it is fine, and what was found or what to do.
+
+    ``soon``: it is fine today, but not for long.
+    """
 
     about: str
     fine: bool
     text: str
+    soon: bool = False
 
 
 def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]:
@@ -55,6 +61,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         except VflError as error:
             found.append(Finding(about, False, str(error)))
     yield from found
+    yield from _ending(file)
     if not all(finding.fine for finding in found):
         return
     try:
@@ -65,6 +72,19 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     yield Finding("role", True, files.settings.role)
     yield from _data(files)
     yield from _network(files, offline)
+
+
+def _ending(file: PartyFile) -> Iterator[Finding]:
+    """Yields which of this party's certificates end soon; if they cannot be used, another finding says so."""
+    with contextlib.suppress(VflError):
+        credentials, now = load_credentials(file.tls, name=file.name), datetime.now(UTC)
+        for about, path, certificate in (
+            ("certificate", credentials.certificate_file, credentials.certificate),
+            ("CA", credentials.ca_file, credentials.authority),
+        ):
+            text = ends_soon(certificate, now)
+            if text:
+                yield Finding(about, True, f"{path} {text}", soon=True)
 
 
 def _data(files: PartyFiles) -> Iterator[Finding]:
@@ -119,7 +139,7 @@ def _network(files: PartyFiles, offline: bool) -> Iterator[Finding]:
 
 
 def _reach(files: PartyFiles, about: str, address: str, peer: str) -> Finding:
-    found = connect(address, files.credentials, peer, _CONNECT_S)
+    found = connect(address, files.keyring.current(), peer, _CONNECT_S)
     if isinstance(found, VflError):
         return Finding(about, False, str(found))
     found.close()

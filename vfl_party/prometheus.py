@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
 from vfl_common.ledger import Ledger
-from vfl_common.prometheus import Labels, awaited, counter, gauge, state, traffic
+from vfl_common.prometheus import Labels, awaited, certificates, counter, gauge, state, traffic
 from vfl_common.rpc.session import STATES
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_party.pace import BOUNDS_S, Steps
@@ -24,6 +25,7 @@ class PartyMetrics:
     Args:
         info: constant facts: name, role, recipe, device.
         run_state: returns one of STATES.
+        ends: returns {name: when the certificate ends}.
         peers: whom this party may wait for in a step: at the active party, the passive parties.
         waits_for: returns those whom it waits for now.
     """
@@ -33,6 +35,7 @@ class PartyMetrics:
     ledger: Ledger
     meter: TcpMeter
     run_state: Callable[[], str]
+    ends: Callable[[], Mapping[str, datetime]]
     peers: Sequence[str] = ()
     waits_for: Callable[[], Sequence[str]] = lambda: ()
 
@@ -55,6 +58,7 @@ class PartyMetrics:
                 "vfl_late_parties", "Parties that came too late and were left out.", {(): len(standing.without)}
             )
             yield awaited(self.peers, self.waits_for())
+        yield certificates(self.ends())
         yield from traffic(self.ledger, self.meter.counts())
 
     def _steps(self) -> Iterator[Metric]:

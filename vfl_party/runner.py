@@ -220,7 +220,7 @@ class Runner:
             return
         if start.checkpoint not in (offer.checkpoints if same else ("",)):
             text = f"the server starts run {start.run_id} at {start.checkpoint or 'its beginning'}"
-            text = f"{text}, which {self.session.credentials.name} has not offered"
+            text = f"{text}, which {self.session.keyring.name} has not offered"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
 
     def _offer(self, folder: RunFolder | None) -> Joining:

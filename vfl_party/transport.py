@@ -94,10 +94,12 @@ class Transports:
             return
         recipe = self.files.recipe
         roster = [party.name for party in recipe.passives]
-        service = ExchangeService(roster, self.ledger, self.meter, attach_timeout_s=recipe.run.rejoin_deadline_s)
-        health = Health({EXCHANGE: lambda: True}, may_ask=[self.files.name, recipe.server, *roster])
+        service = ExchangeService(
+            roster, self.files.keyring, self.ledger, self.meter, attach_timeout_s=recipe.run.rejoin_deadline_s
+        )
+        health = Health({EXCHANGE: lambda: True}, self.files.keyring, may_ask=[self.files.name, recipe.server, *roster])
         threads = MAX_STREAMS * len(roster) + 4  # four more for callers to refuse
-        with listening(self.files.file.listen, self.files.credentials, [service, health], threads) as (_, address):
+        with listening(self.files.file.listen, self.files.keyring, [service, health], threads) as (_, address):
             self.console.emit("ready", name=self.files.name, address=address)
             try:
                 yield service, address
@@ -169,7 +171,7 @@ class Transports:
         """Makes this generation's link to ``peer``; nothing is dialled before the first bundle."""
         files = self.files
         return ExchangeLink(
-            lambda: dial(address, files.credentials, peer),
+            lambda: dial(address, files.keyring.current(), peer),
             me=files.name,
             peer=peer,
             run_id=start.run_id,
@@ -178,7 +180,7 @@ class Transports:
             reconnect_s=files.recipe.run.rejoin_deadline_s,
             timeout_s=timeout_s,
             allocate=self._allocate,
-            explain=lambda: str(diagnose(address, files.credentials, peer, _DIAGNOSIS_S)),
+            explain=lambda: str(diagnose(address, files.keyring.current(), peer, _DIAGNOSIS_S)),
             on_waiting=lambda left_s, why: self.waiting([peer], left_s, why),
         )
 

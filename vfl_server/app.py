@@ -14,7 +14,7 @@ from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import VflError
 from vfl_common.files import write_atomic
-from vfl_common.identity.credentials import load_credentials
+from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount, load_entries
 from vfl_common.logs import Console, log_to
 from vfl_common.program import Stopped
@@ -63,15 +63,16 @@ class ServerApp:
     def run(self) -> Summary:
         """Serves until the run is complete. Raises VflError if it fails."""
         recipe = self.recipe
-        credentials = load_credentials(self.tls, name=recipe.server)
+        keyring = Keyring(self.tls, recipe.server)
         self._metrics_address()  # fails before a folder is made
         folder = self._folder()
         log_to(folder.path / "log.jsonl", run=folder.run_id, party=recipe.server)
+        keyring.tell()
         ledger, meter = Ledger(), TcpMeter()
         ledger.carry(load_entries(folder.path / "ledger.json"))
 
         roster = [party.name for party in recipe.parties]
-        exchange = ExchangeService(roster, ledger, meter, attach_timeout_s=recipe.run.step_timeout_s)
+        exchange = ExchangeService(roster, keyring, ledger, meter, attach_timeout_s=recipe.run.step_timeout_s)
         aggregator = Aggregator(
             exchange,
             folder.run_id,
@@ -102,19 +103,19 @@ class ServerApp:
         def under_way() -> bool:
             return not coordinator.finished.is_set()
 
-        health = Health({SESSIONS: under_way, EXCHANGE: under_way}, may_ask=[recipe.server, *roster])
+        health = Health({SESSIONS: under_way, EXCHANGE: under_way}, keyring, may_ask=[recipe.server, *roster])
         # Threads for each party: its sessions and its streams of weights; four more for callers to refuse.
         threads = (MAX_SESSIONS + MAX_STREAMS) * len(roster) + 4
-        control = ControlService(coordinator, ledger, meter)
+        control = ControlService(coordinator, keyring, ledger, meter)
         services: list[Service] = [control, exchange, health]
         with (
-            self._exposed(coordinator, control, exchange, ledger, meter),
-            listening(self.listen, credentials, services, threads) as (_, address),
+            self._exposed(coordinator, control, exchange, keyring, ledger, meter),
+            listening(self.listen, keyring, services, threads) as (_, address),
         ):
             self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
             try:
                 if completed is None:
-                    self._serve(coordinator, ledger, meter, folder)
+                    self._serve(coordinator, keyring, ledger, meter, folder)
             except VflError as error:
                 coordinator.fail(error)
             except (KeyboardInterrupt, Stopped):
@@ -163,6 +164,7 @@ class ServerApp:
         coordinator: Coordinator,
         control: ControlService,
         exchange: ExchangeService,
+        keyring: Keyring,
         ledger: Ledger,
         meter: TcpMeter,
     ) -> Iterator[None]:
@@ -177,7 +179,7 @@ class ServerApp:
         def refused() -> Counter[str]:
             return control.refusals.counts() + exchange.refusals.counts()
 
-        metrics = ServerMetrics(coordinator, ledger, meter, lambda: exchange.awaited, refused)
+        metrics = ServerMetrics(coordinator, ledger, meter, lambda: exchange.awaited, refused, keyring.ends)
         with exposed(address, metrics.families) as bound:
             self.console.emit("metrics", name=self.recipe.server, address=bound)
             yield
@@ -192,9 +194,12 @@ class ServerApp:
         folder.note(job=self.job)
         return folder
 
-    def _serve(self, coordinator: Coordinator, ledger: Ledger, meter: TcpMeter, folder: RunFolder) -> None:
+    def _serve(
+        self, coordinator: Coordinator, keyring: Keyring, ledger: Ledger, meter: TcpMeter, folder: RunFolder
+    ) -> None:
         while not coordinator.finished.wait(_TICK_S):
             coordinator.tick()
+            keyring.tell_again()
             meter.sample()
         meter.sample()
         ledger.save(folder.path / "ledger.json", meter.counts())

@@ -19,6 +19,11 @@ _CERTIFICATE = click.option(
     "--certificate", type=click.Path(path_type=Path), help="This server's certificate. [default: certs/<name>.pem]"
 )
 _KEY = click.option("--key", type=click.Path(path_type=Path), help="Its key, mode 0600. [default: certs/<name>.key]")
+_REVOKED = click.option(
+    "--revoked",
+    type=click.Path(path_type=Path),
+    help="List of revoked certificates. [default: revoked.txt beside the CA, if it exists]",
+)
 
 
 @click.group(epilog=EXIT_CODES)
@@ -33,6 +38,7 @@ def cli() -> None:
 @_CA
 @_CERTIFICATE
 @_KEY
+@_REVOKED
 @click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
 @click.option("--run-id", default="", help="A name for a new run. [default: made from time and recipe]")
 @click.option("--fresh", is_flag=True, help="Begin a new run even if --out has an unfinished run of this recipe.")
@@ -44,6 +50,7 @@ def serve(
     ca: Path,
     certificate: Path | None,
     key: Path | None,
+    revoked: Path | None,
     out: Path,
     run_id: str,
     fresh: bool,
@@ -65,7 +72,7 @@ def serve(
         raise click.BadParameter("letters, digits, '.', '_' and '-', at most 200", param_hint="--run-id")
     ServerApp(
         loaded,
-        _tls(loaded.server, ca, certificate, key),
+        _tls(loaded.server, ca, certificate, key, revoked),
         listen,
         out,
         Console("vfl-server"),
@@ -82,8 +89,17 @@ def serve(
 @_CA
 @_CERTIFICATE
 @_KEY
+@_REVOKED
 @click.option("--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer.")
-def health(recipe: Path, listen: str, ca: Path, certificate: Path | None, key: Path | None, wait_s: float) -> None:
+def health(
+    recipe: Path,
+    listen: str,
+    ca: Path,
+    certificate: Path | None,
+    key: Path | None,
+    revoked: Path | None,
+    wait_s: float,
+) -> None:
     """Ask the server of RECIPE on this machine whether it serves (grpc.health.v1); exit code 0 if it does.
 
     The call uses the server's own certificate. For the health check of a container or supervisor.
@@ -95,15 +111,17 @@ def health(recipe: Path, listen: str, ca: Path, certificate: Path | None, key: P
     from vfl_common.rpc.health import require_serving
 
     name = load_recipe(recipe).server
-    address = require_serving(listen, load_credentials(_tls(name, ca, certificate, key), name=name), wait_s)
+    tls = _tls(name, ca, certificate, key, revoked)
+    address = require_serving(listen, load_credentials(tls, name=name), wait_s)
     click.echo(f"{name} at {address} serves")
 
 
-def _tls(name: str, ca: Path, certificate: Path | None, key: Path | None) -> TlsSettings:
+def _tls(name: str, ca: Path, certificate: Path | None, key: Path | None, revoked: Path | None) -> TlsSettings:
     return TlsSettings(
         ca=str(ca),
         certificate=str(certificate or ca.parent / f"{name}.pem"),
         key=str(key or ca.parent / f"{name}.key"),
+        revoked=str(revoked) if revoked is not None else None,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
 from vfl_common.ledger import Ledger
-from vfl_common.prometheus import Labels, awaited, counter, gauge, state, traffic
+from vfl_common.prometheus import Labels, awaited, certificates, counter, gauge, state, traffic
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator, Status
 from vfl_server.control.run_state import RunState
@@ -18,7 +19,7 @@ from vfl_server.control.run_state import RunState
 class ServerMetrics:
     """The metrics, read at each scrape. ``waits_for``: the parties whose weights are due while others' have come.
 
-    ``refused``: {code: refusals}.
+    ``refused``: {code: refusals}. ``ends``: {name: when the certificate ends}.
     """
 
     coordinator: Coordinator
@@ -26,6 +27,7 @@ class ServerMetrics:
     meter: TcpMeter
     waits_for: Callable[[], Sequence[str]]
     refused: Callable[[], Mapping[str, int]]
+    ends: Callable[[], Mapping[str, datetime]]
 
     def families(self) -> Iterator[Metric]:
         coordinator, status = self.coordinator, self.coordinator.status()
@@ -47,6 +49,7 @@ class ServerMetrics:
         yield gauge("vfl_run_steps", "Steps since the run began, as of the last round.", {(): status.steps})
         yield gauge("vfl_party_metric", "Each party's last report.", _told(status), ("party", "phase", "metric"))
         yield awaited(roster, self.waits_for())
+        yield certificates(self.ends())
         yield from traffic(self.ledger, self.meter.counts())
 
 

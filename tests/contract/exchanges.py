@@ -17,7 +17,8 @@ import grpc
 from tests.harness.memory import MemoryHub, MemoryLink
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import InterruptedRun, VflError
-from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.rpc.channel import dial, listening
@@ -78,8 +79,12 @@ def _certificates() -> TemporaryDirectory[str]:
 
 
 @cache
+def keyring(name: str) -> Keyring:
+    return Keyring(issue(Path(_certificates().name), name), name)
+
+
 def credentials(name: str) -> Credentials:
-    return load_credentials(issue(Path(_certificates().name), name), name=name)
+    return keyring(name).current()
 
 
 class GrpcExchange(Exchange):
@@ -95,12 +100,12 @@ class GrpcExchange(Exchange):
         self.roster, self.timeout_s, self.link_timeout_s = tuple(roster), timeout_s, link_timeout_s
         self.ledger, self.meter = Ledger(), TcpMeter()
         self.ledgers = {party: Ledger() for party in roster}
-        self.service = ExchangeService(roster, self.ledger, self.meter, attach_timeout_s=attach_timeout_s)
+        self.service = ExchangeService(
+            roster, keyring(ACTIVE), self.ledger, self.meter, attach_timeout_s=attach_timeout_s
+        )
         self._open = ExitStack()
         threads = 3 * len(roster) + 4
-        _, self.address = self._open.enter_context(
-            listening("127.0.0.1:0", credentials(ACTIVE), [self.service], threads)
-        )
+        _, self.address = self._open.enter_context(listening("127.0.0.1:0", keyring(ACTIVE), [self.service], threads))
         self.hub: ExchangeHub = self.begin(1)
         self._links: dict[str, ExchangeLink] = {}
 

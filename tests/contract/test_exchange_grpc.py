@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,21 @@ from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, GrpcExchange, cre
 from tests.harness.proxy import Proxy
 from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
-from vfl_common.errors import CATALOGUE, AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
+from vfl_common.errors import (
+    CATALOGUE,
+    AbortedError,
+    Code,
+    InputError,
+    InternalError,
+    InterruptedRun,
+    LostError,
+    PeerError,
+)
 from vfl_common.identity.credentials import load_credentials
 from vfl_common.ledger import Direction
 from vfl_common.link import Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
-from vfl_common.rpc.channel import PROTOCOL
+from vfl_common.rpc.channel import PROTOCOL, connect, dial
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.wire.frames import encode, parse_frame
 
@@ -247,6 +257,54 @@ def test_a_certificate_of_another_authority_does_not_come_in(found: GrpcExchange
         soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert caught.value.code is Code.PARTY_LOST
     assert found.ledger.entries() == []
+
+
+def test_with_revoked_certificates_a_link_trusts_the_one_that_it_has_looked_at(found: GrpcExchange) -> None:
+    """It waits for a peer to look at, as it waits for any peer, and then exchanges as ever."""
+    looks = 0
+
+    def channel() -> grpc.Channel:
+        nonlocal looks
+        looks += 1
+        return dial("127.0.0.1:1" if looks == 1 else found.address, knowing, ACTIVE)
+
+    knowing = replace(credentials("north"), revoked=frozenset({1}))
+    link = found.link("north")
+    link._make_channel = channel
+    asked = soon(lambda: link.swap(FIRST, ACK, NOTHING))
+    assert list(soon(lambda: found.hub.collect(FIRST, NOTHING)).result(WAIT_S)) == ["north"]
+    found.hub.reply(FIRST, {"north": ACK})
+    assert asked.result(WAIT_S).kind is Kind.ACK
+    assert looks == 2
+
+
+def test_a_link_that_has_looked_at_one_certificate_accepts_no_other(
+    found: GrpcExchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody between passes the look on to the peer, and then answers himself with a stolen, revoked certificate."""
+    another = credentials("north").certificate
+    monkeypatch.setattr("vfl_common.rpc.channel.certificate_of", lambda *_: another)
+    knowing = replace(credentials("north"), revoked=frozenset({1}))
+    with dial(found.address, knowing, ACTIVE) as made, pytest.raises(grpc.FutureTimeoutError):
+        grpc.channel_ready_future(made).result(1.0)
+
+
+def test_a_link_refuses_a_revoked_peer_at_once(found: GrpcExchange) -> None:
+    knowing = replace(credentials("north"), revoked=frozenset({credentials(ACTIVE).certificate.serial_number}))
+    link = found.new_link("north", identity=knowing, reconnect_s=WAIT_S)
+    with pytest.raises(PeerError, match=r"the certificate of active .* is revoked") as caught:
+        soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
+    assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, ACTIVE)
+
+
+def test_connecting_takes_its_time_although_nobody_can_be_looked_at() -> None:
+    """Otherwise a party that waits for its server would ask as fast as it can."""
+    knowing = replace(credentials("north"), revoked=frozenset({1}))
+    began_s = time.monotonic()
+    error = connect("127.0.0.1:1", knowing, ACTIVE, 0.5)
+    assert time.monotonic() - began_s >= 0.5
+    assert isinstance(error, InputError)
+    assert error.code is Code.UNREACHABLE
 
 
 def test_a_caller_without_a_certificate_does_not_come_in(found: GrpcExchange) -> None:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.contract.exchanges import WAIT_S, credentials
+from tests.contract.exchanges import WAIT_S, credentials, keyring
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.health import SERVICE, Health, require_serving
@@ -26,8 +26,8 @@ def up() -> dict[str, bool]:
 @pytest.fixture
 def address(up: dict[str, bool]) -> Iterator[str]:
     services = {"vfl.v1.Control": lambda: up["vfl.v1.Control"], "vfl.v1.Exchange": lambda: up["vfl.v1.Exchange"]}
-    health = Health(services, may_ask=[ME, "north"])
-    with listening("127.0.0.1:0", credentials(ME), [health], 4) as (_, found):
+    health = Health(services, keyring(ME), may_ask=[ME, "north"])
+    with listening("127.0.0.1:0", keyring(ME), [health], 4) as (_, found):
         yield found
 
 
@@ -78,6 +78,6 @@ def test_the_probe_beside_the_process(address: str, up: dict[str, bool]) -> None
 
 
 def test_a_process_without_the_service() -> None:
-    with listening("127.0.0.1:0", credentials(ME), [], 2) as (_, address), pytest.raises(PeerError) as caught:
+    with listening("127.0.0.1:0", keyring(ME), [], 2) as (_, address), pytest.raises(PeerError) as caught:
         require_serving(address, credentials(ME), WAIT_S)
     assert "does not report whether it serves (UNIMPLEMENTED)" in str(caught.value)

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.contract.exchanges import credentials
+from tests.contract.exchanges import keyring
 from tests.harness.cases import digits, recipe
 from tests.harness.federation import Federation
 from tests.harness.hostile import HostilePassive
@@ -46,7 +46,7 @@ def test_sessions_of_one_party_keep_nobody_out_and_all_end(tmp_path: Path) -> No
         server = federation.start_server()
         with HostilePassive(federation, "p1") as hostile:
             ended = threading.Event()
-            with dial(federation.address, hostile._credentials, "server") as channel:
+            with dial(federation.address, hostile._keyring.current(), "server") as channel:
                 method = channel.stream_stream(f"/{SERVICE}/Session")
                 calls = [method(_silence(ended)) for _ in range(SESSIONS)]
                 answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -140,8 +140,8 @@ class OddServer:
         yield from self._answers
 
     def join(self) -> Start | Done:
-        with listening("127.0.0.1:0", credentials("server"), [self], 4) as (_, address):
-            session = Session(address, credentials("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.5, wait_s=2.0)
+        with listening("127.0.0.1:0", keyring("server"), [self], 4) as (_, address):
+            session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.5, wait_s=2.0)
             try:
                 return session.join(Joining("passive", "{}", "train", 1, "cpu"))
             finally:

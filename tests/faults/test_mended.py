@@ -90,7 +90,7 @@ def test_idle_streams_of_one_party_do_not_hold_up_the_others(tmp_path: Path) -> 
         address = active.wait_for("ready", 30)["address"]
         federation.start_party("p2")
         with HostilePassive(federation, "p1") as hostile:
-            with dial(address, hostile._credentials, "p0") as channel:
+            with dial(address, hostile._keyring.current(), "p0") as channel:
                 method = channel.stream_stream(f"/{SERVICE}/Swap")
                 calls = [method(iter(_Silent())) for _ in range(MAX_STREAMS + 3)]
                 answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -128,7 +128,7 @@ def test_an_unknown_generation_does_not_keep_the_active_party(tmp_path: Path) ->
         federation.start_server()
         active = federation.start_party("p0")
         address = active.wait_for("ready", 30)["address"]
-        with HostilePassive(federation, "p1") as hostile, dial(address, hostile._credentials, "p0") as channel:
+        with HostilePassive(federation, "p1") as hostile, dial(address, hostile._keyring.current(), "p0") as channel:
             attach = exchange_pb2.Attach(run_id="x", generation=99, protocol=PROTOCOL)
             call = channel.stream_stream(f"/{SERVICE}/Swap")(
                 iter([exchange_pb2.Frame(attach=attach).SerializeToString()])

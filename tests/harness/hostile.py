@@ -17,7 +17,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import VflError
-from vfl_common.identity.credentials import load_credentials
+from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.rpc.channel import dial
 from vfl_common.rpc.link import ExchangeLink
@@ -37,18 +37,18 @@ class HostilePassive:
     def __init__(self, federation: Federation, name: str) -> None:
         folder = federation.folder
         self.name, self._recipe = name, load_recipe(folder / "recipe.toml")
-        self._credentials = load_credentials(
+        self._keyring = Keyring(
             TlsSettings(
                 ca=str(folder / "certs/ca.pem"),
                 certificate=str(folder / f"certs/{name}.pem"),
                 key=str(folder / f"certs/{name}.key"),
             ),
-            name=name,
+            name,
         )
         self._data = DataSettings(**federation.data[name])
         self.ledger = Ledger()
         self.session = Session(
-            federation.address, self._credentials, "server", self.ledger, TcpMeter(), heartbeat_s=0.5, wait_s=20.0
+            federation.address, self._keyring, "server", self.ledger, TcpMeter(), heartbeat_s=0.5, wait_s=20.0
         )
         self.link: ExchangeLink | None = None
 
@@ -68,7 +68,7 @@ class HostilePassive:
         start = self.session.join(joining)
         assert isinstance(start, Start)
         self.link = ExchangeLink(
-            lambda: dial(start.exchange_address, self._credentials, "p0"),
+            lambda: dial(start.exchange_address, self._keyring.current(), "p0"),
             me=self.name,
             peer="p0",
             run_id=start.run_id,
@@ -143,7 +143,7 @@ class AggregatingMember(HostilePassive):
 
     def link_to(self, address: str, peer: str, start: Start, *, reconnect_s: float = 10.0) -> ExchangeLink:
         return ExchangeLink(
-            lambda: dial(address, self._credentials, peer),
+            lambda: dial(address, self._keyring.current(), peer),
             me=self.name,
             peer=peer,
             run_id=start.run_id,

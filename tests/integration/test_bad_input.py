@@ -275,9 +275,19 @@ def test_port_of_the_active_party_is_closed(federation: Federation) -> None:
         assert federation.programs["server"].wait(30) == 3
 
 
-def test_clock_that_is_an_hour_behind(federation: Federation) -> None:
-    """For it, what was issued just now is not valid yet. Simulated by a certificate of the hour to come."""
-    soon = datetime.now(UTC) + timedelta(hours=1)
+def test_clocks_an_hour_apart(federation: Federation) -> None:
+    """Simulated by certificates of the hour to come: of server and party, from an authority of that hour."""
+    soon, certs = datetime.now(UTC) + timedelta(hours=1), federation.folder / "certs"
+    create_authority(certs, "test", now=soon, force=True)
+    for name in (*federation.names, "server"):
+        issue(certs, name, now=soon, force=True)
+    federation.start_all()
+    federation.finish()
+
+
+def test_clock_that_is_two_days_behind(federation: Federation) -> None:
+    """For it, what was issued just now is not valid yet. Simulated by a certificate of the days to come."""
+    soon = datetime.now(UTC) + timedelta(days=2)
     issue(federation.folder / "certs", "p1", now=soon, force=True)
     server = federation.start_server()
     federation.start_party("p0")

@@ -109,6 +109,31 @@ def test_show_request_but_no_key(tmp_path: Path) -> None:
         run("show", tmp_path / "bank.key")
 
 
-@pytest.mark.parametrize("command", [(), ("ca",), ("issue",), ("request",), ("sign",), ("show",)])
+@pytest.mark.parametrize("command", [(), ("ca",), ("issue",), ("request",), ("sign",), ("revoke",), ("show",)])
 def test_help_has_an_example(command: tuple[str, ...]) -> None:
     assert re.search(r"^ +vfl certs \w", run(*command, "--help"), re.MULTILINE)
+
+
+def test_revoke(ca: Path, tmp_path: Path) -> None:
+    run("issue", "bank", "shop", "--ca", ca)
+    old = (ca / "shop.pem").rename(tmp_path / "old.pem")
+    run("issue", "shop", "--ca", ca, "--force")
+    assert f"bank: added to {ca / 'revoked.txt'}" in run("revoke", "bank", old, "--ca", ca)
+    assert "bank: was already in" in run("revoke", "bank", "--ca", ca)
+    serials = [lines(path)["serial"] for path in (ca / "bank.pem", old)]
+    listed = (ca / "revoked.txt").read_text().splitlines()
+    assert [line.split("#")[0].strip() for line in listed] == ["", *serials]
+    assert listed[1].partition("# ")[2].startswith("'bank', ends at ")
+    tls = TlsSettings(ca=str(ca / "ca.pem"), certificate=str(ca / "shop.pem"), key=str(ca / "shop.key"))
+    assert load_credentials(tls, name="shop").revoked == {int(serial, 16) for serial in serials}
+
+
+def test_only_certificates_of_this_authority_are_revoked(ca: Path, tmp_path: Path) -> None:
+    run("ca", "--out", tmp_path / "other")
+    run("issue", "bank", "--ca", tmp_path / "other")
+    for who in (tmp_path / "other" / "bank.pem", ca / "ca.pem"):
+        with pytest.raises(InputError, match="is not a party's certificate from the CA in"):
+            run("revoke", who, "--ca", ca)
+    with pytest.raises(InputError, match=r"shop\.pem cannot be read"):
+        run("revoke", "shop", "--ca", ca)
+    assert not (ca / "revoked.txt").exists()

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.contract.exchanges import credentials, keyring
 from tests.harness import cases
 from vfl_common.bundle import DType
 from vfl_common.config.recipe import Recipe
@@ -947,12 +948,13 @@ class Context:
         self._name = name.encode()
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        return {"x509_subject_alternative_name": [self._name]}
+        pem = credentials(self._name.decode()).certificate_pem
+        return {"x509_subject_alternative_name": [self._name], "x509_pem_cert": [pem]}
 
 
 def test_a_refused_stranger_is_in_the_log_and_learns_no_names(caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
-    service = ControlService(run.coordinator, Ledger(), TcpMeter())
+    service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
     for _ in range(100):
         (data,) = service._session(iter([]), Context("eve"))
         stop = control_pb2.ServerMessage.FromString(data).stop
@@ -968,7 +970,7 @@ def test_a_refused_stranger_is_in_the_log_and_learns_no_names(caplog: pytest.Log
 
 def test_a_refused_join_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
-    service = ControlService(run.coordinator, Ledger(), TcpMeter())
+    service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
     member = run.coordinator.open("p1")
     join = control_pb2.PartyMessage(join=control_pb2.Join(role="active", protocol=PROTOCOL))
     service._read(member, iter([join.SerializeToString()]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
@@ -56,7 +57,7 @@ def expired(ca: Path, bank: Credentials) -> Credentials:
         bank,
         certificate_pem=Path(tls.certificate).read_bytes(),
         key_pem=Path(tls.key).read_bytes(),
-        not_after=datetime(2020, 1, 2, tzinfo=UTC),
+        certificate=x509.load_pem_x509_certificate(Path(tls.certificate).read_bytes()),
     )
 
 
@@ -189,10 +190,48 @@ def test_peer_of_another_authority(ca: Path, other_ca: Path, bank: Credentials) 
 def test_peer_expired_or_not_yet_valid(ca: Path, bank: Credentials) -> None:
     with grpc_server(issue(ca, "server", days=1, now=PAST), trusted=ca) as address:
         assert "'server' at 127.0.0.1" in (text := found(address, bank, Code.CERTIFICATE_INVALID))
-        assert "has expired" in text
+        assert "has expired (valid from 2019-12-31 00:00 UTC to 2020-01-02 00:00 UTC; here it is 20" in text
     later = issue(ca, "server", force=True, now=datetime.now(UTC).replace(year=datetime.now(UTC).year + 2, day=1))
     with grpc_server(later, trusted=ca) as address:
-        assert "is not valid yet" in found(address, bank, Code.CERTIFICATE_INVALID)
+        text = found(address, bank, Code.CERTIFICATE_INVALID)
+        assert re.search(
+            r"is not valid yet \(valid from .*; here it is .* UTC\); the clock of one of the machines", text
+        )
+
+
+def test_peer_that_does_not_show_its_dates_again(ca: Path, bank: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+    dial, calls = module._dial, iter([True, False])
+
+    def once(probe: module._Probe) -> socket.socket:
+        if not next(calls):
+            raise probe.error("nothing listens")
+        return dial(probe)
+
+    monkeypatch.setattr(module, "_dial", once)
+    with grpc_server(issue(ca, "server", days=1, now=PAST), trusted=ca) as address:
+        assert "has expired; a new one" in found(address, bank, Code.CERTIFICATE_INVALID)
+
+
+def test_peer_whose_clock_is_behind_ours(ca: Path, bank: Credentials) -> None:
+    """OpenSSL's alert then; gRPC's peer only hangs up, and the sentence has the dates to compare."""
+    failure = ssl.SSLError(1, reason := "SSLV3_ALERT_BAD_CERTIFICATE")
+    failure.reason = reason
+    error = module._refused(module._Probe("host:1", "server", bank, 1.0, 0.0), failure)
+    assert "is it not valid yet by its clock (valid from " in str(error)
+    with grpc_server(issue(ca, "server"), trusted=create_authority(ca / "other", "f").parent) as address:
+        text = found(address, bank, Code.CERTIFICATE_INVALID)
+    assert re.search(r"Or its clock is wrong: the certificate is valid from .* to .*; here it is ", text)
+
+
+def test_the_certificate_of_a_peer(ca: Path, bank: Credentials) -> None:
+    tls = issue(ca, "server")
+    with grpc_server(tls, trusted=ca) as address:
+        shown = module.certificate_of(address, bank, "server", TIMEOUT_S)
+        assert shown == x509.load_pem_x509_certificate(Path(tls.certificate).read_bytes())
+        with pytest.raises(InputError, match="answers with a certificate for 'server', not 'shop'"):
+            module.certificate_of(address, bank, "shop", TIMEOUT_S)
+    with pytest.raises(InputError, match="nothing listens"):
+        module.certificate_of(address, bank, "server", TIMEOUT_S)
 
 
 def test_peer_with_another_name(ca: Path, bank: Credentials) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.exchanges import keyring
 from vfl_common import logs
 from vfl_common.errors import Code
 from vfl_common.ledger import Ledger
@@ -159,7 +160,7 @@ def test_a_defect_while_a_party_is_heard_stands_in_the_log_and_refuses_it(log: P
         def handle(self, _member: Member, _message: control_pb2.PartyMessage) -> None:
             raise TypeError("a defect")
 
-    service = ControlService(Broken(), Ledger(), TcpMeter())  # type: ignore[arg-type]
+    service = ControlService(Broken(), keyring("server"), Ledger(), TcpMeter())  # type: ignore[arg-type]
     member = Member("bank", queue.SimpleQueue(), 0.0)
     heartbeat = control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat()).SerializeToString()
     service._read(member, iter([heartbeat, heartbeat]))

@@ -169,7 +169,9 @@ def party(folder: Path) -> tuple[Progress, PartyMetrics]:
     progress = Progress(Console("test", json_lines=True), Quiet(), counted, True)  # type: ignore[arg-type]
     progress.begin(folder / "metrics.jsonl", Start("run", 3, "", ""))
     info = {"party": "p0", "role": "active", "recipe": "case", "device": "cpu"}
-    waits = PartyMetrics(info, progress.standing, counted, TcpMeter(), lambda: "running", ["p1", "p2"], lambda: ["p2"])
+    waits = PartyMetrics(
+        info, progress.standing, counted, TcpMeter(), lambda: "running", dict, ["p1", "p2"], lambda: ["p2"]
+    )
     return progress, waits
 
 
@@ -229,7 +231,7 @@ def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
     coordinator = Coordinator(
         recipe, "train", "run", 0, on_start=lambda *_: None, on_plan=lambda *_: None, emit=lambda *_, **__: None
     )
-    server = ServerMetrics(coordinator, Ledger(), TcpMeter(), list, lambda: {"NOT_IN_RECIPE": 2})
+    server = ServerMetrics(coordinator, Ledger(), TcpMeter(), list, lambda: {"NOT_IN_RECIPE": 2}, dict)
 
     def places() -> dict[str, float]:
         found = samples(server.families())

@@ -22,12 +22,15 @@ from pydantic import TypeAdapter, ValidationError
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Name
 from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
 from vfl_common.identity import pem
+from vfl_common.identity.revoked import FILE, parse
 
 CA_DAYS = 3650
 PARTY_DAYS = 365
 MAX_DAYS = 36500
-CLOCK_SKEW = timedelta(minutes=5)  # so that a new certificate is valid on machines whose clocks run behind
+CLOCK_SKEW = timedelta(days=1)  # so that a new certificate is valid on machines whose clocks run behind
+_LIST = "# Revoked certificates, by serial number. A copy belongs beside ca.pem at the server and at every party.\n"
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
@@ -153,6 +156,30 @@ def sign_request(
     path = (out or csr.parent) / f"{name}.pem"
     pem.write_new({path: _sign(_load_authority(folder), name, key, days, now)}, force=force)
     return path
+
+
+def revoke(folder: Path, who: str) -> tuple[Path, bool]:
+    """Adds the serial number of a certificate to the list ``revoked.txt`` in the authority's folder.
+
+    Args:
+        folder: the authority's, with ``ca.pem``; its key is not needed.
+        who: a party, whose certificate is ``<name>.pem`` in the folder; or the path of a certificate, ``….pem``.
+
+    Returns the list's path, and whether the list has changed. Raises InputError.
+    """
+    path, ca_path = Path(who) if who.endswith(".pem") else folder / f"{who}.pem", folder / "ca.pem"
+    certificate = pem.parse_certificates(pem.read(path), path)[0]
+    authority = pem.parse_certificates(pem.read(ca_path), ca_path)
+    if pem.issuer_of(certificate, authority) is None or certificate in authority:
+        raise InputError(Code.CERTIFICATE_INVALID, f"{path} is not a party's certificate from the CA in {ca_path}")
+    listed = folder / FILE
+    before = pem.read(listed) if listed.exists() else _LIST.encode()
+    if certificate.serial_number in parse(before, listed):
+        return listed, False
+    end = pem.utc(certificate.not_valid_after_utc)
+    line = f"{certificate.serial_number:x}  # {pem.quoted(pem.names(certificate))}, ends at {end}\n"
+    write_atomic(listed, f"{before.decode('utf-8', 'replace').rstrip()}\n{line}")
+    return listed, True
 
 
 def check_name(name: str) -> None:

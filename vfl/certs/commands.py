@@ -113,6 +113,25 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
 
 
 @certs.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@_ca
+def revoke(names: tuple[str, ...], ca: Path) -> None:
+    """Revoke the certificate of each NAME (or of a file NAME.pem): add its serial number to the list revoked.txt.
+
+    The server and every party need the new list beside their ca.pem; they read it at each connection. Revoke a
+    certificate before you replace it: afterwards only its file, or a line with its serial number, can name it.
+
+    \b
+    Example:
+      vfl certs revoke bank --ca certs
+    """
+    for name in names:
+        path, changed = authority.revoke(ca, name)
+        click.echo(f"{name}: {'added to' if changed else 'was already in'} {path}")
+    click.echo(f"{path}: for the server and every party, beside ca.pem")
+
+
+@certs.command()
 @click.argument("file", type=_FILE)
 def show(file: Path) -> None:
     """Show what a certificate or a request is for, and until when it is valid.

@@ -38,6 +38,7 @@ def _describe(path: Path, content: bytes) -> list[tuple[str, str]]:
     return [
         ("certificate", str(path)),
         *_identity(certificate),
+        ("serial", f"{certificate.serial_number:x}"),
         ("issuer", _common_name(certificate.issuer)),
         ("valid", _validity(certificate, datetime.now(UTC))),
         ("may", ", ".join(_abilities(certificate)) or "nothing that is needed here"),

@@ -16,11 +16,12 @@ Address = Annotated[str, Field(pattern=r"^.+:\d{1,5}$")]  # host:port
 
 
 class TlsSettings(Section):
-    """PEM files: the federation's CA, this party's certificate and key."""
+    """PEM files: the federation's CA, this party's certificate and key; and the list of revoked certificates."""
 
     ca: str
     certificate: str
     key: str
+    revoked: str | None = None  # default: `revoked.txt` beside the CA, if it exists
 
 
 class PartyFile(Section):
@@ -61,7 +62,7 @@ def load_party(path: Path) -> PartyFile:
                 "unaligned": data.unaligned and absolute(data.unaligned),
             }
         )
-    tls = TlsSettings(**{name: absolute(value) for name, value in party.tls.model_dump().items()})
+    tls = TlsSettings(**{name: absolute(value) for name, value in party.tls.model_dump(exclude_none=True).items()})
     return party.model_copy(
         update={"recipe": absolute(party.recipe), "out": absolute(party.out), "tls": tls, "data": data}
     )

@@ -71,6 +71,16 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
     )
 
 
+def certificate_of(address: str, credentials: Credentials, peer: str, timeout_s: float) -> x509.Certificate:
+    """Connects once, and returns the certificate that ``peer`` shows. Raises InputError, as ``diagnose`` returns it."""
+    probe = _Probe(address, peer, credentials, timeout_s, time.monotonic() + timeout_s)
+    try:
+        with _dial(probe) as raw, _shake_hands(probe, raw) as tls:
+            return _check_peer(probe, tls)
+    except (OSError, ValueError) as error:
+        raise probe.error(f"the certificate of {peer!r} at {address} cannot be looked at: {error}") from None
+
+
 def _dial(probe: _Probe) -> socket.socket:
     host, _, port = probe.address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -115,14 +125,16 @@ def _shake_hands(probe: _Probe, raw: socket.socket) -> ssl.SSLSocket:
         ) from error
 
 
-def _check_peer(probe: _Probe, tls: ssl.SSLSocket) -> None:
-    found = pem.names(x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b""))
+def _check_peer(probe: _Probe, tls: ssl.SSLSocket) -> x509.Certificate:
+    certificate = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
+    found = pem.names(certificate)
     if found != (probe.peer,):
         raise probe.error(
             f"{probe.address} answers with a certificate for {pem.quoted(found)}, not {probe.peer!r}; "
             "is the address right?",
             Code.IDENTITY_MISMATCH,
         )
+    return certificate
 
 
 def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
@@ -152,12 +164,29 @@ def _untrusted(probe: _Probe, error: ssl.SSLCertVerificationError) -> InputError
     if error.verify_code in _OTHER_CA:
         reason = f"is not from the CA in {probe.credentials.ca_file}; do both sides have the same ca.pem?"
     elif error.verify_code == _EXPIRED:
-        reason = "has expired; a new one must be issued for it"
+        reason = f"has expired{_dates(probe)}; a new one must be issued for it"
     elif error.verify_code == _NOT_YET_VALID:
-        reason = "is not valid yet; is the clock of one of the machines wrong?"
+        reason = f"is not valid yet{_dates(probe)}; the clock of one of the machines is wrong"
     else:
         reason = f"cannot be used: {error.verify_message}"
     return probe.error(f"{of_peer} {reason}", Code.CERTIFICATE_INVALID)
+
+
+def _dates(probe: _Probe) -> str:
+    """Returns when the peer's certificate is valid and what this machine's clock says, or '' if it does not show it."""
+    context = _context(probe.credentials)
+    context.verify_mode = ssl.CERT_NONE  # nothing but the dates is read
+    try:
+        with _dial(probe) as raw, context.wrap_socket(raw, server_hostname=_sni(probe.peer)) as tls:
+            shown = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
+    except (InputError, OSError, ValueError):
+        return ""
+    return f" ({_valid(shown)})"
+
+
+def _valid(certificate: x509.Certificate) -> str:
+    begin, end = pem.utc(certificate.not_valid_before_utc), pem.utc(certificate.not_valid_after_utc)
+    return f"valid from {begin} to {end}; here it is {pem.utc(datetime.now(UTC))}"
 
 
 def _refused(probe: _Probe, error: OSError) -> InputError | None:
@@ -172,6 +201,8 @@ def _refused(probe: _Probe, error: OSError) -> InputError | None:
     sentences = {
         "unknown_ca": f"{at} does not trust the CA of {ours}; do both sides have the same ca.pem?",
         "certificate_expired": f"{at} finds {ours}, expired (it ends at {expiry}); issue a new one or check the clocks",
+        "bad_certificate": f"{at} does not accept {ours}; is it not valid yet by its clock "
+        f"({_valid(probe.credentials.certificate)})?",
         "certificate_required": f"{at} got no certificate from us",
     }
     if alert in sentences:
@@ -188,7 +219,10 @@ def _closed(probe: _Probe) -> InputError:
     if datetime.now(UTC) > credentials.not_after:
         reason = f"it expired at {pem.utc(credentials.not_after)}; issue a new one"
     else:
-        reason = "most likely it does not trust its CA, or its clock is wrong; do both sides have the same ca.pem?"
+        reason = (
+            "most likely it does not trust its CA; do both sides have the same ca.pem? Or its clock is wrong: the "
+            f"certificate is {_valid(credentials.certificate)}"
+        )
     return probe.error(f"{probe.peer!r} at {probe.address} hangs up on {ours}: {reason}", Code.CERTIFICATE_INVALID)
 
 

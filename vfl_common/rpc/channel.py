@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
 import grpc
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.diagnose import diagnose
+from vfl_common.identity.diagnose import certificate_of, diagnose
+from vfl_common.identity.keyring import Keyring
+from vfl_common.identity.revoked import require_unrevoked
 from vfl_common.rpc.limits import most_connections, raise_file_limit
 from vfl_common.wire.frames import FRAME_BYTES
 
@@ -39,6 +43,8 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.server_handshake_timeout_ms", 5_000),
 ]
 
+_LOOK_S = 2.0  # for a look at a peer's certificate
+_RETRY_S = 0.1
 
 Context: TypeAlias = grpc.ServicerContext  # of one call; for the services that live outside this package
 Handler: TypeAlias = grpc.GenericRpcHandler
@@ -56,7 +62,11 @@ def stream_handler(service: str, method: str, serve: Callable[[Iterator[bytes], 
 
 
 def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
-    """Makes a channel to ``peer``; its certificate must name ``peer``, whatever the host is called."""
+    """Makes a channel to ``peer``; its certificate must name ``peer``, whatever the host is called.
+
+    Raises, only if some certificates are revoked: PeerError (CERTIFICATE_INVALID) if the peer's is one of them;
+    InputError if it cannot be looked at.
+    """
     options = [
         *_SHARED_OPTIONS,
         ("grpc.ssl_target_name_override", peer),
@@ -65,13 +75,38 @@ def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_http_proxy", 0),
     ]
-    tls = grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.certificate_pem)
+    trusted = _looked_at(address, credentials, peer) if credentials.revoked else credentials.ca_pem
+    tls = grpc.ssl_channel_credentials(trusted, credentials.key_pem, credentials.certificate_pem)
     return grpc.secure_channel(address, tls, options=options)
 
 
+def _looked_at(address: str, credentials: Credentials, peer: str) -> bytes:
+    """Returns the peer's certificate, PEM, for a channel that trusts it alone. Raises as ``dial``.
+
+    gRPC does not show a caller whom it has reached. So this looks over a connection of its own; if another certificate
+    answered the next one, it would not be accepted.
+    """
+    certificate = certificate_of(address, credentials, peer, _LOOK_S)
+    require_unrevoked(peer, certificate, credentials.revoked)
+    return certificate.public_bytes(Encoding.PEM)
+
+
 def connect(address: str, credentials: Credentials, peer: str, timeout_s: float) -> grpc.Channel | VflError:
-    """Returns a channel that is ready, or the clearest reason why there is none within ``timeout_s``."""
-    channel = dial(address, credentials, peer)
+    """Returns a channel that is ready, or the clearest reason why there is none within ``timeout_s``.
+
+    If certificates are revoked, the look at the peer's may take as long again.
+    """
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            channel = dial(address, credentials, peer)
+            break
+        except PeerError as error:
+            return error
+        except InputError as error:  # it may be about to listen, as a channel would find out
+            if time.monotonic() >= give_up_s:
+                return error
+            time.sleep(_RETRY_S)
     try:
         grpc.channel_ready_future(channel).result(timeout=timeout_s)
     except grpc.FutureTimeoutError:
@@ -82,10 +117,11 @@ def connect(address: str, credentials: Credentials, peer: str, timeout_s: float)
 
 @contextmanager
 def listening(
-    address: str, credentials: Credentials, services: Sequence[Service], threads: int
+    address: str, keyring: Keyring, services: Sequence[Service], threads: int
 ) -> Iterator[tuple[grpc.Server, str]]:
     """Starts a server; yields it with the address that it listens on, with its real port; stops it at the end.
 
+    Each connection gets the certificate that the keyring has then.
     ``threads`` must cover every stream that can be open at once: fewer starve the rendezvous.
 
     Raises:
@@ -101,13 +137,8 @@ def listening(
             ("grpc.max_allowed_incoming_connections", most_connections(threads, raise_file_limit())),
         ],
     )
-    tls = grpc.ssl_server_credentials(
-        [(credentials.key_pem, credentials.certificate_pem)],
-        root_certificates=credentials.ca_pem,
-        require_client_auth=True,
-    )
     try:
-        bound = server.add_secure_port(address, tls)
+        bound = server.add_secure_port(address, _server_credentials(keyring))
     except RuntimeError:
         raise _in_use(address, "it cannot be bound") from None
     server.start()
@@ -115,6 +146,25 @@ def listening(
         yield server, f"{host}:{bound}"
     finally:
         server.stop(grace=0.5).wait(timeout=5.0)
+
+
+def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
+    """Makes mutual TLS of a server; gRPC asks at each connection whether the certificates have changed."""
+    used = keyring.current()
+
+    def made(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+        pair = (credentials.key_pem, credentials.certificate_pem)
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.ca_pem)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        now = keyring.current()
+        if now.pems == used.pems:
+            return None
+        used = now
+        return made(now)
+
+    return grpc.dynamic_ssl_server_credentials(made(used), changed, require_client_authentication=True)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -152,9 +202,15 @@ def _in_use(address: str, why: str) -> InputError:
     )
 
 
-def caller(context: Context) -> str:
-    """Returns the name in the caller's certificate. Raises PeerError (IDENTITY_MISMATCH) if it has none or several."""
-    names = context.auth_context().get("x509_subject_alternative_name", [])
+def caller(context: Context, keyring: Keyring) -> str:
+    """Returns the name in the caller's certificate.
+
+    Raises PeerError: IDENTITY_MISMATCH if it has none or several, CERTIFICATE_INVALID if it is revoked.
+    """
+    shown = context.auth_context()
+    names = shown.get("x509_subject_alternative_name", [])
     if len(names) != 1:
         raise PeerError(Code.IDENTITY_MISMATCH, f"a caller's certificate has {len(names)} names; it must have one")
-    return str(names[0].decode("ascii", errors="replace"))
+    name = str(names[0].decode("ascii", errors="replace"))
+    keyring.admit(name, shown["x509_pem_cert"][0])
+    return name

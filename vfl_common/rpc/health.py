@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from vfl_common.errors import Code, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.keyring import Keyring
 from vfl_common.rpc.channel import Context, Handler, caller, connect, split_address
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -25,11 +26,12 @@ class Health:
 
     Args:
         services: {full name of a service: returns whether it serves now}.
+        keyring: has the list of revoked certificates.
         may_ask: names in certificates, including this process's own: a probe beside it has no other certificate.
     """
 
-    def __init__(self, services: Mapping[str, Callable[[], bool]], may_ask: Collection[str]) -> None:
-        self._services, self._may_ask = dict(services), frozenset(may_ask)
+    def __init__(self, services: Mapping[str, Callable[[], bool]], keyring: Keyring, may_ask: Collection[str]) -> None:
+        self._services, self._keyring, self._may_ask = dict(services), keyring, frozenset(may_ask)
 
     def handler(self) -> Handler:
         check = grpc.unary_unary_rpc_method_handler(
@@ -41,7 +43,7 @@ class Health:
 
     def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         try:
-            allowed = caller(context) in self._may_ask
+            allowed = caller(context, self._keyring) in self._may_ask
         except PeerError:
             allowed = False
         if not allowed:

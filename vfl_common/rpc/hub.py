@@ -22,6 +22,7 @@ import grpc
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
+from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2
@@ -419,8 +420,10 @@ class ExchangeHub:
 class ExchangeService:
     """The gRPC side: admits parties of ``roster`` and moves frames between their streams and the current hub."""
 
-    def __init__(self, roster: Sequence[str], ledger: Ledger, meter: TcpMeter, *, attach_timeout_s: float) -> None:
-        self._roster = frozenset(roster)
+    def __init__(
+        self, roster: Sequence[str], keyring: Keyring, ledger: Ledger, meter: TcpMeter, *, attach_timeout_s: float
+    ) -> None:
+        self._roster, self._keyring = frozenset(roster), keyring
         self._ledger, self._meter = ledger, meter
         self._attach_timeout_s = attach_timeout_s
         self._changed = threading.Condition()
@@ -491,9 +494,10 @@ class ExchangeService:
     def _admitted(self, context: Context) -> Iterator[str]:
         """Yields the caller's name, while its stream lasts.
 
-        Raises PeerError if it has no part in this exchange or holds too many streams already: each takes a thread.
+        Raises PeerError if its certificate is revoked, if it has no part in this exchange, or if it holds too many
+        streams already: each takes a thread.
         """
-        party = caller(context)
+        party = caller(context, self._keyring)
         if party not in self._roster:
             text = f"{party} has no part in this exchange"
             raise PeerError(Code.ROLE_MISMATCH, text, party=party)

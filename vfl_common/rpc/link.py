@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
-from vfl_common.errors import Code, LostError, PeerError, VflError
+from vfl_common.errors import Code, InputError, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import StepPassed
 from vfl_common.pb.vfl.v1 import exchange_pb2
@@ -40,7 +40,7 @@ class ExchangeLink:
     """A ``Link`` for one generation of a run; see ``vfl_common.link.Link``.
 
     Args:
-        channel: makes a channel to the peer; called again after a stream broke.
+        channel: makes a channel to the peer; called again after a stream broke. An InputError is one more break.
         me, peer: names, for messages and the ledger.
         reconnect_s: how long to try to reach the peer again.
         timeout_s: how long a living peer may take for one step.
@@ -183,7 +183,10 @@ class ExchangeLink:
 
     def _open(self, resume: StepKey | None) -> grpc.Call:
         """Opens a new stream; ``resume``: the step of the bundle to resume over it."""
-        self._channel = self._make_channel()
+        try:
+            self._channel = self._make_channel()
+        except InputError as error:
+            raise _NotReached(str(error)) from None
         requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
         method = self._channel.stream_stream(f"/{SERVICE}/Swap")
         frame = exchange_pb2.Frame()
@@ -265,8 +268,14 @@ class _StreamEnded(grpc.RpcError):  # type: ignore[misc]
     """The peer closed the stream before it replied."""
 
 
+class _NotReached(grpc.RpcError):  # type: ignore[misc]
+    """There is no channel to the peer yet."""
+
+
 def _unreachable(error: grpc.RpcError) -> bool:
-    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+    return isinstance(error, _NotReached) or (
+        isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+    )
 
 
 def _reason(error: grpc.RpcError) -> str:

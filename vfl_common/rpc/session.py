@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from vfl_common.errors import AbortedError, Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.files import PLAIN_NAME
-from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, PROTOCOL, connect, split_address
@@ -141,7 +141,7 @@ class Session:
     """
 
     address: str
-    credentials: Credentials
+    keyring: Keyring
     server: str
     ledger: Ledger
     meter: TcpMeter
@@ -352,7 +352,7 @@ class Session:
         tell_s = time.monotonic() + _PATIENCE_S  # a server that is just starting is not reported
         while True:
             found = connect(
-                self.address, self.credentials, self.server, max(0.5, min(3.0, give_up_s - time.monotonic()))
+                self.address, self.keyring.current(), self.server, max(0.5, min(3.0, give_up_s - time.monotonic()))
             )
             if isinstance(found, grpc.Channel):
                 channel = found
@@ -394,6 +394,7 @@ class Session:
         data = control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat())
         while not self._closed.wait(self.heartbeat_s):
             self.meter.sample()
+            self.keyring.tell_again()
             if self._channel is not None:
                 self._send(data)
 
@@ -405,7 +406,7 @@ class Session:
                 self.ledger.add(self.server, CONTROL, CONTROL, "received", 0, len(data))
                 message = control_pb2.ServerMessage.FromString(data)
                 if message.HasField("stop"):
-                    ending = from_failure(message.stop, sender=self.server, me=self.credentials.name)
+                    ending = from_failure(message.stop, sender=self.server, me=self.keyring.name)
                     if isinstance(ending, InterruptedRun):  # a stop ends the run, whatever its code is
                         ending = AbortedError(str(ending))
                     break

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from google.protobuf.message import DecodeError
 
 from vfl_common.errors import Code, InternalError, PeerError, VflError
+from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
@@ -28,8 +29,8 @@ log = logging.getLogger(__name__)
 class ControlService:
     """Admits callers by the name in their certificate; the coordinator decides everything else."""
 
-    def __init__(self, coordinator: Coordinator, ledger: Ledger, meter: TcpMeter) -> None:
-        self._coordinator, self._ledger, self._meter = coordinator, ledger, meter
+    def __init__(self, coordinator: Coordinator, keyring: Keyring, ledger: Ledger, meter: TcpMeter) -> None:
+        self._coordinator, self._keyring, self._ledger, self._meter = coordinator, keyring, ledger, meter
         self._lock = threading.Lock()
         self._held: Counter[str] = Counter()  # each party's sessions, open or waiting to open; each takes a thread
         self.refusals = Refusals()
@@ -40,12 +41,12 @@ class ControlService:
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         name = ""
         try:
-            name = caller(context)
+            name = caller(context, self._keyring)
             with self._admitted(name):
                 member = self._coordinator.open(name)
                 yield from self._until_it_ends(member, requests, context)
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
-            self.refusals.note(name, error)
+            self.refusals.note(name or (error.party if isinstance(error, PeerError) else ""), error)
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
 
     @contextmanager
