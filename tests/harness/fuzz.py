@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from tests.contract.exchanges import ACTIVE, GrpcExchange, credentials
+from tests.contract.exchanges import ACTIVE, GrpcExchange, credentials, keyring
 from tests.harness import cases
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.config.party import TlsSettings
@@ -346,7 +346,7 @@ class _Hearing(Session):
         self._read(iter(messages), channel)
 
 
-P1 = credentials("p1")
+P1 = keyring("p1")
 JOINING = Joining("passive", RECIPE.canonical_json(), "train", 7, "cpu")
 
 
@@ -470,8 +470,8 @@ def live_exchange(outcomes: Outcomes, chance: Random, streams: int) -> None:
 
 def live_control(outcomes: Outcomes, chance: Random, streams: int) -> None:
     """Opens sessions with a server; the last message of each is none, so that the server ends it."""
-    service = ControlService(coordinator(), Ledger(), TcpMeter())
-    with listening("127.0.0.1:0", credentials("server"), [service], 3 * len(ROSTER) + 4) as (_, address):
+    service = ControlService(coordinator(), keyring("server"), Ledger(), TcpMeter())
+    with listening("127.0.0.1:0", keyring("server"), [service], 3 * len(ROSTER) + 4) as (_, address):
         channels = {name: dial(address, credentials(name), "server") for name in ROSTER}
         with _watched(outcomes):
             for number in range(streams):
