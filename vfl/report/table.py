@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -88,6 +89,10 @@ def _headline(summary: Summary) -> str:
     ]
     if summary.without:
         parts.append(f"trained without {', '.join(summary.without)}, too late")
+    missed = Counter[str]()
+    for each in summary.absences:
+        missed[each.party] += each.steps
+    parts += [f"{steps:,} steps without {party}" for party, steps in missed.items()]
     if summary.interruptions:
         parts.append(f"{summary.interruptions} interruption{'s' if summary.interruptions > 1 else ''}")
     return " · ".join(parts)
