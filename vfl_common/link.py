@@ -15,8 +15,9 @@ class Lenience:
     """Lets a step go on without parties that are late or away.
 
     A party that is not there after ``deadline_s`` seconds is away; later steps do not wait for it. When it comes with
-    a step that has passed, it is told the step that is under way, and takes part again. ``at_least``: a step needs so
-    many parties, and waits for them as every other step does.
+    a step that has passed, it is told the step that is under way, and takes part again; steps wait for it again, unless
+    it is late too often (see ``vfl_common.rpc.arrivals.Patience``). ``at_least``: a step needs so many parties, and
+    waits for them as every other step does.
     """
 
     deadline_s: float

@@ -30,7 +30,7 @@ from vfl_common.files import unwritable
 from vfl_common.ledger import TcpCount
 from vfl_common.pb.vfl.v1 import failure_pb2
 from vfl_common.rpc import tcp
-from vfl_common.rpc.arrivals import KeepWaiting, Proceed, TimedOut, decide
+from vfl_common.rpc.arrivals import KeepWaiting, Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.limits import most_connections
@@ -86,6 +86,29 @@ def test_a_party_that_is_away_is_not_waited_for(
 
 def test_a_step_without_a_deadline_waits_for_who_is_away() -> None:
     assert decide(0.0, ("north", "west"), ROSTER, 10.0, away=("south",)) == KeepWaiting(10.0)
+
+
+def test_a_party_that_comes_back_is_waited_for_again() -> None:
+    patience = Patience()
+    patience.missed("north", 100.0, 2.0)
+    assert patience.away == {"north"}
+    patience.came("north", 100.5)
+    assert patience.away == frozenset()
+    patience.missed("north", 118.6, 2.0)  # after more than nine deadlines: forgiven
+    patience.came("north", 118.7)
+    assert patience.away == frozenset()
+
+
+def test_a_party_that_is_late_again_and_again_costs_the_others_a_tenth_of_their_time() -> None:
+    deadline_s, now_s, waited_s, patience = 2.0, 0.0, 0.0, Patience()
+    while now_s < 1000.0:  # it comes back at once, and is late at once
+        if "slow" not in patience.away:
+            now_s, waited_s = now_s + deadline_s, waited_s + deadline_s
+        else:
+            now_s += 0.01
+        patience.missed("slow", now_s, deadline_s)
+        patience.came("slow", now_s)
+    assert 80.0 < waited_s < 105.0
 
 
 # -- failures -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Decides whether a step may proceed: a pure function of who has arrived, who is away, and how long it took."""
+"""Decides whether a step may proceed: a pure function of who has arrived, who is away, and how long it took.
+
+``Patience`` keeps who is away. The clock is an argument everywhere.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,33 @@ class TimedOut:
 
 
 _PROCEED = Proceed()
+_DEADLINES = 9  # for so many a party has to come in time, before another lateness is forgiven
+
+
+class Patience:
+    """Keeps which parties are away: those that have missed a step and have not come back.
+
+    A party that comes back is waited for again. If it is late once more soon afterwards, within 9 deadlines, it is not
+    waited for during the next 9: so a party that is slow, or wants to hold the others up, costs them a tenth of their
+    time. Until then it takes part in the steps for which it comes in time.
+    """
+
+    def __init__(self) -> None:
+        self.away: frozenset[str] = frozenset()
+        self._back_s: dict[str, float] = {}
+        self._not_before_s: dict[str, float] = {}
+
+    def missed(self, party: str, now_s: float, deadline_s: float) -> None:
+        """Notes that a step went on without ``party``."""
+        if party not in self.away and now_s - self._back_s.get(party, -math.inf) < _DEADLINES * deadline_s:
+            self._not_before_s[party] = now_s + _DEADLINES * deadline_s
+        self.away |= {party}
+
+    def came(self, party: str, now_s: float) -> None:
+        """Notes that ``party`` has come back, and knows which step is under way."""
+        if now_s >= self._not_before_s.get(party, -math.inf):
+            self._back_s[party] = now_s
+            self.away -= {party}
 
 
 def decide(

@@ -26,7 +26,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2
-from vfl_common.rpc.arrivals import Proceed, TimedOut, decide
+from vfl_common.rpc.arrivals import Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.channel import PROTOCOL, Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.refusals import Refusals
@@ -117,7 +117,7 @@ class ExchangeHub:
         self._hurried = True  # the main thread only
         self._collecting = False  # only the main thread sets it
         self._lenience: Lenience | None = None  # the main thread only: of the step
-        self._away: frozenset[str] = frozenset()  # only the main thread sets it: they have missed a step
+        self._patience = Patience()  # only the main thread changes it
         self._lock = threading.Condition(threading.Lock())  # guards the attributes below
         self._ended: VflError | None = None
         self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
@@ -152,7 +152,7 @@ class ExchangeHub:
     @property
     def away(self) -> list[str]:
         """The parties that have missed a step and have not come back."""
-        away = self._away
+        away = self._patience.away
         return [party for party in self.roster if party in away]
 
     @property
@@ -161,7 +161,7 @@ class ExchangeHub:
         arrived = list(self._arrived)
         if not self._collecting or self._ended is not None or (self._from_first and not arrived):
             return []
-        gone = self._away if self._lenience is not None else ()
+        gone = self._patience.away if self._lenience is not None else ()
         return [party for party in self.roster if party not in arrived and party not in gone]
 
     def deliver(self, stream: _Stream, frame: Received) -> None:
@@ -287,7 +287,7 @@ class ExchangeHub:
                 self.roster,
                 self._timeout_s if hurried else math.inf,
                 deadline_s,
-                away=self._away,
+                away=self._patience.away,
                 at_least=lenience.at_least if lenience is not None else 0,
             )
             if isinstance(decision, Proceed):
@@ -296,7 +296,7 @@ class ExchangeHub:
                 if lenience is None:
                     self._late = missing
                 else:
-                    self._leave_behind(missing)
+                    self._leave_behind(missing, now_s, deadline_s)
                 return {party: self._arrived[party] for party in self.roster if party in self._arrived}
             if isinstance(decision, TimedOut):
                 late = ", ".join(decision.late)
@@ -328,22 +328,29 @@ class ExchangeHub:
         return event
 
     def settle(self) -> None:
-        if self._step is None or not self._away:
+        waited_for = set(self._patience.away)
+        if self._step is None or not waited_for:
             return
         with self._lock:
             self._step, self._expect = StepKey(self._step.phase, self._step.round + 1, 0), None
         give_up_s = time.monotonic() + self._timeout_s
-        while self._away:
+        while waited_for:
             left_s = give_up_s - time.monotonic()
             if left_s <= 0.0:
-                away = self.away
-                text = f"{', '.join(away)} took longer than {self._timeout_s:g} s to finish phase {self._step.phase}"
-                raise LostError(Code.STEP_TIMEOUT, text, party=away[0])
+                late = [party for party in self.roster if party in waited_for]
+                text = f"{', '.join(late)} took longer than {self._timeout_s:g} s to finish phase {self._step.phase}"
+                raise LostError(Code.STEP_TIMEOUT, text, party=late[0])
             event = self._event(left_s)
-            if event is not None and event[0].party in self._away:
-                self._take(*event)
-            elif event is not None:  # of a party that is at the next phase already
+            if event is None:
+                continue
+            stream, incoming, frame = event
+            if stream.party not in waited_for:  # it is at the next phase already
                 self._held.append(event)
+                continue
+            self._take(stream, incoming, frame)
+            if frame.envelope.last and incoming is not None and incoming.passed:
+                waited_for.discard(stream.party)
+        self._patience = Patience()
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         if step != self._step or set(replies) != self._arrived.keys() | self._late:
@@ -365,13 +372,13 @@ class ExchangeHub:
         with self._lock:
             self._arrived, self._late = {}, frozenset()
 
-    def _leave_behind(self, missing: frozenset[str]) -> None:
+    def _leave_behind(self, missing: frozenset[str], now_s: float, deadline_s: float) -> None:
         """Goes on without ``missing``; what has come of their bundles is dropped."""
         for party in missing:
             incoming = self._incoming.get(party)
             if incoming is not None and incoming.step == self._step:
                 incoming.assembly, incoming.passed = None, True
-        self._away |= missing
+            self._patience.missed(party, now_s, deadline_s)
 
     def _catch_up(self, party: str, incoming: _Incoming) -> None:
         """Tells a party whose whole bundle came too late which step is under way, and waits for it from now on."""
@@ -381,7 +388,7 @@ class ExchangeHub:
             if self._incoming.get(party) is incoming:
                 del self._incoming[party]  # if the answer is lost, the party sends its bundle again, and gets another
             incoming.stream.outbox.put([encode_passed(self._step)])
-        self._away -= {party}
+        self._patience.came(party, time.monotonic())
 
     def _take(self, stream: _Stream, incoming: _Incoming | None, frame: Received) -> str | None:
         """Takes a frame, in the order in which its party sent them; returns the party if it completes its bundle."""
