@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections import Counter
@@ -91,12 +92,13 @@ class ServerApp:
             self.job,
             folder.run_id,
             folder.facts().get("generation", 0),
-            on_start=lambda generation, _: folder.note(generation=generation),
+            on_start=lambda generation, _: note_start(folder, generation, coordinator.wall_s),
             on_plan=aggregator.begin,
             on_end=aggregator.end,
             on_leave=departures.add,
             left=departures.read(),
             completed=completed is not None,
+            ran_s=ran_s(folder),
             emit=self.console.emit,
         )
 
@@ -245,6 +247,19 @@ class ServerApp:
             absences=[each for each in absences_of(active) or [] if recipe.party(each.party) is not None],
             without=[name for name in active.without if recipe.party(name) is not None],
         )
+
+
+def note_start(folder: RunFolder, generation: int, wall_s: float) -> None:
+    """Notes that a generation starts, ``wall_s`` after the run's first start, and when that was."""
+    folder.note(generation=generation, started_s=time.time() - wall_s)
+
+
+def ran_s(folder: RunFolder) -> float:
+    """Returns the seconds since an earlier process of this server first started the run; 0 if none did.
+
+    It is 0 too if the machine's clock has been set back before that start.
+    """
+    return max(0.0, time.time() - float(folder.facts().get("started_s", math.inf)))
 
 
 def _new_run_id(name: str) -> str:

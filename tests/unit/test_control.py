@@ -154,7 +154,7 @@ def test_what_is_done_stays_done() -> None:
 class Run:
     """A coordinator, and parties that say what a test lets them say."""
 
-    def __init__(self, **run: Any) -> None:
+    def __init__(self, *, ran_s: float = 0.0, **run: Any) -> None:
         self.recipe = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05} | run))
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.started: list[tuple[int, str]] = []
@@ -166,6 +166,7 @@ class Run:
             0,
             on_start=lambda generation, checkpoint: self.started.append((generation, checkpoint)),
             on_plan=lambda generation, checkpoint, agreed: self.planned.append((generation, checkpoint, agreed)),
+            ran_s=ran_s,
             emit=lambda event, **facts: self.events.append((event, facts)),
         )
 
@@ -777,6 +778,14 @@ def test_a_server_that_is_started_again_knows_who_has_left(tmp_path: Path) -> No
     (tmp_path / "left.json").mkdir()
     with pytest.raises(InputError, match=r"left\.json: cannot be read"):
         departures.read()
+
+
+def test_seconds_count_from_the_first_start_also_of_an_earlier_process() -> None:
+    run, again = Run(), Run(ran_s=60.0)
+    assert run.coordinator.wall_s == 0
+    for each in (run, again):
+        each.begin()
+    assert 0 < run.coordinator.wall_s < 60 < again.coordinator.wall_s
 
 
 def test_a_party_that_stops_stops_the_run_and_the_others_learn_whose_fault_it_was() -> None:
