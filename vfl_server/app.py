@@ -18,7 +18,7 @@ from vfl_common.files import write_atomic
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount, load_entries
 from vfl_common.logs import Console, log_to
-from vfl_common.program import Stopped
+from vfl_common.program import Stopped, resumable
 from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import MAX_STREAMS, ExchangeService
@@ -63,6 +63,12 @@ class ServerApp:
 
     def run(self) -> Summary:
         """Serves until the run is complete. Raises VflError if it fails."""
+        if self.job == "predict":
+            return self._run()
+        with resumable(fresh=self.fresh):
+            return self._run()
+
+    def _run(self) -> Summary:
         recipe = self.recipe
         keyring = Keyring(self.tls, recipe.server)
         self._metrics_address()  # fails before a folder is made
@@ -108,7 +114,7 @@ class ServerApp:
         health = Health({SESSIONS: under_way, EXCHANGE: under_way}, keyring, may_ask=[recipe.server, *roster])
         # Threads for each party: its sessions and its streams of weights; four more for callers to refuse.
         threads = (MAX_SESSIONS + MAX_STREAMS) * len(roster) + 4
-        control = ControlService(coordinator, keyring, ledger, meter)
+        control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
         services: list[Service] = [control, exchange, health]
         with (
             self._exposed(coordinator, control, exchange, keyring, ledger, meter),

@@ -382,6 +382,14 @@ def test_nobody_is_blamed_for_time_in_which_the_server_stood_still(monkeypatch: 
     assert run.coordinator.state is RunState.WAITING
 
 
+def test_a_server_says_at_once_for_whom_it_waits() -> None:
+    run = Run()
+    for _ in range(2):  # the second time is too soon after the first
+        run.coordinator.tick()
+    ((event, facts),) = run.events
+    assert (event, facts["missing"]) == ("waiting", ["p0", "p1", "p2"])
+
+
 def test_those_who_wait_are_told_each_minute_how_long_it_still_is(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(join_deadline_s=300.0, lost_after_s=1000.0)
     first = run.join("p1")
@@ -977,14 +985,19 @@ def test_a_refused_stranger_is_in_the_log_and_learns_no_names(caplog: pytest.Log
     assert "(parties: p0, p1, p2)" in line["message"]
 
 
-def test_a_refused_join_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_join_is_in_the_log_and_on_the_screen(caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
-    service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
+    shown: list[tuple[str, dict[str, Any]]] = []
+    service = ControlService(
+        run.coordinator, keyring("server"), Ledger(), TcpMeter(), lambda event, **facts: shown.append((event, facts))
+    )
     member = run.coordinator.open("p1")
     join = control_pb2.PartyMessage(join=control_pb2.Join(role="active", protocol=PROTOCOL))
     service._read(member, iter([join.SerializeToString()]))
     (record,) = caplog.records
     assert record.getMessage() == "refused p1: p1 joins as 'active'; in the recipe it is passive"
+    why = "p1 joins as 'active'; in the recipe it is passive"
+    assert shown == [("refused", {"party": "p1", "code": "ROLE_MISMATCH", "why": why})]
 
 
 TOLD = {"a": ("two", 1), "p": ("one", 2), "q": ("one", 1)}

@@ -7,6 +7,7 @@ the streams' threads send them.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -137,7 +138,8 @@ class Coordinator:
         self._display = Display(emit, self._phases, recipe.active.name)
         self.state = RunState.COMPLETED if completed else RunState.WAITING
         self.failure: VflError | None = None
-        self._waiting_since_s = self._ticked_s = self._announced_s = time.monotonic()
+        self._waiting_since_s = self._ticked_s = time.monotonic()
+        self._announced_s = -math.inf  # the first tick says for whom the run waits
         self._deadline_s = recipe.run.join_deadline_s
         self._started_s = time.monotonic() - ran_s if ran_s else None
         self.finished = threading.Event()
