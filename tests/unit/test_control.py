@@ -31,6 +31,7 @@ from vfl_common.stages import AggregationPlan
 from vfl_server.control import membership
 from vfl_server.control.coordinator import Coordinator, Member
 from vfl_server.control.departures import Departures
+from vfl_server.control.display import metrics
 from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common, silent
 from vfl_server.control.pace import pace
 from vfl_server.control.reports import ledger_of
@@ -605,6 +606,9 @@ def test_a_recipe_that_differs_is_refused_with_the_key() -> None:
     theirs = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}, model={"embedding_size": 16}))
     with pytest.raises(PeerError, match=r"at model.embedding_size: 16 here, 8 at the server"):
         run.join("p1", recipe_json=theirs.canonical_json())
+    theirs = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}, phase={"epochs": 4}))
+    with pytest.raises(PeerError, match=r"at phases.0.epochs: 4 here, 3 at the server"):  # as people write it
+        run.join("p1", recipe_json=theirs.canonical_json())
 
 
 def test_all_predict_with_one_trained_run() -> None:
@@ -947,6 +951,12 @@ def test_progress_that_came_too_soon_is_shown_a_little_later() -> None:
     shown = [facts["round"] for event, facts in run.events if event == "progress"]
     assert shown == sorted(set(shown))  # none twice
     assert len(shown) < 200
+
+
+def test_metrics_have_an_order() -> None:
+    names = [f"{split} {name}" for split in ("test", "train", "validation") for name in ("accuracy", "auc", "loss")]
+    progress = control_pb2.Progress(metrics=dict.fromkeys(reversed(names), 0.5))
+    assert list(metrics(progress)) == names
 
 
 def test_a_rate_lets_some_through_at_once_then_one_at_a_time() -> None:
