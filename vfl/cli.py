@@ -153,7 +153,8 @@ def forecast(
 def report(run: Path) -> None:
     """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
 
-    RUN is the folder of a run, or its summary.json. A passive party gets no summary: the table shows its own counts.
+    RUN is the folder of a run, or a party's folder in it, or its summary.json. A passive party gets no summary: the
+    table shows its own counts.
 
     \b
     Example:

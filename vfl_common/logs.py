@@ -117,6 +117,10 @@ class Console:
             level = logging.WARNING if event in _WARNINGS else logging.INFO
             extra = {"event": event, **{_free(key): value for key, value in facts.items()}}
             log.log(level, "%s", event, extra=extra)
+        self.show(event, **facts)
+
+    def show(self, event: str, **facts: Any) -> None:
+        """Reports one event as ``emit`` does, without logging it: the caller has."""
         if self._json:
             print(to_json({"event": event, "program": self.program, **facts}), flush=True)
         else:
@@ -141,6 +145,13 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "waiting":
         why = f": {facts['why']}" if facts.get("why") else ""
         return f"waiting for {', '.join(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
+    if event == "interrupted":
+        limit = f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
+        return f"interrupted: {facts['reason']}{limit}"
+    if event == "resumed":
+        return f"resuming from checkpoint {facts['checkpoint']}"
+    if event == "refused":
+        return f"refused {facts['party'] or 'a caller without a name'}: {facts['why']}"
     if event == "progress":
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in facts.get("metrics", {}).items())
         within = f"  batch {facts['batch']}/{facts['batches']}" if facts.get("batches") else ""

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -35,6 +35,17 @@ log = logging.getLogger(__name__)
 
 class Stopped(BaseException):
     """SIGTERM as an exception: unwinds like Ctrl-C, past all error handlers. Its text, if any, is for the person."""
+
+
+@contextlib.contextmanager
+def resumable(*, fresh: bool) -> Iterator[None]:
+    """Says of a stop in the block how the run goes on. ``fresh``: the command begins a new run."""
+    try:
+        yield
+    except (KeyboardInterrupt, Stopped) as stop:
+        if str(stop):  # it says that itself
+            raise
+        raise Stopped(f"the same command{' without --fresh' if fresh else ''} resumes the run") from None
 
 
 def run_program(command: click.Command, name: str, *, at_once: bool = False) -> None:

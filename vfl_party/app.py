@@ -16,6 +16,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.files import write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.logs import Console, log_to
+from vfl_common.program import resumable
 from vfl_common.rpc.hub import ExchangeService
 from vfl_common.rpc.session import Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
@@ -83,7 +84,8 @@ class PartyApp:
             folder.checkpoints = self._store(folder)
             return folder
 
-        return self._run("train", opened, training(files), open_folder, resume)
+        with resumable(fresh=fresh):
+            return self._run("train", opened, training(files), open_folder, resume)
 
     def predict(self, trained: TrainedRun, data: DataSettings, output: Path) -> tuple[Outcome, RunFolder]:
         """Takes part in a joint prediction for the rows of ``data``; the active party writes ``output``."""
@@ -158,6 +160,7 @@ class PartyApp:
                 begin_round=progress.begin_round,
                 plan=plan,
                 resume=resume,
+                show=self.console.show,
                 peak_memory=lambda: peak_memory(files.device),
             )
             try:

@@ -89,7 +89,7 @@ class Chain:
                 each.load_state(state)
 
     def __str__(self) -> str:
-        return " -> ".join(each.text for each in self.filters) or "as it is"
+        return " -> ".join(each.text for each in self.filters) or "unchanged"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.rpc.channel import check_address, connect
-from vfl_common.rpc.session import SAID
+from vfl_common.rpc.session import SAID, SIGNS
 from vfl_party.align import alignment_of
 from vfl_party.app import training
 from vfl_party.data import describe
@@ -98,8 +98,7 @@ def _data(files: PartyFiles) -> Iterator[Finding]:
             yield Finding("rows", True, "known after alignment: models and phases are made then")
             return
         party = assemble(opened, expected, work, policy=files.policy())
-        sizes = ", ".join(f"{len(rows)} {split}" for split, rows in party.prepared.splits.items())
-        yield Finding("rows", True, sizes)
+        yield Finding("rows", True, _rows({split: len(rows) for split, rows in party.prepared.splits.items()}))
         if files.recipe.start is not None:
             yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
         for name, model in party.party.models.items():
@@ -114,10 +113,20 @@ def _data(files: PartyFiles) -> Iterator[Finding]:
             what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
             yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
         for message, fields in SAID.items():
-            said = f"{message}: {', '.join(fields.values())}" if fields else f"{message}: nothing else"
-            yield Finding("leaves", True, f"session with {files.recipe.server}: {said}")
+            said = ", ".join(fields.values()) or f"no content ({SIGNS[message]})"
+            yield Finding("leaves", True, f"session with {files.recipe.server}: {message}: {said}")
     except VflError as error:
         yield Finding("data", False, str(error))
+
+
+def _rows(sizes: dict[str, int]) -> str:
+    """Words the sizes of the splits; the larger sets of training rows only if they are larger."""
+    said = [f"{sizes[split]} {split}" for split in ("test", "validation", "train")]
+    if sizes["aligned"] > sizes["train"]:
+        said.append(f"{sizes['aligned']} aligned (for training, with or without labels)")
+    if sizes["local"] > sizes["aligned"]:
+        said.append(f"{sizes['local']} local (for training, aligned or this party's alone)")
+    return ", ".join(said)
 
 
 def _network(files: PartyFiles, offline: bool) -> Iterator[Finding]:

@@ -138,6 +138,7 @@ class Runner:
         resume: the folder of an unfinished run of the same recipe, offered to the server.
         observe: called after each round, with the party's own report; begin_round: before it.
         plan: the phases, in order, as far as they are known before alignment.
+        show: reports an event to the person at the terminal.
         peak_memory: returns this party's peak of GPU memory for the summary, in bytes; None without a GPU.
     """
 
@@ -151,6 +152,7 @@ class Runner:
     begin_round: BeginRound = lambda _phase, _done, _rounds: None
     plan: Sequence[Planned] = ()
     resume: RunFolder | None = None
+    show: Callable[..., None] = lambda _event, **_facts: None
     peak_memory: Callable[[], int | None] = lambda: None
 
     def run(self) -> tuple[Outcome, RunFolder]:
@@ -175,6 +177,7 @@ class Runner:
                     outcome = self._generation(start, folder, started_s)
                 except InterruptedRun as reason:
                     log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
+                    self.show("interrupted", reason=str(reason))
                 except BaseException:
                     with contextlib.suppress(VflError):  # the first error is the one to report
                         self._flush(folder)
@@ -255,6 +258,7 @@ class Runner:
                 tree = self._load(folder, label)
                 job.load_state(tree["job"])
                 log.info("resuming from %s", label, extra={"event": "resumed"})
+                self.show("resumed", checkpoint=label)
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
             outcome = self._phases(job, folder, label, tree, start.checkpoint)

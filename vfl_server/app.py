@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from vfl_common.files import write_atomic
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount, load_entries
 from vfl_common.logs import Console, log_to
-from vfl_common.program import Stopped
+from vfl_common.program import Stopped, resumable
 from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import MAX_STREAMS, ExchangeService
@@ -62,6 +63,12 @@ class ServerApp:
 
     def run(self) -> Summary:
         """Serves until the run is complete. Raises VflError if it fails."""
+        if self.job == "predict":
+            return self._run()
+        with resumable(fresh=self.fresh):
+            return self._run()
+
+    def _run(self) -> Summary:
         recipe = self.recipe
         keyring = Keyring(self.tls, recipe.server)
         self._metrics_address()  # fails before a folder is made
@@ -91,12 +98,13 @@ class ServerApp:
             self.job,
             folder.run_id,
             folder.facts().get("generation", 0),
-            on_start=lambda generation, _: folder.note(generation=generation),
+            on_start=lambda generation, _: note_start(folder, generation, coordinator.wall_s),
             on_plan=aggregator.begin,
             on_end=aggregator.end,
             on_leave=departures.add,
             left=departures.read(),
             completed=completed is not None,
+            ran_s=ran_s(folder),
             emit=self.console.emit,
         )
 
@@ -106,7 +114,7 @@ class ServerApp:
         health = Health({SESSIONS: under_way, EXCHANGE: under_way}, keyring, may_ask=[recipe.server, *roster])
         # Threads for each party: its sessions and its streams of weights; four more for callers to refuse.
         threads = (MAX_SESSIONS + MAX_STREAMS) * len(roster) + 4
-        control = ControlService(coordinator, keyring, ledger, meter)
+        control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
         services: list[Service] = [control, exchange, health]
         with (
             self._exposed(coordinator, control, exchange, keyring, ledger, meter),
@@ -245,6 +253,19 @@ class ServerApp:
             absences=[each for each in absences_of(active) or [] if recipe.party(each.party) is not None],
             without=[name for name in active.without if recipe.party(name) is not None],
         )
+
+
+def note_start(folder: RunFolder, generation: int, wall_s: float) -> None:
+    """Notes that a generation starts, ``wall_s`` after the run's first start, and when that was."""
+    folder.note(generation=generation, started_s=time.time() - wall_s)
+
+
+def ran_s(folder: RunFolder) -> float:
+    """Returns the seconds since an earlier process of this server first started the run; 0 if none did.
+
+    It is 0 too if the machine's clock has been set back before that start.
+    """
+    return max(0.0, time.time() - float(folder.facts().get("started_s", math.inf)))
 
 
 def _new_run_id(name: str) -> str:

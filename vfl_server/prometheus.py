@@ -40,7 +40,7 @@ class ServerMetrics:
         yield counter("vfl_interruptions_total", "How often it was interrupted.", {(): status.interruptions})
         refused: dict[Labels, float] = {(code,): count for code, count in self.refused().items()}
         yield counter("vfl_refusals_total", "Sessions, joins and streams that were refused.", refused, ("code",))
-        yield gauge("vfl_run_seconds", "Since training began in this process.", {(): coordinator.wall_s})
+        yield gauge("vfl_run_seconds", "Since the run first started.", {(): coordinator.wall_s})
         yield from _parties(status, roster)
         if status.phase:
             place = (status.phase,)

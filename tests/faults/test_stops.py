@@ -42,7 +42,7 @@ def stop(federation: Federation, victim: str, number: signal.Signals) -> None:
     program = federation.programs[victim]
     program.signal(number)
     assert program.wait(20.0) == 130
-    assert program.stderr.splitlines()[-1:] == ["stopped"]
+    assert program.stderr.splitlines()[-1:] == ["stopped: the same command resumes the run"]
 
 
 def start_again(federation: Federation, victim: str) -> None:

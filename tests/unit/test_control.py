@@ -31,6 +31,7 @@ from vfl_common.stages import AggregationPlan
 from vfl_server.control import membership
 from vfl_server.control.coordinator import Coordinator, Member
 from vfl_server.control.departures import Departures
+from vfl_server.control.display import metrics
 from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common, silent
 from vfl_server.control.pace import pace
 from vfl_server.control.reports import ledger_of
@@ -154,7 +155,7 @@ def test_what_is_done_stays_done() -> None:
 class Run:
     """A coordinator, and parties that say what a test lets them say."""
 
-    def __init__(self, **run: Any) -> None:
+    def __init__(self, *, ran_s: float = 0.0, **run: Any) -> None:
         self.recipe = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05} | run))
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.started: list[tuple[int, str]] = []
@@ -166,6 +167,7 @@ class Run:
             0,
             on_start=lambda generation, checkpoint: self.started.append((generation, checkpoint)),
             on_plan=lambda generation, checkpoint, agreed: self.planned.append((generation, checkpoint, agreed)),
+            ran_s=ran_s,
             emit=lambda event, **facts: self.events.append((event, facts)),
         )
 
@@ -379,6 +381,14 @@ def test_nobody_is_blamed_for_time_in_which_the_server_stood_still(monkeypatch: 
         monkeypatch.setattr(time, "monotonic", lambda more_s=more_s: now_s + more_s)
         run.coordinator.tick()
     assert run.coordinator.state is RunState.WAITING
+
+
+def test_a_server_says_at_once_for_whom_it_waits() -> None:
+    run = Run()
+    for _ in range(2):  # the second time is too soon after the first
+        run.coordinator.tick()
+    ((event, facts),) = run.events
+    assert (event, facts["missing"]) == ("waiting", ["p0", "p1", "p2"])
 
 
 def test_those_who_wait_are_told_each_minute_how_long_it_still_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,6 +606,9 @@ def test_a_recipe_that_differs_is_refused_with_the_key() -> None:
     theirs = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}, model={"embedding_size": 16}))
     with pytest.raises(PeerError, match=r"at model.embedding_size: 16 here, 8 at the server"):
         run.join("p1", recipe_json=theirs.canonical_json())
+    theirs = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}, phase={"epochs": 4}))
+    with pytest.raises(PeerError, match=r"at phases.0.epochs: 4 here, 3 at the server"):  # as people write it
+        run.join("p1", recipe_json=theirs.canonical_json())
 
 
 def test_all_predict_with_one_trained_run() -> None:
@@ -779,6 +792,14 @@ def test_a_server_that_is_started_again_knows_who_has_left(tmp_path: Path) -> No
         departures.read()
 
 
+def test_seconds_count_from_the_first_start_also_of_an_earlier_process() -> None:
+    run, again = Run(), Run(ran_s=60.0)
+    assert run.coordinator.wall_s == 0
+    for each in (run, again):
+        each.begin()
+    assert 0 < run.coordinator.wall_s < 60 < again.coordinator.wall_s
+
+
 def test_a_party_that_stops_stops_the_run_and_the_others_learn_whose_fault_it_was() -> None:
     run = Run()
     members = run.begin()
@@ -932,6 +953,12 @@ def test_progress_that_came_too_soon_is_shown_a_little_later() -> None:
     assert len(shown) < 200
 
 
+def test_metrics_have_an_order() -> None:
+    names = [f"{split} {name}" for split in ("test", "train", "validation") for name in ("accuracy", "auc", "loss")]
+    progress = control_pb2.Progress(metrics=dict.fromkeys(reversed(names), 0.5))
+    assert list(metrics(progress)) == names
+
+
 def test_a_rate_lets_some_through_at_once_then_one_at_a_time() -> None:
     rate = Rate(1.0, 3)
     assert [rate.passes("a", 10.0) for _ in range(5)] == [0, 0, 0, None, None]
@@ -968,14 +995,19 @@ def test_a_refused_stranger_is_in_the_log_and_learns_no_names(caplog: pytest.Log
     assert "(parties: p0, p1, p2)" in line["message"]
 
 
-def test_a_refused_join_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_join_is_in_the_log_and_on_the_screen(caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
-    service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
+    shown: list[tuple[str, dict[str, Any]]] = []
+    service = ControlService(
+        run.coordinator, keyring("server"), Ledger(), TcpMeter(), lambda event, **facts: shown.append((event, facts))
+    )
     member = run.coordinator.open("p1")
     join = control_pb2.PartyMessage(join=control_pb2.Join(role="active", protocol=PROTOCOL))
     service._read(member, iter([join.SerializeToString()]))
     (record,) = caplog.records
     assert record.getMessage() == "refused p1: p1 joins as 'active'; in the recipe it is passive"
+    why = "p1 joins as 'active'; in the recipe it is passive"
+    assert shown == [("refused", {"party": "p1", "code": "ROLE_MISMATCH", "why": why})]
 
 
 TOLD = {"a": ("two", 1), "p": ("one", 2), "q": ("one", 1)}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import vfl_party.forecast.count
 from tests.harness import cases
 from vfl.forecasting.network import Network, read_bandwidth, read_latency
-from vfl.forecasting.show import as_tables, duration, notes, rate
+from vfl.forecasting.show import as_tables, duration, notes, rate, render
+from vfl.report.table import wide_console
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.ledger import CONTROL
@@ -250,6 +251,13 @@ def test_time_is_round_trips_and_bytes() -> None:
     assert payload < told["total"]["message_bytes"] < 1.06 * payload
     trips = 1 + 3 * (11 + 1) + 2
     assert told["total"]["seconds"] == pytest.approx(0.1 * trips + told["total"]["message_bytes"] / 1_000_000)
+
+
+def test_brackets_reach_the_terminal_without_backslashes(capsys: pytest.CaptureFixture[str]) -> None:
+    wide_console().print(render(of({"kind": "splitnn", "epochs": 1}), Network(1e6, 0.01)))
+    shown = capsys.readouterr().out
+    assert "[rows," in shown
+    assert "\\" not in shown
 
 
 def test_numbers_for_people() -> None:

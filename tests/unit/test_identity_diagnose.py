@@ -176,6 +176,18 @@ def test_listener_that_hangs_up_or_speaks_plain_text(bank: Credentials) -> None:
             assert text in found(address, bank, Code.UNREACHABLE)
 
 
+@pytest.mark.parametrize("failure", [ssl.SSLEOFError, ssl.SSLZeroReturnError])
+def test_hanging_up_has_two_names_in_python(
+    bank: Credentials, monkeypatch: pytest.MonkeyPatch, failure: type[ssl.SSLError]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", fail)
+    with listener(lambda connection: None) as address:
+        assert "hangs up at once" in found(address, bank, Code.UNREACHABLE)
+
+
 def test_all_well(ca: Path, bank: Credentials) -> None:
     with grpc_server(issue(ca, "server"), trusted=ca) as address:
         assert "works, but the service does not answer" in found(address, bank, Code.UNREACHABLE)

@@ -89,6 +89,23 @@ def test_a_peer_s_words_move_no_cursor_and_fill_no_log(log: Path, capsys: pytest
     assert max(map(len, log.read_text().splitlines())) < 3_000
 
 
+def test_what_happens_to_a_run_is_a_sentence(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console("vfl-party", json_lines=False)
+    console.show("interrupted", reason="bank was stopped")
+    console.show("interrupted", reason="bank was lost", deadline_s=900.0)
+    console.show("resumed", checkpoint="000002.splitnn.2")
+    console.show("refused", party="bank", code="RECIPE_DIFFERS", why="another seed")
+    console.show("refused", party="", code="IDENTITY_MISMATCH", why="no name")
+    assert capsys.readouterr().out.splitlines() == [
+        "interrupted: bank was stopped",
+        "interrupted: bank was lost; the others wait at most 900 s",
+        "resuming from checkpoint 000002.splitnn.2",
+        "refused bank: another seed",
+        "refused a caller without a name: no name",
+    ]
+    assert lines(log) == []  # whoever shows it has logged it
+
+
 def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
     root, level = logging.getLogger(), logging.getLogger().level
     early = EarlyLog()

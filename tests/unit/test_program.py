@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from vfl_common.errors import Code, PeerError
-from vfl_common.program import exit_status
+from vfl_common.program import Stopped, exit_status, resumable
 
 EVIL = "p1 sent\x1b[2J\r\nerror: forged"
 PROGRAM = """
@@ -50,3 +50,22 @@ def test_an_error_is_one_line_whatever_a_peer_wrote_into_it(
     assert last.isprintable()
     assert last.startswith("error: ")
     assert last.endswith("p1 sent [2J  error: forged")
+
+
+@pytest.mark.parametrize(
+    ("stop", "fresh", "said"),
+    [
+        (KeyboardInterrupt(), False, "stopped: the same command resumes the run"),
+        (Stopped(), True, "stopped: the same command without --fresh resumes the run"),
+        (Stopped("a rank is lost"), False, "stopped: a rank is lost"),
+    ],
+)
+def test_who_stops_a_program_reads_how_the_run_goes_on(
+    stop: BaseException, fresh: bool, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> None:
+        with resumable(fresh=fresh):
+            raise stop
+
+    assert exit_status(run) == 130
+    assert capsys.readouterr().err == f"{said}\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vfl_common.bundle import ITEM_BYTES, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import CATALOGUE, Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2, tensor_pb2
-from vfl_common.rpc.session import SAID
+from vfl_common.rpc.session import SAID, SIGNS
 from vfl_common.wire.frames import FRAME_BYTES, MAX_PHASE, Assembly, announced, encode, parse_frame, sizes, step_of
 
 STEP = StepKey("train", 2, 7)
@@ -400,3 +400,4 @@ def test_the_table_of_what_a_party_says_has_every_field_of_the_schema() -> None:
     bodies = control_pb2.PartyMessage.DESCRIPTOR.oneofs_by_name["body"].fields
     schema = {body.name: set(body.message_type.fields_by_name) for body in bodies if body.message_type is not None}
     assert schema == {message: set(fields) for message, fields in SAID.items()}
+    assert SIGNS.keys() == {message for message, fields in schema.items() if not fields}

@@ -162,7 +162,12 @@ def test_a_peer_s_words_are_no_markup_and_move_no_cursor(tmp_path: Path, capsys:
 def test_a_disagreement_is_told() -> None:
     summary = summary_of(2)
     odd = summary.bytes.model_copy(update={"agrees": False, "disagreements": ["bank -> shop, train, gradient"]})
-    assert "bank -> shop, train, gradient" in shown(summary.model_copy(update={"bytes": odd}), 100)
+    odd_run = summary.model_copy(update={"bytes": odd})
+    assert "bank -> shop, train, gradient" in shown(odd_run, 200)
+    assert "killed or stopped" not in shown(odd_run, 200)
+    interrupted = shown(odd_run.model_copy(update={"interruptions": 1}), 200)
+    assert "bank -> shop, train, gradient (a process that was killed or stopped explains it" in interrupted
+    assert "TCP: as the kernel counts, without the processes that were killed or stopped." in interrupted
 
 
 def test_after_a_rollback_the_later_rounds_count(tmp_path: Path) -> None:
@@ -259,6 +264,16 @@ def test_no_run_is_one_sentence(tmp_path: Path, text: str | None, expected: str)
         find(tmp_path)
 
 
+def test_a_party_s_folder_stands_for_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = record(tmp_path / "run", summary_of(3), [])
+    with pytest.raises(InputError, match="no such file"):
+        find(folder / "bank")  # nothing says that it is a party's
+    (folder / "bank" / "run.json").write_text("{}")
+    assert find(folder / "bank") == find(folder)
+    monkeypatch.chdir(folder / "bank")
+    assert find(Path()) == find(folder)
+
+
 def test_a_passive_party_s_own_count_where_it_has_no_summary(tmp_path: Path) -> None:
     (tmp_path / "hospital").mkdir()
     entry = OWN | {"payload_bytes": 5_000_000, "message_bytes": 5_020_000, "messages": 10}
@@ -268,6 +283,14 @@ def test_a_passive_party_s_own_count_where_it_has_no_summary(tmp_path: Path) -> 
     words = shown.output.split()
     assert words[words.index("sent") + 1 :][:5] == ["5", "MB", "5.02", "MB", "10"]
     assert "a passive party has no summary" in shown.output
+    (tmp_path / "hospital" / "run.json").write_text("{}")
+    assert (
+        words
+        == CliRunner()
+        .invoke(cli, ["report", str(tmp_path / "hospital")])
+        .output.replace(str(tmp_path / "hospital"), str(tmp_path))
+        .split()
+    )
     (tmp_path / "hospital" / "ledger.json").write_text("{}")
     refused = CliRunner().invoke(cli, ["report", str(tmp_path)])
     assert isinstance(refused.exception, InputError)

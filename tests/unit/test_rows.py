@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.harness import cases
+from tests.harness.memory import MemoryHub, MemoryLink
+from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings, TabularSettings
-from vfl_common.errors import Code, InputError
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.link import Hub, Link
+from vfl_party.align.digest import OPENING, DigestAlignment, rows_digest
+from vfl_party.exchange import to_bundle
 from vfl_party.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
+from vfl_party.policies.allow_all import AllowAll
 from vfl_party.seeds import batches, full_batches, split_rows
 from vfl_party.training import TrainingSettings
+
+
+@dataclass(frozen=True)
+class Found:
+    """See ``vfl_party.exchange.Ways``."""
+
+    link: Link | None = None
+    hub: Hub | None = None
+    server: Link | None = None
+
+
+@pytest.mark.parametrize(("ids", "what"), [(("1", "2"), "2 and 3 rows"), (("1", "2", "4"), "3 rows each, with other")])
+def test_other_ids_are_refused_with_a_remedy(ids: tuple[str, ...], what: str) -> None:
+    hub = MemoryHub("p0", ["p1"], timeout_s=10)
+    digest = torch.frombuffer(bytearray(rows_digest("run", ids)), dtype=torch.uint8)
+    said = to_bundle(Kind.ROWS, {"count": torch.tensor([len(ids)]), "digest": digest})
+    MemoryLink(hub, "p1", timeout_s=10).send(StepKey(OPENING, 0, 0), said)
+    alignment = DigestAlignment(Recipe.model_validate(cases.recipe(2)), AllowAll())
+    with pytest.raises(PeerError, match=what) as caught:
+        alignment.align("p0", "run", ("1", "2", "3"), Found(hub=hub))
+    assert str(caught.value).endswith("cut each table to the ids in common")
+    assert (caught.value.code, caught.value.party) == (Code.ROWS_DIFFER, "p1")
+    assert caught.value.public == "different row sets: p1 and p0 do not hold the same ids"  # the numbers stay here
 
 
 @given(

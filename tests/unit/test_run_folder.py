@@ -16,6 +16,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
 from vfl_common.stages import Planned
+from vfl_server.app import note_start, ran_s
 
 RECIPE = parse(Recipe, cases.recipe(2), "recipe")
 OTHER = parse(Recipe, cases.recipe(2, seed=8), "recipe")
@@ -152,3 +153,19 @@ def test_the_text_is_on_the_disk_before_it_has_the_name(tmp_path: Path, monkeypa
     monkeypatch.setattr(Path, "replace", noting_replace)
     run.note(generation=1)
     assert events == [("fsync", f".run.json.{os.getpid()}"), ("replace", "run.json"), ("fsync", "p1")]
+
+
+def test_a_server_that_is_started_again_knows_when_the_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = create(tmp_path, "one", "server", RECIPE)
+    assert ran_s(made) == 0
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    note_start(made, 1, 0.0)
+    monkeypatch.setattr("time.time", lambda: 1060.0)
+    assert ran_s(made) == 60
+    note_start(made, 2, 60.0)
+    monkeypatch.setattr("time.time", lambda: 1070.0)
+    assert ran_s(made) == 70
+    monkeypatch.setattr("time.time", lambda: 900.0)  # the clock was set back
+    assert ran_s(made) == 0

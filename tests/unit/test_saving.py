@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,22 @@ def test_what_is_being_written_is_offered_after_an_interruption(tmp_path: Path) 
     made, session = runner(tmp_path, events, [Rounds(events, "a", [RoundReport(1)] * 3, None)], lost="a 1")
     made.run()
     assert session.offers == [("",), ("000001.a.1", "")]
+
+
+def test_a_person_reads_why_the_run_was_interrupted_and_where_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: Events = []
+    made, session = runner(tmp_path, events, [Rounds(events, "a", [RoundReport(1)] * 3, None)], lost="a 1")
+    shown: list[tuple[str, dict[str, Any]]] = []
+    made.show = lambda event, **facts: shown.append((event, facts))
+    begin = session.join
+    monkeypatch.setattr(session, "join", lambda offer: replace(begin(offer), checkpoint=offer.checkpoints[0]))
+    tree: dict[str, Any] = {"job": None, "phase": None, "steps": 1, "metrics": {}}
+    monkeypatch.setattr(Store, "load", lambda _store, _label: tree)
+    monkeypatch.setattr(Rounds, "load_state", lambda _phase, _tree: None)
+    made.run()
+    assert shown == [("interrupted", {"reason": "p1 is lost"}), ("resumed", {"checkpoint": "000001.a.1"})]
 
 
 def test_an_error_of_the_disk_ends_the_run_at_the_next_save(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -132,7 +131,7 @@ def _by_exchange(forecast: Forecast) -> Table:
     for line in forecast.exchanges:
         phase = "" if line.phase == before else line.phase
         before = line.phase
-        table.add_row(phase, line.exchange, line.sender, line.receiver, escape(line.sent), line.chain, line.when)
+        table.add_row(phase, line.exchange, line.sender, line.receiver, line.sent, line.chain, line.when)
     return table
 
 

@@ -27,7 +27,8 @@ class Run:
 
 
 def find(path: Path) -> Run:
-    """Reads a run from its folder or its ``summary.json``. Raises InputError."""
+    """Reads a run from its folder, a party's folder in it, or its ``summary.json``. Raises InputError."""
+    path = of_run(path)
     file = path / "summary.json" if path.is_dir() else path
     try:
         summary = load_summary(file)
@@ -45,11 +46,17 @@ def find(path: Path) -> Run:
     return Run(file.parent, summary, _phases(file.parent, summary))
 
 
+def of_run(path: Path) -> Path:
+    """Returns the run's folder if ``path`` is a party's folder in it, which is what the party's program names."""
+    return path.resolve().parent if (path / "run.json").is_file() else path
+
+
 def own_ledger(path: Path) -> tuple[str, list[Entry]] | None:
-    """Returns (party, its ledger) if the folder holds a single party's ledger and no summary; else None.
+    """Returns (party, its ledger) if the run's folder holds a single party's ledger and no summary; else None.
 
     Raises InputError if the ledger is damaged.
     """
+    path = of_run(path)
     ledgers = list(path.glob("*/ledger.json")) if not (path / "summary.json").exists() else []
     if len(ledgers) != 1:
         return None

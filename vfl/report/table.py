@@ -18,6 +18,8 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
 FIRST = "open"  # the phase in which the rows are compared
 PIPE_WIDTH = 120  # if there is no terminal
+_WHY_DIFFERENT = "a process that was killed or stopped explains it: it loses what it counted after its last checkpoint"
+_WITHOUT_STOPPED = ", without the processes that were killed or stopped"
 WORDS = "open: the rows are compared. envelope: all of a message except its tensors (payload). kB = 1,000 bytes."
 
 
@@ -47,7 +49,9 @@ def show_own(party: str, entries: Sequence[Entry]) -> None:
     for each in entries:
         counts = (size(each.payload_bytes), size(each.message_bytes), f"{each.messages:,}")
         table.add_row(clean(each.phase), clean(each.peer), clean(each.kind), each.direction, *counts)
-    wide_console().print(Group(Text(), table, Text(f"\n{WORDS}\ncontrol: the session with the server.\n", "dim")))
+    wide_console().print(
+        Group(Text(), table, Text(f"\n{WORDS}\ncontrol: the session with the server, and opening streams.\n", "dim"))
+    )
 
 
 def wide_console() -> Console:
@@ -69,8 +73,11 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
             parts += [Text(), table]
     if not summary.bytes.agrees:
         links = "; ".join(summary.bytes.disagreements)
-        parts += [Text(f"\nThe two ends counted different bytes on: {links}", "yellow")]
-    parts += [Text(f"\n{WORDS}\ncontrol: the parties' sessions with the server. TCP: as the kernel counts.", "dim")]
+        why = f" ({_WHY_DIFFERENT})" if summary.interruptions else ""
+        parts += [Text(f"\nThe two ends counted different bytes on: {links}{why}", "yellow")]
+    kernel = _WITHOUT_STOPPED if summary.interruptions else ""
+    words = f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: as the kernel counts{kernel}."
+    parts += [Text(f"\n{words}", "dim")]
     return Group(*parts, Text())
 
 

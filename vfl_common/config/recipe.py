@@ -232,5 +232,6 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, item in items:
-        flat |= _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+        path = prefix if key == "settings" else f"{prefix}.{key}" if prefix else str(key)  # people write no "settings"
+        flat |= _flatten(item, path)
     return flat

@@ -23,6 +23,7 @@ from vfl_common.identity.credentials import Credentials
 
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # preface, empty SETTINGS
 
+_HUNG_UP = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)  # Python 3.11.2 raises the last one
 _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_… of OpenSSL
 _OTHER_CA = (7, 18, 19, 20, 21)  # wrong signature; self-signed, alone or in a chain; issuer unknown; no signature
 
@@ -115,7 +116,7 @@ def _shake_hands(probe: _Probe, raw: socket.socket) -> ssl.SSLSocket:
             f"{probe.address} accepts connections but does not answer within {probe.timeout_s:g} s; "
             f"is it the port of {probe.peer!r}?"
         ) from error
-    except (ConnectionError, ssl.SSLEOFError) as error:
+    except _HUNG_UP as error:
         raise probe.error(
             f"{probe.address} hangs up at once; is it the port of {probe.peer!r}, or has it too many connections?"
         ) from error
@@ -145,7 +146,7 @@ def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
     """
     tls.settimeout(probe.left_s)
     try:
-        with suppress(ConnectionError, ssl.SSLEOFError):  # already closed: the alert can still be read
+        with suppress(*_HUNG_UP):  # already closed: the alert can still be read
             tls.sendall(_HELLO)
         answer = tls.recv(9)
     except TimeoutError:

@@ -6,9 +6,11 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from vfl_common.errors import Code, VflError
 from vfl_common.rpc.rate import Rate, and_more
+from vfl_common.text import LINE, clean
 
 _EVERY_S = 10.0  # between two lines about one caller
 _AT_ONCE = 5
@@ -17,9 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """The refusals of one service."""
+    """The refusals of one service. ``show``: reports those in the log to a person, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, show: Callable[..., None] = lambda _event, **_facts: None) -> None:
+        self._show = show
         self._rate = Rate(_EVERY_S, _AT_ONCE)
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -34,6 +37,7 @@ class Refusals:
             return
         text = and_more(f"refused {party or 'a caller without a name'}: {error}", held)
         log.warning(text, extra={"event": "refused", "party": party, "code": code.name, "more": held})
+        self._show("refused", party=party, code=code.name, why=clean(and_more(str(error), held), LINE))
 
     def counts(self) -> Counter[str]:
         """Returns {code: refusals}."""

@@ -32,7 +32,7 @@ SAID: dict[str, dict[str, str]] = {
         "recipe_json": "the recipe",
         "job": "train or predict",
         "run_id": "the run to resume or predict with",
-        "checkpoints": "labels from which it can resume",
+        "checkpoints": "checkpoints from which it can resume",
         "exchange_address": "active party: where passive parties reach it",
         "pid": "its process id",
         "device": "cpu or GPU",
@@ -59,7 +59,7 @@ SAID: dict[str, dict[str, str]] = {
         "wall_s": "seconds",
         "privacy_json": "active party: what differential privacy cost",
         "exchanges_json": "active party: what the phases exchange",
-        "free_from": "labels after which it exchanges nothing",
+        "free_from": "checkpoints after which it exchanges nothing",
         "without": "active party: parties that came too late",
         "absences_json": "active party: steps computed without a party",
         "peak_memory_bytes": "GPU memory",
@@ -68,6 +68,12 @@ SAID: dict[str, dict[str, str]] = {
     "alone": {},
     "stopping": {},
     "lenient": {"on": "active party: whether it goes on without a passive party"},
+}
+# What a message without content says by its coming.
+SIGNS = {
+    "heartbeat": "it is alive",
+    "alone": "active party: it needs nobody any more",
+    "stopping": "somebody has stopped it",
 }
 _CLOSE_S = 5.0
 _STOP_S = 2.5  # for the server to answer a party that was stopped

@@ -19,6 +19,7 @@ from vfl_party.policies import Policy
 
 CPU = torch.device("cpu")
 OPENING = "open"  # the phase in which the rows are compared
+REMEDY = "every party needs the same ids, so cut each table to the ids in common"
 ROWS = Exchange("rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), when="once a generation")
 
 
@@ -53,7 +54,7 @@ class DigestAlignment:
             count = int(rows["count"][0])
             if count != len(ids) or not torch.equal(rows["digest"], digest):
                 what = f"{count} and {len(ids)} rows" if count != len(ids) else f"{count} rows each, with other ids"
-                text = f"different row sets: {party} and {name} hold {what}; every party needs the same ids"
+                text = f"different row sets: {party} and {name} hold {what}; {REMEDY}"
                 public = f"different row sets: {party} and {name} do not hold the same ids"
                 raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
         answering.acknowledge(step, received)

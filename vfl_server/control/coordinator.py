@@ -7,6 +7,7 @@ the streams' threads send them.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -100,6 +101,7 @@ class Coordinator:
         on_leave: called, under the lock, with a party that is no longer needed, before it hears that it may leave.
         left: the parties that left before this process of the server began.
         completed: an earlier process of this server has completed the run; the parties may not know it yet.
+        ran_s: seconds since an earlier process of this server first started the run; 0 if none did.
         emit: reports events to the person or program in front of the server.
     """
 
@@ -116,6 +118,7 @@ class Coordinator:
         on_leave: Callable[[Left], None] = lambda _: None,
         left: Mapping[str, Left] = MappingProxyType({}),
         completed: bool = False,
+        ran_s: float = 0.0,
         emit: Emit,
     ) -> None:
         self.recipe, self.job, self.run_id, self.generation = recipe, job, run_id, generation
@@ -135,9 +138,10 @@ class Coordinator:
         self._display = Display(emit, self._phases, recipe.active.name)
         self.state = RunState.COMPLETED if completed else RunState.WAITING
         self.failure: VflError | None = None
-        self._waiting_since_s = self._ticked_s = self._announced_s = time.monotonic()
+        self._waiting_since_s = self._ticked_s = time.monotonic()
+        self._announced_s = -math.inf  # the first tick says for whom the run waits
         self._deadline_s = recipe.run.join_deadline_s
-        self._started_s: float | None = None
+        self._started_s = time.monotonic() - ran_s if ran_s else None
         self.finished = threading.Event()
         self._summary_json: str | None = None  # once the run is complete
         self._told: set[str] = set()  # parties that have heard of it
@@ -269,6 +273,7 @@ class Coordinator:
 
     @property
     def wall_s(self) -> float:
+        """Returns the seconds since the run's first start; 0 before it."""
         return 0.0 if self._started_s is None else time.monotonic() - self._started_s
 
     def status(self) -> Status:

@@ -76,5 +76,5 @@ class Display:
 
 
 def metrics(progress: control_pb2.Progress) -> dict[str, float]:
-    """Returns the metrics, limited in number and in length of names."""
-    return {clean(name, 40): value for name, value in list(progress.metrics.items())[:MAX_METRICS]}
+    """Returns the metrics in the order of their names (on the wire they have none), limited in number and in length."""
+    return {clean(name, 40): value for name, value in sorted(progress.metrics.items())[:MAX_METRICS]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from google.protobuf.message import DecodeError
@@ -27,13 +27,23 @@ log = logging.getLogger(__name__)
 
 
 class ControlService:
-    """Admits callers by the name in their certificate; the coordinator decides everything else."""
+    """Admits callers by the name in their certificate; the coordinator decides everything else.
 
-    def __init__(self, coordinator: Coordinator, keyring: Keyring, ledger: Ledger, meter: TcpMeter) -> None:
+    ``show``: reports refusals to the person in front of the server.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        keyring: Keyring,
+        ledger: Ledger,
+        meter: TcpMeter,
+        show: Callable[..., None] = lambda _event, **_facts: None,
+    ) -> None:
         self._coordinator, self._keyring, self._ledger, self._meter = coordinator, keyring, ledger, meter
         self._lock = threading.Lock()
         self._held: Counter[str] = Counter()  # each party's sessions, open or waiting to open; each takes a thread
-        self.refusals = Refusals()
+        self.refusals = Refusals(show)
 
     def handler(self) -> Handler:
         return stream_handler(SERVICE, "Session", self._session)
