@@ -279,6 +279,8 @@ class ExchangeHub:
                 raise self._ended
             for _ in range(len(self._held) + self._events.qsize()):  # what is here is not late
                 self._next(0.0, arrived)
+            if started_s is None and self._arrived:
+                started_s = now_s
             waited_s = 0.0 if started_s is None else now_s - started_s
             hurried = self._hurried and (lenience is not None or math.isinf(deadline_s))
             decision = decide(
@@ -305,9 +307,7 @@ class ExchangeHub:
             before_s, wait_s = now_s, min(decision.for_s, _LONGEST_WAIT_S)
             self._next(wait_s, arrived)
             now_s = time.monotonic()
-            if started_s is None and self._arrived:
-                started_s = now_s
-            elif started_s is not None and now_s - before_s > wait_s + _STANDSTILL_S:
+            if started_s is not None and now_s - before_s > wait_s + _STANDSTILL_S:
                 started_s += now_s - before_s - wait_s  # this process was stopped, or its machine slept
 
     def _next(self, wait_s: float, arrived: Callable[[str, Bundle], None] | None = None) -> None:
