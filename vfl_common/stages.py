@@ -14,6 +14,7 @@ from vfl_common.errors import Code, InputError
 
 MOST_ROUNDS = 999_999  # of a run: a label has six digits for the position
 MOST_OFFERED = 1000  # labels of rounds that have no checkpoint
+MOST_AHEAD = 50_000  # of them, if a party may skip to any: about 1 MB
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def ahead(label: str, plan: Sequence[Planned]) -> list[str]:
             position += 1
             found.append(label_of(position, phase.name, position - begin))
         begin += phase.rounds
-    return found[:MOST_OFFERED]
+    return found[:MOST_AHEAD]
 
 
 def alone_after(label: str, plan: Sequence[Planned]) -> bool:

@@ -147,7 +147,7 @@ class PartyApp:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=files.name)
                 files.keyring.tell()
                 progress.begin(folder.path / "metrics.jsonl", start)
-                return jobs.make(start.run_id, transports.transport(start, service), tick)
+                return jobs.make(start.run_id, transports.transport(start, service), tick, session.lenient)
 
             runner = Runner(
                 session,

@@ -69,6 +69,7 @@ class Party:
     ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
     and on all of the party's GPUs; by default ``models["encoder"]`` on one.
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
+    ``lenient``: called by a phase at the active party once all have come to it, if it goes on without a lost party.
     ``policy``: decides what may leave this party.
     ``privacy``: the budget of the phases with differential privacy; None if there are none.
     ``late_policy``: of the first phase that goes on without a party; ``wait`` if there is none.
@@ -88,6 +89,7 @@ class Party:
     make_encoder: MakeEncoder | None = None
     encode: Callable[..., Tensor] = field(default=_without_encoder)
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
+    lenient: Callable[[bool], None] = field(default=lambda _on: None)
     policy: Policy = field(default_factory=AllowAll)
     privacy: PrivacyPlan | None = None
     late_policy: LatePolicy = "wait"

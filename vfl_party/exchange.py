@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
-from vfl_common.link import Hub, Lenience, Link
+from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.declared import TORCH, WIRE, Exchange
 from vfl_party.filter import Filter, Tensors
 
@@ -124,6 +124,7 @@ class Asking:
         sizes: Mapping[str, int],
     ) -> None:
         self.exchange, self.phase, self.chains, self.peer = exchange, phase, chains, peer
+        self.lenient = False  # the peer may go on without this party, which then gets StepPassed
         self._ways, self._device, self._sizes = ways, device, sizes
 
     @property
@@ -147,7 +148,14 @@ class Asking:
     def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
         """Waits for the reply and returns the peer's tensors, without gradient. Raises as ``Link.receive``."""
         spec = self.chains.down.wire_spec(self.exchange.down.spec(**{**self._sizes, **sizes}))
-        reply = take_in(self.link.receive(step, spec), self._device, party=self.peer, step=step)
+        try:
+            bundle = self.link.receive(step, spec)
+        except StepPassed as passed:
+            if self.lenient:
+                raise
+            text = f"{self.peer} says that {passed.now} is under way, but {step} must not go on without this party"
+            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
+        reply = take_in(bundle, self._device, party=self.peer, step=step)
         return self.chains.down.undo(reply)
 
 

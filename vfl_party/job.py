@@ -46,10 +46,11 @@ class PartyJob(Job):
         transport: Transport,
         *,
         tick: Tick,
+        lenient: Callable[[bool], None],
         ready: tuple[Aligned, Assembled] | None = None,
     ) -> None:
         self._opened, self._alignment, self._assemble, self._ready = opened, alignment, assemble, ready
-        self._run_id, self._transport, self._tick = run_id, transport, tick
+        self._run_id, self._transport, self._tick, self._lenient = run_id, transport, tick, lenient
         self._assembled: Assembled | None = None
 
     @property
@@ -70,13 +71,14 @@ class PartyJob(Job):
         else:
             aligned = self._alignment.align(opened.name, self._run_id, opened.table.ids, transport)
         self._assembled = ready if ready is not None and aligned == expected else self._assemble(aligned)
-        self._assembled.connect(transport, self._tick)
+        self._assembled.connect(transport, self._tick, self._lenient)
 
     @property
     def statement(self) -> Statement:
         party = self.assembled
         lines = [line.model_dump() for line in party.exchanges] if party.party.role == "active" else []
-        return Statement(party.plan, party.aggregations, party.privacy_json, json.dumps(lines))
+        data = party.prepared.fingerprint
+        return Statement(party.plan, party.aggregations, party.privacy_json, json.dumps(lines), data)
 
     def unhurried(self) -> None:
         self.assembled.party.unhurried()
@@ -131,7 +133,9 @@ class Jobs:
         """The party as it is before joining, until the first job is made; None if only the others know the rows."""
         return self._ready[1] if self._ready is not None else None
 
-    def make(self, run_id: str, transport: Transport, tick: Tick) -> PartyJob:
+    def make(self, run_id: str, transport: Transport, tick: Tick, lenient: Callable[[bool], None]) -> PartyJob:
         """Returns the job of the next generation."""
         ready, self._ready = self._ready if self._usable else None, None
-        return PartyJob(self._opened, self._alignment, self._assemble, run_id, transport, tick=tick, ready=ready)
+        return PartyJob(
+            self._opened, self._alignment, self._assemble, run_id, transport, tick=tick, lenient=lenient, ready=ready
+        )

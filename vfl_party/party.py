@@ -181,9 +181,9 @@ class Assembled:
         mine = (self.party.name, "every party", *([PASSIVES] if self.party.role == "passive" else []))
         return [line for line in self.exchanges if line.sender in mine]
 
-    def connect(self, ways: Ways | None, tick: Tick) -> None:
+    def connect(self, ways: Ways | None, tick: Tick, lenient: Callable[[bool], None]) -> None:
         """Connects the phases to the others, and sets torch's generator to its state after they were made."""
-        self.party.ways, self.party.tick = ways, tick
+        self.party.ways, self.party.tick, self.party.lenient = ways, tick, lenient
         torch.set_rng_state(self.generator)
 
     def state(self) -> Tree:

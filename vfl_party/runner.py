@@ -113,13 +113,15 @@ class Statement:
     """The facts that follow from rows, models and phases.
 
     ``plan``: the phases, in order. ``aggregations``: the weights that are swapped with the server. ``privacy_json``,
-    ``exchanges_json``: the summary's parts about differential privacy and exchanges, from the active party.
+    ``exchanges_json``: the summary's parts about differential privacy and exchanges, from the active party. ``data``: a
+    digest of this party's aligned rows.
     """
 
     plan: Sequence[Planned]
     aggregations: Sequence[AggregationPlan] = ()
     privacy_json: str = ""
     exchanges_json: str = ""
+    data: str = ""
 
 
 BeginRound = Callable[[str, int, int], None]  # phase, rounds done, rounds
@@ -232,6 +234,8 @@ class Runner:
         store = folder.checkpoints
         offered = ((*reachable(each, self.plan), each, *ahead(each, self.plan)) for each in store.whole())
         labels = dict.fromkeys(label for each in offered for label in each)
+        if not labels:
+            labels = dict.fromkeys(ahead(self._beginning(), self.plan))
         if store.saved() <= MOST_LOST:
             labels[""] = None
         return replace(self.joining, run_id=folder.run_id, checkpoints=tuple(labels))
@@ -252,8 +256,11 @@ class Runner:
             job.open(returning=start.returning)
             said = job.statement
             self.plan = said.plan
-            folder.note(plan=[asdict(phase) for phase in said.plan])  # gives the labels of its checkpoints a meaning
-            self.session.plan(said.aggregations)
+            if start.returning and folder.facts().get("data", said.data) != said.data:
+                text = f"{folder.path}: the rows or columns are not those that the run began with; restore them"
+                raise InputError(Code.DATA_INVALID, text)
+            # The plan gives the labels of checkpoints a meaning.
+            folder.note(plan=[asdict(phase) for phase in said.plan], data=said.data)
             if label:
                 tree = self._load(folder, label)
                 job.load_state(tree["job"])
@@ -261,6 +268,7 @@ class Runner:
                 self.show("resumed", checkpoint=label)
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
+            self.session.plan(said.aggregations)  # once nothing is left here of a course that was given up
             outcome = self._phases(job, folder, label, tree, start.checkpoint)
             self.session.check()
             self._flush(folder)
@@ -312,8 +320,6 @@ class Runner:
                     phase.load_state(tree["phase"])
                 if first >= begin and tree:  # others may have to repeat what this party did alone
                     job.unhurried()
-                if phase.lenient and self.joining.role == "active":
-                    self.session.lenient(True)
                 self._rounds(phase, job, folder, outcome, begin, max(first, begin))
                 if phase.lenient and self.joining.role == "active":
                     self.session.lenient(False)  # the server ends the generation if it lacks a party
@@ -339,6 +345,8 @@ class Runner:
             if done:
                 phase.finish()
             due = done or report.checkpoint or (round_ + 1) % self.checkpoint_every == 0
+            if phase.lenient and not (done or report.steps):
+                due = False  # a party that catches up has nothing new to keep
             if folder.checkpoints is not None and due:
                 outcome.label = label_of(begin + (phase.rounds if done else round_ + 1), phase.name, round_ + 1)
                 state = {} if done else phase.state()
@@ -371,13 +379,20 @@ class Runner:
         """Returns the label of the newest whole checkpoint; '' if there is none."""
         return max(folder.checkpoints.whole(), default="") if folder.checkpoints is not None else ""
 
+    def _beginning(self) -> str:
+        """Returns a label for the beginning of the first phase."""
+        return label_of(0, self.plan[0].name if self.plan else "", 0)
+
     def _own(self, folder: RunFolder, label: str) -> str:
-        """Returns the label of this party's own checkpoint to load when the run resumes at ``label``."""
+        """Returns the label of this party's own checkpoint to load when the run resumes at ``label``.
+
+        '' if it has none, and may skip to ``label`` from the run's beginning.
+        """
         held = folder.checkpoints.labels() if folder.checkpoints is not None else []
         if label in held:
             return label
         near = (each for each in held if label in (*reachable(each, self.plan), *ahead(each, self.plan)))
-        return max(near, default=label)
+        return max(near, default="" if label in ahead(self._beginning(), self.plan) else label)
 
     def _load(self, folder: RunFolder, label: str) -> Tree:
         if folder.checkpoints is None or label not in folder.checkpoints.labels():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.link import Lenience, StepPassed
-from vfl_party.absence import Following, joined
+from vfl_party.absence import Following, LatePolicy, joined
 from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.exchange import Answering, Asking
@@ -107,17 +107,27 @@ def joint_embeddings(
 
 
 @torch.no_grad()
-def outputs_of(party: Party, found: Sequence[Chunk]) -> Tensor:
-    """Returns the top model's outputs [N, O] for embeddings, in eval mode."""
-    rule, policy = party.recipe.model.combine, party.late_policy
+def outputs_of(party: Party, found: Sequence[Chunk], policy: LatePolicy | None = None) -> Tensor:
+    """Returns the top model's outputs [N, O] for embeddings, in eval mode.
+
+    ``policy``: what stands in for absent parties (``cached`` means zeros here); None: that of the first phase that goes
+    on without one.
+    """
+    rule, policy = party.recipe.model.combine, policy or party.late_policy
     party.models["top"].eval()
     outputs = [party.outputs(joined(policy, rule, each.own, each.others)) for each in found]
     return torch.cat(outputs) if outputs else torch.empty(0, party.recipe.task.outputs, device=party.device)
 
 
 def joint_outputs(
-    party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows, lenience: Lenience | None = None
+    party: Party,
+    scores: Answering,
+    round_: int,
+    first_batch: int,
+    rows: Rows,
+    lenience: Lenience | None = None,
+    policy: LatePolicy | None = None,
 ) -> tuple[Tensor, int]:
     """Returns the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number: the active side."""
     found = joint_embeddings(party, scores, round_, first_batch, rows, lenience)
-    return outputs_of(party, found), first_batch + len(found)
+    return outputs_of(party, found, policy), first_batch + len(found)

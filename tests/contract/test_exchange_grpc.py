@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,13 @@ def found() -> Iterator[GrpcExchange]:
     exchange = GrpcExchange(["north"], WAIT_S)
     yield exchange
     exchange.close()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
 
 
 class Stream:
@@ -566,3 +574,89 @@ def test_a_party_whose_stream_breaks_before_it_is_told_is_told_over_the_next() -
             collected.result(WAIT_S)
     finally:
         exchange.close()
+
+
+@contextmanager
+def lenient_exchange() -> Iterator[GrpcExchange]:
+    """North and south; south has missed the first step."""
+    exchange = GrpcExchange(PASSIVES, WAIT_S)
+    try:
+        north = soon(lambda: exchange.link("north").swap(FIRST, big(2), NOTHING))
+        assert [*exchange.hub.collect(FIRST, BIG, lenience=Lenience(0.05, at_least=1))] == ["north"]
+        exchange.hub.reply(FIRST, {"north": ACK})
+        assert north.result(WAIT_S).kind is Kind.ACK
+        yield exchange
+    finally:
+        exchange.hub.end(InterruptedRun("the test is over"))
+        exchange.close()
+
+
+def heard(stream: Stream) -> StepKey:
+    passed = stream.hear().passed
+    return StepKey(passed.phase, passed.round, passed.batch)
+
+
+def test_what_a_party_sent_before_it_came_back_counts_for_no_step() -> None:
+    """Its embedding of the step under way is here already; then its next process asks from an earlier step on."""
+    with lenient_exchange() as exchange:
+        collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
+        south = Stream(exchange, "south")
+        south.say(*frames(SECOND, big(3)))
+        wait_until(lambda: exchange.hub.awaited == ["north"])
+        again = Stream(exchange, "south")
+        again.say(*frames(FIRST, big(4)))
+        assert heard(again) == SECOND
+        again.say(*frames(SECOND, big(5)))
+        wait_until(lambda: exchange.hub.awaited == ["north"])
+        north = soon(lambda: exchange.link("north").swap(SECOND, big(2), NOTHING))
+        received = collected.result(WAIT_S)
+        assert {party: bytes(each.tensors["w"].data[:1]) for party, each in received.items()} == {
+            "north": b"\x02",
+            "south": b"\x05",
+        }
+        exchange.hub.reply(SECOND, dict.fromkeys(received, ACK))
+        assert north.result(WAIT_S).kind is Kind.ACK
+        assert again.hear().last
+
+
+def test_a_party_that_comes_back_between_its_embedding_and_the_reply_is_told_at_the_next_step() -> None:
+    with lenient_exchange() as exchange:
+        south = Stream(exchange, "south")
+        south.say(*frames(SECOND, big(3)))
+        north = soon(lambda: exchange.link("north").swap(SECOND, big(2), NOTHING))
+        received = exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S))
+        assert [*received] == [*PASSIVES]
+        again = Stream(exchange, "south")
+        again.say(*frames(FIRST, big(4)))
+        wait_until(lambda: exchange.hub._delivered["south"] > exchange.hub._taken["south"])
+        exchange.hub.reply(SECOND, dict.fromkeys(received, ACK))
+        assert north.result(WAIT_S).kind is Kind.ACK
+        third = StepKey("train", 0, 2)
+        collected = soon(lambda: exchange.hub.collect(third, BIG, lenience=Lenience(WAIT_S)))
+        assert heard(again) == third
+        again.say(*frames(third, big(6)))
+        asked = soon(lambda: exchange.link("north").swap(third, big(2), NOTHING))
+        assert bytes(collected.result(WAIT_S)["south"].tensors["w"].data[:1]) == b"\x06"
+        exchange.hub.reply(third, dict.fromkeys(PASSIVES, ACK))
+        assert asked.result(WAIT_S).kind is Kind.ACK
+
+
+def test_the_end_of_a_phase_is_told_again_after_a_break_and_in_the_next_phase() -> None:
+    with lenient_exchange() as exchange:
+        settled = soon(exchange.hub.settle)
+        over = StepKey("train", 1, 0)
+        south = Stream(exchange, "south")
+        south.say(*frames(FIRST, big(3)))
+        assert heard(south) == over
+        assert settled.result(WAIT_S) is None
+        again = Stream(exchange, "south")
+        again.say(*frames(FIRST, big(3)))  # the answer was lost with the stream
+        assert heard(again) == over
+        after = StepKey("evaluate", 0, 0)
+        collected = soon(lambda: exchange.hub.collect(after, BIG))
+        back = Stream(exchange, "south")
+        back.say(*frames(SECOND, big(3)))  # a new process, which has not heard it
+        assert heard(back) == after
+        exchange.hub.end(InterruptedRun("the test is over"))
+        with pytest.raises(InterruptedRun):
+            collected.result(WAIT_S)

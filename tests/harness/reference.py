@@ -189,6 +189,7 @@ def _train_without(
     names = {id(party): name for name, party in parties.items()}
     last: dict[tuple[str, int], Tensor] = {}
     saved: dict[str, Any] = {}
+    dead: set[str] = set()
     for epoch in range(settings["epochs"]):
         for party in ordered:
             party.models.train()
@@ -198,11 +199,12 @@ def _train_without(
                 if of.saved == (epoch, batch):
                     saved[name] = deepcopy((parties[name].models.state_dict(), parties[name].optimizer.state_dict()))
             gone = {name for name, of in away.items() if (epoch, batch) in of.steps}
-            for name in saved.keys() - gone:
-                if (epoch, batch) > max(away[name].steps):
-                    weights, moments = saved.pop(name)
-                    parties[name].models.load_state_dict(weights)
-                    parties[name].optimizer.load_state_dict(moments)
+            dead |= saved.keys() & gone
+            for name in dead - gone:  # it is back
+                weights, moments = saved.pop(name)
+                parties[name].models.load_state_dict(weights)
+                parties[name].optimizer.load_state_dict(moments)
+            dead &= gone
             embeddings = []
             for party in ordered:
                 name, z = names[id(party)], None

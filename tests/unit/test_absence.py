@@ -120,6 +120,7 @@ def test_a_passive_party_may_resume_at_any_later_round() -> None:
     plan = [Planned("train", 3, None, lenient=True), Planned("evaluate", 1, None)]
     assert ahead("000001.train.1", plan) == ["000002.train.2", "000003.train.3"]
     assert ahead("000003.train.3", plan) == []
+    assert ahead("000000.train.0", plan) == ["000001.train.1", "000002.train.2", "000003.train.3"]
     assert ahead("000001.train.1", [Planned("train", 3, None)]) == []
 
 

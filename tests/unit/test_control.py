@@ -498,6 +498,39 @@ def test_the_loss_of_the_active_party_interrupts_who_goes_on_without_others() ->
     assert kinds(members["p1"])[0] == "interrupt"
 
 
+def test_only_the_active_party_says_whether_others_may_be_away() -> None:
+    run = Run()
+    members = run.begin()
+    lenient(run, members)
+    run.coordinator.closed(members["p2"])
+    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
+    assert run.coordinator.state is RunState.RUNNING
+
+
+def test_a_party_that_ends_with_an_error_of_its_own_is_away() -> None:
+    run = Run()
+    members = run.begin()
+    lenient(run, members)
+    abort = failure_pb2.Failure(code=Code.DATA_INVALID, message="its data have changed", party="p2")  # type: ignore[arg-type]
+    run.coordinator.handle(members["p2"], control_pb2.PartyMessage(abort=abort))
+    assert (run.coordinator.state, run.coordinator.failure) == (RunState.RUNNING, None)
+    assert told(members["p1"]) == []
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(abort=abort))  # what it finds wrong ends the run
+    assert run.coordinator.state is RunState.FAILED
+
+
+def test_a_party_that_comes_back_and_says_nothing_is_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    members = run.begin()
+    lenient(run, members)
+    run.coordinator.closed(members["p2"])
+    members["p2"] = run.join("p2", "000001.a.1")
+    monkeypatch.setattr(members["p2"], "began_s", -1e9)
+    run.coordinator.tick()
+    assert (run.coordinator.state, run.coordinator.failure) == (RunState.RUNNING, None)
+    assert kinds(members["p2"]) == ["start", "end"]
+
+
 def test_a_party_that_comes_back_without_its_run_is_refused_and_interrupts_nobody() -> None:
     run = Run()
     members = run.begin()

@@ -73,9 +73,9 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
             parts += [Text(), table]
     if not summary.bytes.agrees:
         links = "; ".join(summary.bytes.disagreements)
-        why = f" ({_WHY_DIFFERENT})" if summary.interruptions else ""
+        why = f" ({_WHY_DIFFERENT})" if summary.interruptions or summary.absences else ""
         parts += [Text(f"\nThe two ends counted different bytes on: {links}{why}", "yellow")]
-    kernel = _WITHOUT_STOPPED if summary.interruptions else ""
+    kernel = _WITHOUT_STOPPED if summary.interruptions or summary.absences else ""
     words = f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: as the kernel counts{kernel}."
     parts += [Text(f"\n{words}", "dim")]
     return Group(*parts, Text())

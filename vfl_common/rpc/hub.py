@@ -118,6 +118,8 @@ class ExchangeHub:
         self._collecting = False  # only the main thread sets it
         self._lenience: Lenience | None = None  # the main thread only: of the step
         self._patience = Patience()  # only the main thread changes it
+        self._behind: set[str] = set()  # the main thread only: they do not know that the last lenient step has passed
+        self._lenient: set[str] = set()  # the main thread only: phases that went on without parties
         self._lock = threading.Condition(threading.Lock())  # guards the attributes below
         self._ended: VflError | None = None
         self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
@@ -272,6 +274,7 @@ class ExchangeHub:
         self._collecting, self._lenience = True, lenience
         if lenience is not None:
             deadline_s = lenience.deadline_s
+            self._lenient.add(step.phase)
         now_s = time.monotonic()
         started_s = None if self._from_first else now_s
         while True:
@@ -328,28 +331,22 @@ class ExchangeHub:
         return event
 
     def settle(self) -> None:
-        waited_for = set(self._patience.away)
-        if self._step is None or not waited_for:
+        if self._step is None or not self._behind:
             return
         with self._lock:
             self._step, self._expect = StepKey(self._step.phase, self._step.round + 1, 0), None
         give_up_s = time.monotonic() + self._timeout_s
-        while waited_for:
+        while self._behind:
             left_s = give_up_s - time.monotonic()
             if left_s <= 0.0:
-                late = [party for party in self.roster if party in waited_for]
+                late = [party for party in self.roster if party in self._behind]
                 text = f"{', '.join(late)} took longer than {self._timeout_s:g} s to finish phase {self._step.phase}"
                 raise LostError(Code.STEP_TIMEOUT, text, party=late[0])
             event = self._event(left_s)
-            if event is None:
-                continue
-            stream, incoming, frame = event
-            if stream.party not in waited_for:  # it is at the next phase already
+            if event is not None and event[0].party in self._behind:
+                self._take(*event)
+            elif event is not None:  # of a party that is at the next phase already
                 self._held.append(event)
-                continue
-            self._take(stream, incoming, frame)
-            if frame.envelope.last and incoming is not None and incoming.passed:
-                waited_for.discard(stream.party)
         self._patience = Patience()
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
@@ -361,11 +358,12 @@ class ExchangeHub:
             encoded[id(bundle)] = frames
             with self._lock:
                 self._replies[party] = (step, frames)
+                incoming = self._incoming.get(party)
                 if party in self._arrived:
-                    self._incoming[party].stream.outbox.put(frames)
+                    if incoming is not None and incoming.step == step:  # else it has begun again, and is behind
+                        incoming.stream.outbox.put(frames)
                     continue
                 self._awaited.add(party)
-                incoming = self._incoming.get(party)
                 if incoming is not None and incoming.step == step:  # the received part of its bundle is useless:
                     del self._incoming[party]
                     self._streams.pop(party).close()  # it opens another, and gets its answer there
@@ -379,16 +377,18 @@ class ExchangeHub:
             if incoming is not None and incoming.step == self._step:
                 incoming.assembly, incoming.passed = None, True
             self._patience.missed(party, now_s, deadline_s)
+        self._behind = set(missing)
 
     def _catch_up(self, party: str, incoming: _Incoming) -> None:
         """Tells a party whose whole bundle came too late which step is under way, and waits for it from now on."""
         if self._step is None:
             return
+        told = [encode_passed(self._step)]
         with self._lock:
-            if self._incoming.get(party) is incoming:
-                del self._incoming[party]  # if the answer is lost, the party sends its bundle again, and gets another
-            incoming.stream.outbox.put([encode_passed(self._step)])
+            self._replies[party] = (incoming.step, told)  # if it is lost, the party sends its bundle again
+            incoming.stream.outbox.put(told)
         self._patience.came(party, time.monotonic())
+        self._behind.discard(party)
 
     def _take(self, stream: _Stream, incoming: _Incoming | None, frame: Received) -> str | None:
         """Takes a frame, in the order in which its party sent them; returns the party if it completes its bundle."""
@@ -411,11 +411,14 @@ class ExchangeHub:
             return None
         incoming.assembly = None
         self._arrived[party] = bundle
+        if party in self._patience.away:
+            self._patience.came(party, time.monotonic())
         return party
 
     def _begin(self, party: str, incoming: _Incoming, frame: Received) -> None:
         """Begins a bundle with its first frame."""
-        if incoming.step != self._step and self._lenience is not None:
+        if incoming.step != self._step and (self._lenience is not None or incoming.step.phase in self._lenient):
+            self._arrived.pop(party, None)  # of the process that it was before it came back
             incoming.passed = True
             return
         if incoming.step != self._step or self._expect is None:

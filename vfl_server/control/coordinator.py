@@ -216,7 +216,8 @@ class Coordinator:
                 self._let_go()
                 self._maybe_complete()
             elif body == "lenient":
-                self._lenient(member, message.lenient.on)
+                if member.name == self.recipe.active.name:
+                    self._lenient(member, message.lenient.on)
             elif body == "stopping":
                 if not member.joined:  # another party noticed it first, and has interrupted the generation
                     self._emit("lost", party=member.name, how="was stopped")
@@ -238,6 +239,9 @@ class Coordinator:
             elif self.state is RunState.RUNNING:
                 began = {name: each.began_s for name, each in self._in_order() if each.joined and each.plan is None}
                 late = membership.unplanned(now_s, began, self.recipe.run.step_timeout_s)
+                for name in [name for name in late if self._can_do_without(self._members[name])]:
+                    self._lose(self._members[name], "did not say what it is going to do")
+                late = tuple(name for name in late if name in self._members)
                 if late:
                     names, limit = ", ".join(late), f"{self.recipe.run.step_timeout_s:g} s"
                     text = f"{names} did not say within {limit} after the start what it is going to do"
@@ -575,6 +579,9 @@ class Coordinator:
         # The active party sees the others' data and may blame them; a passive party speaks only for itself.
         may_blame = member.name == self.recipe.active.name and failure.party in self._roster
         culprit, text = failure.party if may_blame else member.name, clean(failure.message)
+        if self.state is RunState.RUNNING and self._can_do_without(member):
+            self._lose(member, f"has ended: {text}")
+            return
         self._fail(PeerError(code, text, party=culprit).privately(f"{member.name} stopped the run: {text}"))
 
     def _may_miss(self, name: str, missed: str) -> bool:

@@ -23,13 +23,15 @@ log = logging.getLogger(__name__)
 class Absent:
     """Puts something in the place of absent parties' embeddings, and records who was absent when.
 
-    ``lenience``: for the exchanges of the phase. An active party without features cannot learn from nobody.
+    Nobody may be absent from the first step of a generation: until then parties may be at work in another phase.
     """
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
-        self._policy, self._rule = settings.late_policy, party.recipe.model.combine
+        self._party, self._policy, self._rule = party, settings.late_policy, party.recipe.model.combine
         self._names = [each.name for each in party.recipe.passives]
-        self.lenience = Lenience(settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1)
+        # An active party without features cannot learn from nobody.
+        self._allowed = Lenience(settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1)
+        self.lenience: Lenience | None = None
         self._cache: Cache | None = None
         if self._policy == "cached" and self._names:
             n = 1 + max((int(rows.max()) for rows in party.splits.values() if len(rows)), default=0)
@@ -37,6 +39,12 @@ class Absent:
         self._absences = Absences(phase)
         self._missed: Counter[str] = Counter()  # steps of the round under way
         self._told: frozenset[str] = frozenset()  # who was absent in the round before
+
+    def all_here(self) -> None:
+        """Notes that a step is under way with all parties: from now on the phase goes on without one."""
+        if self.lenience is None:
+            self.lenience = self._allowed
+            self._party.lenient(True)
 
     def join(self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]) -> Tensor:
         """Combines the embeddings of a batch [B, D]: the active party's own and those that came."""

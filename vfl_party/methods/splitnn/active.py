@@ -58,13 +58,16 @@ class ActiveSplitNN(Phase):
         epochs = training.batches(round_)
         steps = sum(map(len, epochs))
         total = torch.zeros((), device=party.device)
-        absent, lenience = self._absent, self._absent.lenience if self._absent is not None else None
+        absent = self._absent
         for batch, (rows, last) in enumerate(numbered(epochs)):
             step = StepKey(self.name, round_, batch)
             training.zero_grad()
             y_B = party.take(targets, rows)
             own = [party.encode(*party.features.inputs(rows))] if party.features is not None else []
+            lenience = absent.lenience if absent is not None else None
             received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
+            if absent is not None:
+                absent.all_here()
             z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
             together = combine(rule, [*own, *z_BD.values()]) if absent is None else absent.join(step, rows, own, z_BD)
             loss = self._loss(party.outputs(together), y_B)
@@ -91,7 +94,8 @@ class ActiveSplitNN(Phase):
         party = self._party
         rows = party.rows("validation")
         lenience = self._absent.lenience if self._absent is not None else None
-        outputs, after = joint_outputs(party, self._validation, round_, batch, rows, lenience)
+        policy = self._settings.late_policy
+        outputs, after = joint_outputs(party, self._validation, round_, batch, rows, lenience, policy)
         if len(rows):
             labels, targets = party.need_labels()
             metrics["validation"] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)

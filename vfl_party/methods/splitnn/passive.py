@@ -27,6 +27,7 @@ class PassiveSplitNN(Phase):
         self._verdicts = party.asking(name, VERDICT) if settings.early_stopping is not None else None
         order = [phase.name for phase in party.recipe.phases]
         self.lenient = settings.late_policy != "wait"
+        self._embedding.lenient = self._validation.lenient = self.lenient
         self._following = Following(order, party.recipe.active.name) if self.lenient else None
 
     def run_round(self, round_: int) -> RoundReport:

@@ -18,6 +18,10 @@ class OwnTraining:
     """The party's optimizer and schedule over all its models, and a copy of their best weights."""
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
+        timeout_s = party.recipe.run.step_timeout_s
+        if settings.deadline_s is not None and settings.deadline_s >= timeout_s:
+            text = f"recipe: phases: {phase}: deadline_s must be below run.step_timeout_s ({timeout_s:g}), after which"
+            raise InputError(Code.CONFIG_INVALID, f"{text} a late party ends the run; lower it, or raise the other")
         batches, batch_size = Batches(party, phase, settings), settings.batch_size
         self.batches, self.rounds = batches.of, batches.rounds
         self._models = nn.ModuleDict(party.models)
