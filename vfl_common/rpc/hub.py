@@ -46,7 +46,8 @@ from vfl_common.wire.frames import (
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
 MAX_STREAMS = 3  # for each party: the one in use, and others that are ending or beginning
-_LONGEST_WAIT_S = 3600.0  # between two decisions whether to wait on
+# Of a wait in the main thread: a signal that comes just before a wait begins does not interrupt it, but the next one.
+_LONGEST_WAIT_S = 1.0
 _UNREAD_FRAMES = 16  # of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender
 _STANDSTILL_S = 1.0  # more than one wait may take too long
 _POLL_S = (0.001, 0.02)  # how soon, at first and at last, such a thread looks again
@@ -255,7 +256,8 @@ class ExchangeHub:
     def wait_for_late(self) -> None:
         """Waits until every late party has its reply. Raises the error that ended this generation, if any."""
         with self._lock:
-            self._lock.wait_for(lambda: not self._awaited or self._ended is not None)
+            while not self._lock.wait_for(lambda: not self._awaited or self._ended is not None, _LONGEST_WAIT_S):
+                pass
             if self._ended is not None and self._awaited:
                 raise self._ended
 
@@ -342,7 +344,7 @@ class ExchangeHub:
                 late = [party for party in self.roster if party in self._behind]
                 text = f"{', '.join(late)} took longer than {self._timeout_s:g} s to finish phase {self._step.phase}"
                 raise LostError(Code.STEP_TIMEOUT, text, party=late[0])
-            event = self._event(left_s)
+            event = self._event(min(left_s, _LONGEST_WAIT_S))
             if event is not None and event[0].party in self._behind:
                 self._take(*event)
             elif event is not None:  # of a party that is at the next phase already
