@@ -602,12 +602,12 @@ def test_what_a_party_sent_before_it_came_back_counts_for_no_step() -> None:
         collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
         south = Stream(exchange, "south")
         south.say(*frames(SECOND, big(3)))
-        wait_until(lambda: exchange.hub.awaited == ["north"])
+        wait_until(lambda: "south" in exchange.hub._arrived)
         again = Stream(exchange, "south")
         again.say(*frames(FIRST, big(4)))
         assert heard(again) == SECOND
         again.say(*frames(SECOND, big(5)))
-        wait_until(lambda: exchange.hub.awaited == ["north"])
+        wait_until(lambda: "south" in exchange.hub._arrived)
         north = soon(lambda: exchange.link("north").swap(SECOND, big(2), NOTHING))
         received = collected.result(WAIT_S)
         assert {party: bytes(each.tensors["w"].data[:1]) for party, each in received.items()} == {
@@ -621,10 +621,12 @@ def test_what_a_party_sent_before_it_came_back_counts_for_no_step() -> None:
 
 def test_a_party_that_comes_back_between_its_embedding_and_the_reply_is_told_at_the_next_step() -> None:
     with lenient_exchange() as exchange:
+        collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
         south = Stream(exchange, "south")
         south.say(*frames(SECOND, big(3)))
+        wait_until(lambda: "south" in exchange.hub._arrived)  # nobody waits for it before: it is away
         north = soon(lambda: exchange.link("north").swap(SECOND, big(2), NOTHING))
-        received = exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S))
+        received = collected.result(WAIT_S)
         assert [*received] == [*PASSIVES]
         again = Stream(exchange, "south")
         again.say(*frames(FIRST, big(4)))
