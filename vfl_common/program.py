@@ -6,7 +6,10 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -29,6 +32,9 @@ Exit codes:
 """
 
 METRICS = "Serve metrics for Prometheus at HOST:PORT; PORT alone: on 127.0.0.1; port 0: a free one. [default: no port]"
+
+_NUDGE = signal.SIGURG  # which is ignored by default, and nothing else here uses
+_PAUSES_S = (0.05, 0.5, 2.0)  # on a busy machine the wait may begin late
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +61,7 @@ def run_program(command: click.Command, name: str, *, at_once: bool = False) -> 
     at its end: a thread that then uses the interpreter, for example to release a tensor, aborts the process.
     """
     signal.signal(signal.SIGTERM, _stop)
+    _heed_at_once()
     logging.getLogger().addHandler(EarlyLog())  # until a run has a folder for its log
     status = exit_status(lambda: command.main(prog_name=name, standalone_mode=False))
     if at_once:
@@ -94,6 +101,27 @@ def exit_status(call: Callable[[], object]) -> int:
         click.echo(f"error: internal: {type(error).__name__}: {clean(str(error), LINE)}", err=True)
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _heed_at_once() -> None:
+    """Makes signals interrupt the main thread even if it begins to wait just as one comes.
+
+    The interpreter calls a signal's handler between two steps of the main thread. A wait that begins after the last of
+    them is not interrupted, and may be long. So each signal also wakes a thread, which interrupts the wait soon after.
+    """
+    read, write = socket.socketpair()
+    write.setblocking(False)
+    signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+    signal.signal(_NUDGE, lambda _signal, _frame: None)
+    main = threading.main_thread().ident or 0
+
+    def nudge(_kept_open: socket.socket) -> None:
+        while number := read.recv(1):
+            for pause_s in _PAUSES_S if number[0] in (signal.SIGINT, signal.SIGTERM) else ():
+                time.sleep(pause_s)
+                signal.pthread_kill(main, _NUDGE)
+
+    threading.Thread(target=nudge, args=[write], name="signals", daemon=True).start()
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -91,23 +91,21 @@ class Chunk:
 @torch.no_grad()
 def joint_embeddings(
     party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows, lenience: Lenience | None = None
-) -> list[Chunk]:
-    """Returns all parties' embeddings of ``rows``, a chunk a step: the active side."""
+) -> Iterator[Chunk]:
+    """Yields all parties' embeddings of ``rows``, a chunk a step: the active side."""
     if party.features is not None:
         party.models["encoder"].eval()
-    found = []
     for batch, chunk in enumerate(chunks(rows), first_batch):
         step = StepKey(scores.phase, round_, batch)
         own = [party.encode(*party.features.inputs(chunk))] if party.features is not None else []
         received = scores.collect(step, lenience=lenience, rows=len(chunk))
         scores.acknowledge(step, received)
         z = {each.name: received[each.name]["z"] if each.name in received else None for each in party.recipe.passives}
-        found.append(Chunk(own, z))
-    return found
+        yield Chunk(own, z)
 
 
 @torch.no_grad()
-def outputs_of(party: Party, found: Sequence[Chunk], policy: LatePolicy | None = None) -> Tensor:
+def outputs_of(party: Party, found: Iterable[Chunk], policy: LatePolicy | None = None) -> Tensor:
     """Returns the top model's outputs [N, O] for embeddings, in eval mode.
 
     ``policy``: what stands in for absent parties (``cached`` means zeros here); None: that of the first phase that goes
@@ -130,4 +128,4 @@ def joint_outputs(
 ) -> tuple[Tensor, int]:
     """Returns the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number: the active side."""
     found = joint_embeddings(party, scores, round_, first_batch, rows, lenience)
-    return outputs_of(party, found, policy), first_batch + len(found)
+    return outputs_of(party, found, policy), first_batch + len(chunks(rows))

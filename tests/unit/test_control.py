@@ -438,11 +438,17 @@ def lenient(run: Run, members: dict[str, Member], *, on: bool = True, plans: boo
         told(member)
 
 
-def test_the_others_go_on_without_a_lost_party_and_take_it_back() -> None:
+def without_p2() -> tuple[Run, dict[str, Member]]:
+    """A run that goes on although p2 is lost."""
     run = Run()
     members = run.begin()
     lenient(run, members)
     run.coordinator.closed(members["p2"])
+    return run, members
+
+
+def test_the_others_go_on_without_a_lost_party_and_take_it_back() -> None:
+    run, members = without_p2()
     assert run.coordinator.state is RunState.RUNNING
     assert (told(members["p0"]), told(members["p1"])) == ([], [])
     members["p2"] = run.join("p2", "000001.a.1")
@@ -457,10 +463,7 @@ def test_the_others_go_on_without_a_lost_party_and_take_it_back() -> None:
 
 
 def test_a_party_that_is_away_when_it_is_needed_is_waited_for() -> None:
-    run = Run()
-    members = run.begin()
-    lenient(run, members)
-    run.coordinator.closed(members["p2"])
+    run, members = without_p2()
     run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
     assert run.coordinator.state is RunState.WAITING
     ((kind, interrupt), *_) = told(members["p1"])
@@ -489,20 +492,14 @@ def test_whose_loss_interrupts_all_the_same(who: str, when: str) -> None:
 
 
 def test_the_loss_of_the_active_party_interrupts_who_goes_on_without_others() -> None:
-    run = Run()
-    members = run.begin()
-    lenient(run, members)
-    run.coordinator.closed(members["p2"])
+    run, members = without_p2()
     run.coordinator.closed(members["p0"])
     assert run.coordinator.state is RunState.WAITING
     assert kinds(members["p1"])[0] == "interrupt"
 
 
 def test_only_the_active_party_says_whether_others_may_be_away() -> None:
-    run = Run()
-    members = run.begin()
-    lenient(run, members)
-    run.coordinator.closed(members["p2"])
+    run, members = without_p2()
     run.coordinator.handle(members["p1"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
     assert run.coordinator.state is RunState.RUNNING
 
@@ -520,10 +517,7 @@ def test_a_party_that_ends_with_an_error_of_its_own_is_away() -> None:
 
 
 def test_a_party_that_comes_back_and_says_nothing_is_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run()
-    members = run.begin()
-    lenient(run, members)
-    run.coordinator.closed(members["p2"])
+    run, members = without_p2()
     members["p2"] = run.join("p2", "000001.a.1")
     monkeypatch.setattr(members["p2"], "began_s", -1e9)
     run.coordinator.tick()
@@ -532,10 +526,7 @@ def test_a_party_that_comes_back_and_says_nothing_is_away_again(monkeypatch: pyt
 
 
 def test_a_party_that_comes_back_without_its_run_is_refused_and_interrupts_nobody() -> None:
-    run = Run()
-    members = run.begin()
-    lenient(run, members)
-    run.coordinator.closed(members["p2"])
+    run, members = without_p2()
     with pytest.raises(PeerError, match="folder of runs that it had before") as caught:
         run.join("p2")
     assert (caught.value.code, caught.value.party) == (Code.CHECKPOINT_INVALID, "p2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -69,3 +70,32 @@ def test_who_stops_a_program_reads_how_the_run_goes_on(
 
     assert exit_status(run) == 130
     assert capsys.readouterr().err == f"{said}\n"
+
+
+WAITS = """
+import click, queue, signal
+from vfl_common.program import run_program
+
+@click.command()
+def command():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])  # another thread gets it: the wait is not interrupted
+    print("waiting", flush=True)
+    queue.SimpleQueue().get()
+
+run_program(command, "program")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_does_not_interrupt_the_wait_of_the_main_thread_is_heeded(number: signal.Signals) -> None:
+    """As one does not that comes just before the wait begins, which no test can time."""
+    program = [sys.executable, "-c", WAITS.format(name=number.name)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(number)
+            _, told = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, told.strip()) == (130, "stopped")  # after Ctrl-C click begins a new line

@@ -46,8 +46,7 @@ from vfl_common.wire.frames import (
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
 MAX_STREAMS = 3  # for each party: the one in use, and others that are ending or beginning
-# Of a wait in the main thread: a signal that comes just before a wait begins does not interrupt it, but the next one.
-_LONGEST_WAIT_S = 1.0
+_LONGEST_WAIT_S = 3600.0  # between two decisions whether to wait on
 _UNREAD_FRAMES = 16  # of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender
 _STANDSTILL_S = 1.0  # more than one wait may take too long
 _POLL_S = (0.001, 0.02)  # how soon, at first and at last, such a thread looks again
@@ -153,12 +152,6 @@ class ExchangeHub:
             return [party for party in self.roster if party not in self._streams]
 
     @property
-    def away(self) -> list[str]:
-        """The parties that have missed a step and have not come back."""
-        away = self._patience.away
-        return [party for party in self.roster if party in away]
-
-    @property
     def awaited(self) -> list[str]:
         """The parties whose bundle ``collect`` is waiting for now."""
         arrived = list(self._arrived)
@@ -237,10 +230,8 @@ class ExchangeHub:
             answered = self._replies.get(stream.party)
             if answered is not None and answered[0] == step:
                 self._give_again(stream, answered[1])
-            elif (incoming := self._incoming.get(stream.party)) is not None:
-                incoming.stream = stream
-            else:  # it was told over another stream that its step has passed: it opens one more, and is told again
-                stream.close()
+            else:
+                self._incoming[stream.party].stream = stream
 
     def _give_again(self, stream: _Stream, reply: list[Encoded]) -> None:
         """Sends a computed reply again; the caller holds the lock."""
@@ -256,8 +247,7 @@ class ExchangeHub:
     def wait_for_late(self) -> None:
         """Waits until every late party has its reply. Raises the error that ended this generation, if any."""
         with self._lock:
-            while not self._lock.wait_for(lambda: not self._awaited or self._ended is not None, _LONGEST_WAIT_S):
-                pass
+            self._lock.wait_for(lambda: not self._awaited or self._ended is not None)
             if self._ended is not None and self._awaited:
                 raise self._ended
 
@@ -344,7 +334,7 @@ class ExchangeHub:
                 late = [party for party in self.roster if party in self._behind]
                 text = f"{', '.join(late)} took longer than {self._timeout_s:g} s to finish phase {self._step.phase}"
                 raise LostError(Code.STEP_TIMEOUT, text, party=late[0])
-            event = self._event(min(left_s, _LONGEST_WAIT_S))
+            event = self._event(left_s)
             if event is not None and event[0].party in self._behind:
                 self._take(*event)
             elif event is not None:  # of a party that is at the next phase already
@@ -382,7 +372,7 @@ class ExchangeHub:
         self._behind = set(missing)
 
     def _catch_up(self, party: str, incoming: _Incoming) -> None:
-        """Tells a party whose whole bundle came too late which step is under way, and waits for it from now on."""
+        """Tells a party whose whole bundle came too late which step is under way; see ``Patience`` for what follows."""
         if self._step is None:
             return
         told = [encode_passed(self._step)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -83,8 +82,6 @@ _PAUSE_S = 0.5  # before a session that ended is opened again
 _MOST_NAMES = 1_000  # of missing parties
 _PATIENCE_S = 3.0  # without an answer of the server, before a person is told
 _TELL_S = 60.0  # from then on, between two reports
-# Of a wait in the main thread: a signal that comes just before a wait begins does not interrupt it, but the next one.
-_LONGEST_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -199,7 +196,7 @@ class Session:
             patience_s = self.wait_s
             while True:
                 try:
-                    answer = self._hear(patience_s)
+                    answer = self._inbox.get(timeout=patience_s)
                 except queue.Empty:
                     text = f"{self.server} has accepted the connection but said nothing for {patience_s:g} s"
                     raise LostError(Code.PARTY_LOST, text, party=self.server) from None
@@ -314,7 +311,7 @@ class Session:
             report.interfaces.add(**asdict(through))
         self._send(control_pb2.PartyMessage(report=report))
         while True:
-            answer = self._hear()
+            answer = self._inbox.get()
             if isinstance(answer, VflError):
                 raise answer
             if answer.HasField("complete"):
@@ -324,17 +321,6 @@ class Session:
     def lenient(self, on: bool) -> None:
         """Reports to the server whether this party, the active one, goes on without a passive party that is lost."""
         self._send(control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on)))
-
-    def _hear(self, patience_s: float = math.inf) -> control_pb2.ServerMessage | VflError:
-        """Returns the next message, or the error that ended the generation. Raises queue.Empty after ``patience_s``."""
-        give_up_s = time.monotonic() + patience_s
-        while True:
-            left_s = give_up_s - time.monotonic()
-            try:
-                return self._inbox.get(timeout=max(0.0, min(left_s, _LONGEST_WAIT_S)))
-            except queue.Empty:
-                if left_s <= _LONGEST_WAIT_S:
-                    raise
 
     def alone(self) -> None:
         """Reports to the server that this party, the active one, needs nobody any more: others may leave."""

@@ -41,7 +41,7 @@ class ActiveEvaluate(Phase):
         away = [each.name for each in party.recipe.passives] if party.late_policy != "wait" and some else []
         for split in self._settings.splits:
             rows = party.rows(split)
-            found = joint_embeddings(party, self._scores, round_, batch, rows)
+            found = [*joint_embeddings(party, self._scores, round_, batch, rows)]
             batch += len(found)
             if not len(rows):
                 continue
