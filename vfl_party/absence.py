@@ -13,24 +13,24 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.summary import Absence
 from vfl_party.devices import index_on
-from vfl_party.models.combine import Rule, combine
+from vfl_party.models.combine import Rule
 from vfl_party.seeds import Rows
 
 LatePolicy = Literal["wait", "zeros", "cached", "skip"]
 MOST_STRETCHES = 200  # of a phase; further ones are added to their party's last
 
 
-def joined(policy: LatePolicy, rule: Rule, own: Sequence[Tensor], z_BD: Mapping[str, Tensor | None]) -> Tensor:
-    """Combines the embeddings [B, D] of a batch: the active party's own, then the others' in roster order.
+def filled(policy: LatePolicy, rule: Rule, own: Sequence[Tensor], z_BD: Mapping[str, Tensor | None]) -> list[Tensor]:
+    """Returns the embeddings [B, D] to combine for a batch: the active party's own, then the others' in roster order.
 
-    None stands for a party that is absent. ``skip`` combines the others alone; a concatenation has no narrower form, so
-    there, and with the other policies, zeros take its place.
+    None stands for a party that is absent. Under ``skip`` only the others are combined; a concatenation has no narrower
+    form, so there, and with the other policies, zeros take its place.
     """
     there = [*own, *(z for z in z_BD.values() if z is not None)]
     if len(there) == len(own) + len(z_BD) or (policy == "skip" and rule != "concat"):
-        return combine(rule, there)
+        return there
     blank = torch.zeros_like(there[0], requires_grad=False)
-    return combine(rule, [*own, *(blank if z is None else z for z in z_BD.values())])
+    return [*own, *(blank if z is None else z for z in z_BD.values())]
 
 
 class Cache:

@@ -197,9 +197,14 @@ class Answering:
         return {party: received[party] for party in self.hub.collect(step, spec, arrived, deadline_s, lenience)}
 
     def reply(self, step: StepKey, tensors: Mapping[str, Tensors]) -> None:
-        """Answers each party with its own tensors."""
-        kind, chain = self.exchange.down.kind, self.chains.down
-        self.hub.reply(step, {party: to_bundle(kind, chain.apply(each)) for party, each in tensors.items()})
+        """Answers each party with its own tensors; those that are the same objects for several are encoded once."""
+        bundles: dict[tuple[tuple[str, int], ...], Bundle] = {}
+        applied = {party: self.chains.down.apply(each) for party, each in tensors.items()}
+        keys = {party: tuple((name, id(x)) for name, x in each.items()) for party, each in applied.items()}
+        for party, key in keys.items():
+            if key not in bundles:
+                bundles[key] = to_bundle(self.exchange.down.kind, applied[party])
+        self.hub.reply(step, {party: bundles[key] for party, key in keys.items()})
 
     def reply_all(self, step: StepKey, parties: Iterable[str], tensors: Tensors) -> None:
         """Answers all ``parties`` with the same tensors, which go through the chain once."""

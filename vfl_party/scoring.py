@@ -10,10 +10,11 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.link import Lenience, StepPassed
-from vfl_party.absence import Following, LatePolicy, joined
+from vfl_party.absence import Following, LatePolicy, filled
 from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.exchange import Answering, Asking
+from vfl_party.models import combine
 from vfl_party.seeds import Rows
 
 CHUNK_ROWS = 1024
@@ -113,7 +114,7 @@ def outputs_of(party: Party, found: Iterable[Chunk], policy: LatePolicy | None =
     """
     rule, policy = party.recipe.model.combine, policy or party.late_policy
     party.models["top"].eval()
-    outputs = [party.outputs(joined(policy, rule, each.own, each.others)) for each in found]
+    outputs = [party.outputs(combine(rule, filled(policy, rule, each.own, each.others))) for each in found]
     return torch.cat(outputs) if outputs else torch.empty(0, party.recipe.task.outputs, device=party.device)
 
 

@@ -12,9 +12,9 @@ from vfl_common.config.recipe import PhaseSettings
 from vfl_common.errors import InputError, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.stages import Planned, ahead
-from vfl_party.absence import MOST_STRETCHES, Absences, Cache, Following, LatePolicy, joined
+from vfl_party.absence import MOST_STRETCHES, Absences, Cache, Following, LatePolicy, filled
 from vfl_party.methods import parse_settings
-from vfl_party.models.combine import Rule
+from vfl_party.models.combine import Combined, Rule, combine
 
 OWN, NORTH, SOUTH = (torch.full((2, 3), value) for value in (1.0, 2.0, 6.0))
 
@@ -33,29 +33,32 @@ OWN, NORTH, SOUTH = (torch.full((2, 3), value) for value in (1.0, 2.0, 6.0))
     ],
 )
 def test_an_absent_party_s_place(policy: LatePolicy, rule: Rule, want: list[list[float]]) -> None:
-    assert joined(policy, rule, [OWN], {"north": NORTH, "south": None}).tolist() == want
+    assert combine(rule, filled(policy, rule, [OWN], {"north": NORTH, "south": None})).tolist() == want
 
 
 def test_with_all_there_every_policy_combines_all() -> None:
     for policy in ("wait", "zeros", "cached", "skip"):
-        assert joined(policy, "mean", [OWN], {"north": NORTH, "south": SOUTH}).tolist() == [[3.0] * 3] * 2
+        assert (
+            combine("mean", filled(policy, "mean", [OWN], {"north": NORTH, "south": SOUTH})).tolist() == [[3.0] * 3] * 2
+        )
 
 
 def test_no_gradient_goes_to_what_stands_in() -> None:
-    north = NORTH.clone().requires_grad_()
-    joined("zeros", "sum", [], {"north": north, "south": None}).sum().backward()
-    assert north.grad is not None
+    received = {"north": NORTH.clone()}
+    combined = Combined("sum", filled("zeros", "sum", [], {**received, "south": None}), received)
+    combined.value.sum().backward()
+    assert {name: dz.tolist() for name, dz in combined.gradients().items()} == {"north": [[1.0] * 3] * 2}
 
 
 def test_the_cache_gives_the_last_embedding_of_each_row() -> None:
     cache = Cache(["north", "south"], 4, 3, torch.device("cpu"))
 
-    def filled(rows: list[int], north: Tensor | None, south: Tensor | None) -> Tensor | None:
+    def at(rows: list[int], north: Tensor | None, south: Tensor | None) -> Tensor | None:
         return cache.filled({"north": north, "south": south}, np.array(rows))["south"]
 
-    assert filled([0, 1], NORTH, SOUTH) is SOUTH
-    assert filled([2, 1], NORTH, SOUTH + 1) is not None
-    found = filled([1, 3], NORTH, None)
+    assert at([0, 1], NORTH, SOUTH) is SOUTH
+    assert at([2, 1], NORTH, SOUTH + 1) is not None
+    found = at([1, 3], NORTH, None)
     assert found is not None
     assert found.tolist() == [[7.0] * 3, [0.0] * 3]
     other = Cache(["north", "south"], 4, 3, torch.device("cpu"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.harness import cases
-from vfl_common.bundle import BundleSpec, DType, Kind
+from vfl_common.bundle import Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party import codecs, plugins, policies, transforms
@@ -19,7 +21,7 @@ from vfl_party.chains import make_chains
 from vfl_party.checkpoint import pack, unpack
 from vfl_party.context import Party
 from vfl_party.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
-from vfl_party.exchange import Chain
+from vfl_party.exchange import Answering, Chain
 from vfl_party.filter import Filter, Tensors
 from vfl_party.methods import build_phases
 from vfl_party.policies.allow_all import AllowAll
@@ -69,6 +71,29 @@ def test_a_chain_says_what_is_done_in_order() -> None:
     assert str(chains("active").down) == "iso noise (λ = 1) -> allow all -> identity"
     server = chains("active", Exchange("weights", UP, UP, asks="server"), codec="bfloat16")
     assert "bfloat16" not in str(server.up) + str(server.down)  # the server averages what the phase declares
+
+
+class Replies:
+    """A hub that keeps the last reply."""
+
+    def reply(self, _step: StepKey, replies: Mapping[str, Bundle]) -> None:
+        self.last = dict(replies)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_same_tensor_for_two_parties_is_one_bundle_unless_it_changes_on_its_way_out(noisy: bool) -> None:
+    hub, x, other = Replies(), torch.ones(3, 8), torch.zeros(3, 8)
+    swap = SWAP if noisy else Exchange("embedding", UP, Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}))
+    ways = SimpleNamespace(link=None, hub=hub, server=None)
+    answering = Answering(swap, "splitnn", chains("active", swap), ways, torch.device("cpu"), {})
+    answering.reply(StepKey("splitnn", 0, 0), {"p1": {"dz": x}, "p2": {"dz": x}, "p3": {"dz": other}})
+    assert (hub.last["p1"] is hub.last["p2"]) == (not noisy)
+    assert hub.last["p1"] is not hub.last["p3"]
+    sent = {
+        party: torch.frombuffer(bundle.tensors["dz"].data, dtype=torch.float32) for party, bundle in hub.last.items()
+    }
+    assert noisy or (sent["p2"].tolist(), sent["p3"].tolist()) == ([1.0] * 24, [0.0] * 24)
+    assert not noisy or not torch.equal(sent["p1"], sent["p2"])
 
 
 def test_a_transform_may_be_for_one_role_and_leave_tensors_alone() -> None:

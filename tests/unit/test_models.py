@@ -22,6 +22,7 @@ from vfl_common.config.models import (
 )
 from vfl_common.errors import Code, InputError
 from vfl_party.models import (
+    Combined,
     InputSpec,
     build_encoder,
     build_top,
@@ -30,6 +31,7 @@ from vfl_party.models import (
     combined_size,
     seeded,
 )
+from vfl_party.models.combine import Rule
 
 FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
 FITTING = [
@@ -232,6 +234,31 @@ def test_combination_and_its_gradient_by_hand(
     assert b.grad is not None
     assert a.grad.tolist() == grad_a
     assert b.grad.tolist() == grad_b
+
+
+@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
+@pytest.mark.parametrize("own", [True, False])
+def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(rule: Rule, own: bool) -> None:
+    x, y, w = (torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    mine = [w.clone().requires_grad_() * 3] if own else []
+    leaves = {"p1": x.clone().requires_grad_(), "p2": y.clone().requires_grad_()}
+    combine(rule, [*(each.detach() for each in mine), *leaves.values()]).tanh().sum().backward()
+
+    received = {"p1": x.clone(), "p2": y.clone()}
+    combined = Combined(rule, [*mine, *received.values()], received)
+    assert torch.equal(combined.value, combine(rule, [*mine, *received.values()]))
+    combined.value.tanh().sum().backward()
+    found = combined.gradients()
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        assert torch.equal(found[name], leaf.grad)
+    assert (found["p1"] is found["p2"]) == (rule in ("sum", "mean"))
+
+
+@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
+def test_gradients_are_zeros_if_the_loss_does_not_depend_on_the_embeddings(rule: Rule) -> None:
+    received = {"p1": A.clone()}
+    assert torch.equal(Combined(rule, [*received.values()], received).gradients()["p1"], torch.zeros_like(A))
 
 
 def test_concatenation_keeps_the_order_and_splits_the_gradient() -> None:

@@ -3,7 +3,7 @@
 Modules are built on the CPU inside ``seeded(...)``, so that their weights are equal on every device, and moved later.
 """
 
-from vfl_party.models.combine import combine, combined_size
+from vfl_party.models.combine import Combined, combine, combined_size
 from vfl_party.models.encoder import build_encoder, checked_encoder
 from vfl_party.models.init import seeded
 from vfl_party.models.parts import mark_top, top_state
@@ -14,6 +14,7 @@ from vfl_party.models.top import build_top
 from vfl_party.models.towers import TwoTowers
 
 __all__ = [
+    "Combined",
     "InputSpec",
     "TwoTowers",
     "build_encoder",

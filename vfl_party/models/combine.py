@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Literal
 
@@ -24,6 +24,43 @@ def combine(rule: Rule, embeddings: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(embeddings)).max(dim=0).values
     total_BD = reduce(torch.add, embeddings)
     return total_BD if rule == "sum" else total_BD / len(embeddings)
+
+
+class Combined:
+    """The combination of a batch's embeddings in training, and the gradients of those that other parties sent.
+
+    Args:
+        embeddings: all that are combined, [B, D] each.
+        received: those among them that came from another party, without gradient.
+
+    Under ``sum`` and ``mean``, d loss / d embedding is one tensor for all parties: that of the total (of the mean, over
+    n). So autograd need not make one for each.
+    """
+
+    def __init__(self, rule: Rule, embeddings: Sequence[Tensor], received: Mapping[str, Tensor]) -> None:
+        self._received = received
+        self._total_BD: Tensor | None = None
+        if rule in ("sum", "mean"):
+            self._total_BD = reduce(torch.add, embeddings)
+            if self._total_BD.requires_grad:
+                self._total_BD.retain_grad()
+            else:
+                self._total_BD.requires_grad_()
+            self.value = self._total_BD if rule == "sum" else self._total_BD / len(embeddings)
+        else:
+            for z_BD in received.values():
+                z_BD.requires_grad_()
+            self.value = combine(rule, embeddings)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Returns d loss / d embedding of each received one, after ``loss.backward()``; zeros if it has no effect."""
+        return {
+            name: _gradient(z_BD if self._total_BD is None else self._total_BD) for name, z_BD in self._received.items()
+        }
+
+
+def _gradient(of: Tensor) -> Tensor:
+    return torch.zeros_like(of) if of.grad is None else of.grad
 
 
 def combined_size(rule: Rule, n: int, embedding_size: int) -> int:

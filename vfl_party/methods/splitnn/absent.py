@@ -12,7 +12,7 @@ from torch import Tensor
 from vfl_common.bundle import StepKey
 from vfl_common.link import Lenience
 from vfl_common.summary import Absence
-from vfl_party.absence import Absences, Cache, joined
+from vfl_party.absence import Absences, Cache, filled
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.seeds import Rows
@@ -46,8 +46,8 @@ class Absent:
             self.lenience = self._allowed
             self._party.lenient(True)
 
-    def join(self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]) -> Tensor:
-        """Combines the embeddings of a batch [B, D]: the active party's own and those that came."""
+    def fill(self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]) -> list[Tensor]:
+        """Returns the embeddings [B, D] to combine for a batch: the own ones, those that came, and what stands in."""
         found: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
         missing = [name for name, z in found.items() if z is None]
         self._missed.update(missing)
@@ -58,7 +58,7 @@ class Absent:
             log.info("%s is back at %s", name, step, extra={"event": "back", "back": name})
         if self._cache is not None:
             found = self._cache.filled(found, rows)
-        return joined(self._policy, self._rule, own, found)
+        return filled(self._policy, self._rule, own, found)
 
     def words(self, round_: int, steps: int) -> str:
         """Returns a sentence about the round that has ended; '' if nobody, or the same as before, was absent."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
@@ -16,14 +15,9 @@ from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT,
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.metrics import evaluate, loss_fn
-from vfl_party.models import combine
+from vfl_party.models import Combined
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import joint_outputs
-
-
-def gradient(leaf: Tensor) -> Tensor:
-    """Returns d loss / d leaf; zeros if the loss does not depend on it."""
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 class ActiveSplitNN(Phase):
@@ -68,12 +62,13 @@ class ActiveSplitNN(Phase):
             received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
             if absent is not None:
                 absent.all_here()
-            z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
-            together = combine(rule, [*own, *z_BD.values()]) if absent is None else absent.join(step, rows, own, z_BD)
-            loss = self._loss(party.outputs(together), y_B)
+            z_BD = {name: tensors["z"] for name, tensors in received.items()}
+            there = [*own, *z_BD.values()] if absent is None else absent.fill(step, rows, own, z_BD)
+            combined = Combined(rule, there, z_BD)
+            loss = self._loss(party.outputs(combined.value), y_B)
             loss.backward()  # type: ignore[no-untyped-call]
             # The parties proceed while the top model is updated: every gradient is of the weights before the update.
-            self._embedding.reply(step, {name: {"dz": gradient(leaf)} for name, leaf in z_BD.items()})
+            self._embedding.reply(step, {name: {"dz": dz_BD} for name, dz_BD in combined.gradients().items()})
             training.step()
             total += loss.detach()
             if last:
