@@ -87,8 +87,11 @@ class Ledger:
 
     def save(self, path: Path, tcp: Iterable[TcpCount] = ()) -> None:
         """Writes ``{"entries": […], "tcp": […]}`` atomically."""
-        text = {"entries": [asdict(entry) for entry in self.entries()], "tcp": [asdict(count) for count in tcp]}
-        write_atomic(path, json.dumps(text, indent=1) + "\n")
+        # Laid out like json.dumps(…, indent=1), which is not written in C, and slow.
+        entries = ",\n ".join(json.dumps(asdict(entry)) for entry in self.entries())
+        counts = ",\n ".join(json.dumps(asdict(count)) for count in tcp)
+        text = f'"entries": [\n {entries}\n],\n"tcp": [\n {counts}\n]'
+        write_atomic(path, f"{{{text}}}\n")
 
 
 def read_entries(path: Path) -> list[Entry]:

@@ -355,11 +355,11 @@ class Runner:
                 tree["absences"] = {
                     name: [each.model_dump() for each in found] for name, found in outcome.absences.items()
                 }
+                self._save_ledger(folder)  # before the checkpoint's thread competes for the interpreter
                 folder.checkpoints.save_later(outcome.label, tree)
                 if done or report.checkpoint:  # what this party does next tells others that it is on the disk
                     folder.checkpoints.flush()
                 self._vouch(folder, outcome.label)
-                self._save_ledger(folder)
             if done:
                 return
 

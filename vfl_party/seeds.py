@@ -19,7 +19,11 @@ def derive_seed(root: int, *names: object) -> int:
 def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     """Returns a permutation of ``range(n)``, equal on every machine and numpy version (Philox, raw 64-bit keys)."""
     keys = np.random.Philox(key=seed).random_raw(n)
-    return np.argsort(keys, kind="stable").astype(np.int64)
+    order = np.argsort(keys)  # five times as fast as a stable sort, and the same if no two keys are equal
+    found = keys[order]
+    if bool((found[1:] == found[:-1]).any()):
+        order = np.argsort(keys, kind="stable")
+    return order.astype(np.int64)
 
 
 def split_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from vfl_party.align.digest import OPENING, DigestAlignment, rows_digest
 from vfl_party.exchange import to_bundle
 from vfl_party.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
 from vfl_party.policies.allow_all import AllowAll
-from vfl_party.seeds import batches, full_batches, split_rows
+from vfl_party.seeds import batches, full_batches, permutation, split_rows
 from vfl_party.training import TrainingSettings
 
 
@@ -142,3 +143,12 @@ def test_heads_have_the_papers_layers() -> None:
     kinds = [type(layer).__name__ for layer in build_projector(10, (8, 8, 6))]
     assert kinds == ["Linear", "BatchNorm1d", "ReLU"] * 2 + ["Linear", "BatchNorm1d"]
     assert build_predictor(6, 3)(build_projector(10, (8, 8, 6))(torch.randn(4, 10))).shape == (4, 6)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 10_000])
+def test_the_order_is_that_of_a_stable_sort(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = np.random.Philox(key=5).random_raw(n)
+    assert permutation(5, n).tolist() == np.argsort(keys, kind="stable").tolist()
+    ties = keys % 3
+    monkeypatch.setattr(np.random, "Philox", lambda **_key: SimpleNamespace(random_raw=lambda _n: ties))
+    assert permutation(5, n).tolist() == np.argsort(ties, kind="stable").tolist()
