@@ -6,6 +6,7 @@ known step of a known epoch on any machine; p1 goes the direct way, to the addre
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -120,6 +121,24 @@ def test_before_the_first_checkpoint_the_run_begins_again(tmp_path: Path, undist
         federation.finish()
         assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", ""]
         assert_equal(parameters(federation), undisturbed)
+
+
+def test_with_checkpoints_within_an_epoch_the_run_resumes_there(tmp_path: Path, undisturbed: Parameters) -> None:
+    tables = recipe()
+    tables["phases"][0]["checkpoint_steps"] = 2  # an epoch is three rounds: two steps, two steps, one and validation
+    within = "000004.splitnn.4"
+    with held(tmp_path, tables, sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(within)
+        federation.programs["p2"].stop()
+        federation.programs["server"].wait_for("interrupted")
+        proxy.release()
+        federation.start_party("p2")
+        federation.finish()
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", within]
+        assert_equal(parameters(federation), undisturbed)
+        text = (federation.run_folder / "p0" / "metrics.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert [line["round"] for line in lines if "validation" in line["metrics"]] == [3, 6, 9, 12]
 
 
 def test_two_parties_are_killed_one_after_the_other(tmp_path: Path, undisturbed: Parameters) -> None:

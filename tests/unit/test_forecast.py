@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -182,18 +183,38 @@ def test_a_billion_steps_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) ->
     epochs=st.integers(1, 5),
     every=st.integers(1, 3),
     most=st.none() | st.integers(1, 40_000),
+    stride=st.integers(1, 30),
 )
-def test_sizes_are_those_of_the_batches(rows: int, size: int, epochs: int, every: int, most: int | None) -> None:
+def test_sizes_are_those_of_the_batches(
+    rows: int, size: int, epochs: int, every: int, most: int | None, stride: int
+) -> None:
     given_ = recipe({"kind": "evaluate"})
     party = Party("p1", given_, torch.device("cpu"), {}, None, None, None, divide_rows(given_, rows))
-    settings = SplitNNSettings(epochs=epochs, batch_size=size, validate_every=every, max_bytes=most)
+    settings = SplitNNSettings(
+        epochs=epochs, batch_size=size, validate_every=every, max_bytes=most, checkpoint_steps=stride
+    )
     batches = Batches(party, "splitnn", settings)
-    whole = [[len(batch) for epoch in batches.of(round_) for batch in epoch] for round_ in range(batches.rounds)]
+    steps = [batches.of(round_) for round_ in range(batches.rounds)]
+    whole = [[len(batch) for batch, _ in each] for each in steps]
     assert [batches.sizes(round_) for round_ in range(batches.rounds)] == whole
     sent = [2 * 4 * 8 * 2 * count for each in whole for count in each]
     if most is not None:
         assert sum(sent[:-1]) < most
-        assert sum(sent) >= most or len(whole) * every >= epochs
+        assert sum(sent) >= most or sum(last for each in steps for _, last in each) == epochs
+
+    # Shorter rounds are the same steps, and validation comes after the same of them.
+    long = Batches(party, "splitnn", settings.model_copy(update={"checkpoint_steps": 10**6}))
+    flat = [(batch.tolist(), last) for each in steps for batch, last in each]
+    assert flat == [(batch.tolist(), last) for round_ in range(long.rounds) for batch, last in long.of(round_)]
+    assert all(0 < len(each) <= stride for each in steps)
+    ends = list(accumulate(map(len, whole)))
+    assert [end for round_, end in enumerate(ends) if batches.validates(round_)] == list(
+        accumulate(len(long.of(round_)) for round_ in range(long.rounds))
+    )
+    for round_, end in enumerate(ends):
+        begin = end - len(whole[round_])
+        assert batches.epochs_before(round_) == sum(last for _, last in flat[:begin])
+        assert batches.validations(round_) == sum(map(batches.validates, range(round_)))
 
 
 # -- time -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.absent import Absent
-from vfl_party.methods.splitnn.batches import numbered
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
@@ -21,12 +20,12 @@ from vfl_party.scoring import joint_outputs
 
 
 class ActiveSplitNN(Phase):
-    """One round is ``validate_every`` epochs."""
+    """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them."""
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
         self._party, self._settings = party, settings
         self._training = OwnTraining(party, name, settings)
-        self.name, self.rounds = name, self._training.rounds
+        self.name, self.rounds = name, self._training.batches.rounds
         width = party.embedding_size
         self._embedding = party.answering(name, embedding(settings), width=width)
         self._validation = party.answering(name, VALIDATION, width=width)
@@ -49,11 +48,11 @@ class ActiveSplitNN(Phase):
         party, training, rule = self._party, self._training, self._party.recipe.model.combine
         _, targets = party.need_labels()
         training.train_mode()
-        epochs = training.batches(round_)
-        steps = sum(map(len, epochs))
+        batches = training.batches.of(round_)
+        steps = len(batches)
         total = torch.zeros((), device=party.device)
         absent = self._absent
-        for batch, (rows, last) in enumerate(numbered(epochs)):
+        for batch, (rows, last) in enumerate(batches):
             step = StepKey(self.name, round_, batch)
             training.zero_grad()
             y_B = party.take(targets, rows)
@@ -75,9 +74,12 @@ class ActiveSplitNN(Phase):
                 training.end_epoch()
             party.tick(self.name, round_, self.rounds, batch + 1, steps)
         metrics = {"train": {"loss": total.item() / max(1, steps)}}
-        after = self._validate(round_, steps, metrics)
+        validates = training.batches.validates(round_)
+        after = self._validate(round_, steps, metrics) if validates else steps
         if absent is not None:
             return RoundReport(steps, metrics, note=absent.words(round_, steps), absences=absent.found)
+        if not validates:
+            return RoundReport(steps, metrics)
         stop = self._verdict(round_, after, metrics)
         if self._best is None or not (stop or round_ + 1 == self.rounds) or self._best["round"] == round_:
             return RoundReport(steps, metrics, done=stop)
@@ -110,7 +112,8 @@ class ActiveSplitNN(Phase):
         if best is None or (value < best["value"] if rule.lower_is_better else value > best["value"]):
             best = self._best = {"value": value, "round": round_, "metrics": metrics}
             self._training.keep_as_best()
-        stop = bool(round_ - best["round"] >= rule.patience)
+        validations = self._training.batches.validations
+        stop = bool(validations(round_) - validations(best["round"]) >= rule.patience)
         verdict = (BEST if best["round"] == round_ else 0) | (STOP if stop else 0)
         step = StepKey(self.name, round_, batch)
         parties = self._verdicts.collect(step)

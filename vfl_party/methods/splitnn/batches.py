@@ -31,18 +31,55 @@ class Batches:
         self.epochs = settings.epochs_over(rows)
         if settings.max_bytes is not None:
             self.epochs = min(self.epochs, -(-settings.max_bytes // max(1, sum(self._bytes))))
-        self.rounds = -(-self.epochs // settings.validate_every)
+        self._groups = -(-self.epochs // settings.validate_every)
+        self._stride = settings.checkpoint_steps  # steps of a round at most
+        self._parts = self._cut(len(self._group(0)))  # of every group of epochs but the last, which may have fewer
+        self._drawn: tuple[int, list[tuple[Rows, bool]]] = (-1, [])  # a group's steps
+        self.rounds = (self._groups - 1) * self._parts + self._cut(len(self._group(self._groups - 1)))
 
-    def of(self, round_: int) -> list[list[Rows]]:
-        """Returns the epochs of a round, each as its batches."""
-        return [self._epoch(epoch)[: self._count(epoch)] for epoch in self._epochs(round_)]
+    def of(self, round_: int) -> list[tuple[Rows, bool]]:
+        """Returns the batches of a round in order, each with whether it is its epoch's last."""
+        group = round_ // self._parts
+        if self._drawn[0] != group:
+            epochs = [self._epoch(epoch)[: self._count(epoch)] for epoch in self._epochs(group)]
+            steps = [(rows, i + 1 == len(epoch)) for epoch in epochs for i, rows in enumerate(epoch)]
+            self._drawn = (group, steps)
+        return self._drawn[1][self._within(round_)]
 
     def sizes(self, round_: int) -> list[int]:
         """Returns the number of rows of each batch of a round, in order."""
-        return [size for epoch in self._epochs(round_) for size in self._sizes[: self._count(epoch)]]
+        return [size for size, _ in self._group(round_ // self._parts)[self._within(round_)]]
 
-    def _epochs(self, round_: int) -> range:
-        begin = round_ * self._settings.validate_every
+    def validates(self, round_: int) -> bool:
+        """Whether a round ends with validation: it is the last part of its epochs."""
+        return (round_ + 1) % self._parts == 0 or round_ + 1 == self.rounds
+
+    def validations(self, round_: int) -> int:
+        """Returns how often there was validation before a round."""
+        return round_ // self._parts
+
+    def epochs_before(self, round_: int) -> int:
+        """Returns the number of epochs that end before a round."""
+        group = round_ // self._parts
+        before = self._group(group)[: self._within(round_).start]
+        return group * self._settings.validate_every + sum(last for _, last in before)
+
+    def _cut(self, steps: int) -> int:
+        """Returns the number of rounds for so many steps."""
+        return max(1, -(-steps // self._stride))
+
+    def _within(self, round_: int) -> slice:
+        """Returns which steps of its group of epochs a round has."""
+        begin = round_ % self._parts * self._stride
+        return slice(begin, begin + self._stride)
+
+    def _group(self, group: int) -> list[tuple[int, bool]]:
+        """Returns the size of each batch of ``validate_every`` epochs, each with whether it is its epoch's last."""
+        epochs = [self._sizes[: self._count(epoch)] for epoch in self._epochs(group)]
+        return [(size, i + 1 == len(sizes)) for sizes in epochs for i, size in enumerate(sizes)]
+
+    def _epochs(self, group: int) -> range:
+        begin = group * self._settings.validate_every
         return range(begin, min(begin + self._settings.validate_every, self.epochs))
 
     def _count(self, epoch: int) -> int:
@@ -56,8 +93,3 @@ class Batches:
     def _epoch(self, epoch: int) -> list[Rows]:
         rows = self._party.rows("train")
         return batches(self._party.recipe.seed, self._phase, epoch, rows, self._settings.batch_size)
-
-
-def numbered(epochs: list[list[Rows]]) -> list[tuple[Rows, bool]]:
-    """Returns the batches of some epochs in order, each with whether it is its epoch's last."""
-    return [(rows, batch + 1 == len(epoch)) for epoch in epochs for batch, rows in enumerate(epoch)]

@@ -6,7 +6,6 @@ from vfl_common.bundle import StepKey
 from vfl_common.link import StepPassed
 from vfl_party.absence import Following
 from vfl_party.context import Party
-from vfl_party.methods.splitnn.batches import numbered
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
@@ -15,12 +14,12 @@ from vfl_party.scoring import send_embeddings
 
 
 class PassiveSplitNN(Phase):
-    """One round is ``validate_every`` epochs."""
+    """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them."""
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
         self._party, self._settings = party, settings
         self._training = OwnTraining(party, name, settings)
-        self.name, self.rounds = name, self._training.rounds
+        self.name, self.rounds = name, self._training.batches.rounds
         width = party.embedding_size
         self._embedding = party.asking(name, embedding(settings), width=width)
         self._validation = party.asking(name, VALIDATION, width=width)
@@ -35,7 +34,7 @@ class PassiveSplitNN(Phase):
         features = party.need_features()
         training.train_mode()
         training.catch_up(round_)
-        steps, following, done = numbered(training.batches(round_)), self._following, 0
+        steps, following, done = training.batches.of(round_), self._following, 0
         inputs = features.inputs(steps[0][0]) if steps else ()
         for batch, (rows, last) in enumerate(steps):
             step = StepKey(self.name, round_, batch)
@@ -60,6 +59,8 @@ class PassiveSplitNN(Phase):
             if last:
                 training.end_epoch()
             party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
+        if not training.batches.validates(round_):
+            return RoundReport(done)
         after = send_embeddings(party, self._validation, round_, len(steps), party.rows("validation"), following)
         return RoundReport(done, done=self._verdict(round_, after))
 

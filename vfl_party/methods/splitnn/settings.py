@@ -14,9 +14,9 @@ from vfl_party.training import TrainingSettings
 
 
 class EarlyStopping(Section):
-    """Ends the phase when ``metric`` on the validation rows has not improved for ``patience`` rounds.
+    """Ends the phase when ``metric`` on the validation rows has not improved ``patience`` times in succession.
 
-    All parties then restore their weights of the best round.
+    All parties then restore their best weights.
     """
 
     patience: PositiveInt = 5
@@ -30,6 +30,8 @@ class EarlyStopping(Section):
 class SplitNNSettings(TrainingSettings):
     """A step is one batch; a round is ``validate_every`` epochs, then validation and a checkpoint.
 
+    ``checkpoint_steps``: more steps than this are several rounds, and only the last of them ends with validation. So
+    after a death or a stop, no more are repeated though an epoch may take hours.
     ``max_bytes``: ends the phase, even within an epoch, with the step at which embeddings and gradients reach it. Their
     payload counts, over all passive parties (SplitNN-Comm of FedOnce's section 5.2). Validation does not count.
     ``late_policy``: what happens if a passive party's embeddings of a batch do not come within ``deadline_s`` seconds.
@@ -39,6 +41,7 @@ class SplitNNSettings(TrainingSettings):
     """
 
     validate_every: Annotated[int, Field(gt=0, le=1000)] = 1  # epochs; the batches of all of them are planned at once
+    checkpoint_steps: PositiveInt = 2000
     max_bytes: PositiveInt | None = None
     iso: Amplifier = 0.0  # λ of the noise on the gradients that the active party sends
     early_stopping: EarlyStopping | None = None

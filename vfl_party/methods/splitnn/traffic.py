@@ -26,6 +26,8 @@ def _occurrences(party: Party, name: str, batches: Batches, swap: Exchange, stop
         sizes = batches.sizes(round_)
         for batch, rows in enumerate(sizes):
             yield Occurrence.of(swap, StepKey(name, round_, batch), rows=rows, width=party.embedding_size)
+        if not batches.validates(round_):
+            continue
         validation = scoring_traffic(party, name, VALIDATION, round_, len(sizes), party.rows("validation"))
         yield from validation
         if stops:

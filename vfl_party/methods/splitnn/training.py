@@ -22,17 +22,16 @@ class OwnTraining:
         if settings.deadline_s is not None and settings.deadline_s >= timeout_s:
             text = f"recipe: phases: {phase}: deadline_s must be below run.step_timeout_s ({timeout_s:g}), after which"
             raise InputError(Code.CONFIG_INVALID, f"{text} a late party ends the run; lower it, or raise the other")
-        batches, batch_size = Batches(party, phase, settings), settings.batch_size
-        self.batches, self.rounds = batches.of, batches.rounds
+        self.batches, batch_size = Batches(party, phase, settings), settings.batch_size
         self._models = nn.ModuleDict(party.models)
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(batch_size, len(party.rows("train"))) < 2:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
         self._params = list(self._models.parameters())
-        self._settings, self._every = settings.optimizer, settings.validate_every
+        self._settings = settings.optimizer
         self._optimizer = build_optimizer(self._settings, self._params)
-        self._schedule = build_schedule(self._settings, self._optimizer, batches.epochs)
+        self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
         self._best: dict[str, Tensor] | None = None
 
     def train_mode(self) -> None:
@@ -52,7 +51,7 @@ class OwnTraining:
 
     def catch_up(self, round_: int) -> None:
         """Moves the schedule on to the first epoch of a round, if earlier rounds were left out."""
-        while self._schedule.last_epoch < round_ * self._every:
+        while self._schedule.last_epoch < self.batches.epochs_before(round_):
             self._schedule.step()
 
     def keep_as_best(self) -> None:
