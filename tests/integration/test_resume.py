@@ -336,13 +336,15 @@ def test_early_stopping_remembers_the_best_epoch(tmp_path: Path) -> None:
         rounds = int(federation.checkpoint_labels(cases.ACTIVE)[-1].rpartition(".")[2])
         assert 3 <= rounds < 12  # the best is two epochs before, and it is not the last of all
     at = HANDSHAKE_BYTES + (rounds - 1) * epoch_bytes + 4 * WIDTH * BATCH // 2
+    tables["phases"][0]["checkpoint_steps"] = 1  # two rounds an epoch; patience counts validations
+    label = f"{2 * (rounds - 1):06d}.splitnn.{2 * (rounds - 1)}"
     with held(tmp_path / "disturbed", tables, data, sent=at) as (federation, proxy):
-        federation.wait_for_checkpoint(f"{rounds - 1:06d}.splitnn.{rounds - 1}")
+        federation.wait_for_checkpoint(label)
         federation.programs["p1"].kill()
         federation.programs["server"].wait_for("interrupted")
         proxy.release()
         federation.start_party("p1")
         federation.finish()
         started = [event["checkpoint"] for event in server_events(federation, "started")]
-        assert started == ["", f"{rounds - 1:06d}.splitnn.{rounds - 1}"]
+        assert started == ["", label]
         assert_equal(parameters(federation), undisturbed)
