@@ -54,19 +54,17 @@ def resumable(*, fresh: bool) -> Iterator[None]:
         raise Stopped(f"the same command{' without --fresh' if fresh else ''} resumes the run") from None
 
 
-def run_program(command: click.Command, name: str, *, at_once: bool = False) -> None:
+def run_program(command: click.Command, name: str) -> NoReturn:
     """Runs a click command as a program and exits. An error becomes one sentence on standard error and an exit code.
 
-    ``at_once``: exit without taking the interpreter down. A program needs that if threads outside Python may still run
-    at its end: a thread that then uses the interpreter, for example to release a tensor, aborts the process.
+    The process exits without taking the interpreter down, because (1) threads outside Python may still run, and one
+    that then uses the interpreter, for example to release a tensor, aborts the process; (2) a process that is killed
+    after it has noted that its run is finished would begin another when it is started again.
     """
     signal.signal(signal.SIGTERM, _stop)
     _heed_at_once()
     logging.getLogger().addHandler(EarlyLog())  # until a run has a folder for its log
-    status = exit_status(lambda: command.main(prog_name=name, standalone_mode=False))
-    if at_once:
-        _leave(status)
-    sys.exit(status)
+    _leave(exit_status(lambda: command.main(prog_name=name, standalone_mode=False)))
 
 
 def _leave(status: int) -> NoReturn:

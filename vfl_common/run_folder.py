@@ -40,13 +40,20 @@ class RunFolder:
 
     def note(self, **facts: Any) -> None:
         """Adds facts to ``run.json``, which then is on the disk: checkpoints are of no use without it."""
-        text = json.dumps(self.facts() | facts, indent=1) + "\n"
+        text = _json(self.facts() | facts)
         try:
             for left in self.path.glob(".run.json.*"):  # a process was killed while it wrote
                 left.unlink()
         except OSError as error:
             raise unwritable(self.path, error) from None
         write_atomic(self.path / "run.json", text, durable=True)
+
+    def finish(self) -> None:
+        """Notes that the run is finished, and returns at once: a process killed after that would begin another run.
+
+        If a power failure undoes it, the process that is started again finds that nothing is left to do.
+        """
+        write_atomic(self.path / "run.json", _json(self.facts() | {"finished": True}), synced=True)
 
     def facts(self) -> dict[str, Any]:
         """Reads ``run.json``; empty before it is written. Raises InputError if it is damaged."""
@@ -107,6 +114,10 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
         return None
     path = max(found)[1]
     return RunFolder(path, path.parent.name)
+
+
+def _json(facts: dict[str, Any]) -> str:
+    return json.dumps(facts, indent=1) + "\n"
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -68,7 +68,10 @@ class PartyApp:
     ranks: Ranks | None = None
 
     def train(self, *, fresh: bool) -> tuple[Outcome, RunFolder]:
-        """Takes part in a training run to its end; ``fresh``: does not offer to resume an unfinished one."""
+        """Takes part in a training run to its end; ``fresh``: does not offer to resume an unfinished one.
+
+        The caller notes in the folder that the run is finished, as the last thing that the process does.
+        """
         files = self.files
         self._metrics_address()  # refuses a bad address before the data are read
         opened = files.open()
@@ -169,7 +172,6 @@ class PartyApp:
                 session.close()
         if outcome.summary_json:  # only the active party has it; on one machine the server writes the same file
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
-        folder.note(finished=True)  # last: from now on the same command begins a new run
         return outcome, folder
 
     def _joining(self, job: JobName, run_id: str, address: str) -> Joining:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -73,6 +72,7 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
         charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
+    folder.finish()  # last: from now on the same command begins a new run
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -136,6 +136,7 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
         _, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, output)
     result = {"output": str(output)} if files.is_active else {}
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
+    folder.finish()
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -192,8 +193,7 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
 
 
 def main() -> None:
-    # Under torchrun, threads of gloo and NCCL outlive the ranks' last message, above all after a lost rank.
-    run_program(cli, "vfl-party", at_once="TORCHELASTIC_RUN_ID" in os.environ)
+    run_program(cli, "vfl-party")
 
 
 if __name__ == "__main__":  # python -m vfl_party.cli, as torchrun starts modules

@@ -22,21 +22,17 @@ def command():
     atexit.register(print, ", taken down")
     {end}
 
-run_program(command, "program", at_once={at_once})
+run_program(command, "program")
 """
 
 
-@pytest.mark.parametrize(("at_once", "said"), [(False, "said, taken down\n"), (True, "said")])
 @pytest.mark.parametrize(
     ("end", "code", "told"),
     [("return 3", 3, ""), ("raise Stopped('a rank is lost')", 130, "stopped: a rank is lost\n")],
 )
-def test_at_once_leaves_the_interpreter_as_it_is_and_keeps_what_was_said(
-    end: str, code: int, told: str, at_once: bool, said: str
-) -> None:
-    program = PROGRAM.format(end=end, at_once=at_once)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (code, said, told)
+def test_a_program_leaves_the_interpreter_as_it_is_and_keeps_what_was_said(end: str, code: int, told: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "said", told)
 
 
 @pytest.mark.parametrize("error", [PeerError(Code.STEP_OUT_OF_ORDER, EVIL, party="p1"), ValueError(EVIL)])
