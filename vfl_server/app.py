@@ -21,8 +21,8 @@ from vfl_common.logs import Console, log_to
 from vfl_common.program import Stopped, resumable
 from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.health import Health
-from vfl_common.rpc.hub import MAX_STREAMS, ExchangeService
-from vfl_common.rpc.hub import SERVICE as EXCHANGE
+from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
+from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_common.rpc.session import SERVICE as SESSIONS
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished

@@ -22,8 +22,9 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.rpc.channel import dial, listening
-from vfl_common.rpc.hub import ExchangeHub, ExchangeService
+from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc.service import ExchangeService
 from vfl_common.rpc.tcp import TcpMeter
 
 T = TypeVar("T")

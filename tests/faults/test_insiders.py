@@ -31,7 +31,7 @@ from vfl_common.errors import Code, InputError, InterruptedRun, PeerError
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
-from vfl_common.rpc.hub import ExchangeHub, _Stream
+from vfl_common.rpc.hub import ExchangeHub, Stream
 from vfl_common.rpc.session import SERVICE, Done, Joining, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import encode, parse_frame
@@ -81,7 +81,7 @@ def test_unread_frames_of_one_party_are_bounded_over_all_its_streams() -> None:
     bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (40,), memoryview(bytes(40)))})
     frames = [parse_frame(each.data, party="north") for each in encode(StepKey("train", 0, 0), bundle, frame_bytes=1)]
 
-    def fill(stream: _Stream) -> None:
+    def fill(stream: Stream) -> None:
         for frame in frames:
             hub.deliver(stream, frame)
 

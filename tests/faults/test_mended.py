@@ -21,7 +21,7 @@ from vfl_common.errors import AbortedError, Code, InputError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
 from vfl_common.rpc.channel import PROTOCOL, dial, split_address
 from vfl_common.rpc.failures import from_failure
-from vfl_common.rpc.hub import MAX_STREAMS, SERVICE
+from vfl_common.rpc.service import MAX_STREAMS, SERVICE
 from vfl_common.text import clean
 
 

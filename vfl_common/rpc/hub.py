@@ -14,23 +14,15 @@ import math
 import queue
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-
-import grpc
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
-from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.ledger import Ledger
 from vfl_common.link import Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.arrivals import Patience, Proceed, TimedOut, decide
-from vfl_common.rpc.channel import PROTOCOL, Context, Handler, caller, stream_handler
-from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.refusals import Refusals
-from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import (
     Allocate,
     Assembly,
@@ -40,12 +32,9 @@ from vfl_common.wire.frames import (
     encode_passed,
     label,
     malformed,
-    parse_frame,
     step_of,
 )
 
-SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
-MAX_STREAMS = 3  # for each party: the one in use, and others that are ending or beginning
 _LONGEST_WAIT_S = 3600.0  # between two decisions whether to wait on
 _UNREAD_FRAMES = 16  # of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender
 _STANDSTILL_S = 1.0  # more than one wait may take too long
@@ -54,7 +43,7 @@ _POLL_S = (0.001, 0.02)  # how soon, at first and at last, such a thread looks a
 log = logging.getLogger(__name__)
 
 
-class _Stream:
+class Stream:
     """One party's open stream. ``outbox`` carries replies from the main thread to the stream's thread."""
 
     def __init__(self, party: str) -> None:
@@ -72,7 +61,7 @@ class _Stream:
 class _Incoming:
     """One incoming bundle, over one stream or several after one another."""
 
-    def __init__(self, step: StepKey, kind: str, stream: _Stream) -> None:
+    def __init__(self, step: StepKey, kind: str, stream: Stream) -> None:
         self.step, self.kind = step, kind
         self.stream = stream  # the one over which its sender waits for the reply
         self.frames = 0  # delivered
@@ -81,7 +70,7 @@ class _Incoming:
         self.passed = False  # the main thread only: its step was computed without it
 
 
-_Frame = tuple[_Stream, _Incoming | None, Received]
+_Frame = tuple[Stream, _Incoming | None, Received]
 _Event = _Frame | VflError
 
 
@@ -122,7 +111,7 @@ class ExchangeHub:
         self._lenient: set[str] = set()  # the main thread only: phases that went on without parties
         self._lock = threading.Condition(threading.Lock())  # guards the attributes below
         self._ended: VflError | None = None
-        self._streams: dict[str, _Stream] = {}  # the newest of each party; older ones are closed
+        self._streams: dict[str, Stream] = {}  # the newest of each party; older ones are closed
         self._step: StepKey | None = None
         self._incoming: dict[str, _Incoming] = {}  # the newest bundle of each party
         self._arrived: dict[str, Bundle] = {}
@@ -134,9 +123,9 @@ class ExchangeHub:
 
     # -- any thread ---------------------------------------------------------------------------------------------
 
-    def open(self, party: str) -> _Stream:
+    def open(self, party: str) -> Stream:
         """Opens a stream for ``party`` and closes its older one."""
-        stream = _Stream(party)
+        stream = Stream(party)
         with self._lock:
             older, self._streams[party] = self._streams.get(party), stream
             if older is not None:
@@ -160,7 +149,7 @@ class ExchangeHub:
         gone = self._patience.away if self._lenience is not None else ()
         return [party for party in self.roster if party not in arrived and party not in gone]
 
-    def deliver(self, stream: _Stream, frame: Received) -> None:
+    def deliver(self, stream: Stream, frame: Received) -> None:
         """Passes one frame to the main thread; waits while too many are unread.
 
         Frames of a bundle that was already received are dropped; the reply goes to this stream.
@@ -187,7 +176,7 @@ class ExchangeHub:
                 stream.incoming.whole = envelope.last
             self._events.put((stream, stream.incoming, frame))
 
-    def resume(self, stream: _Stream, step: StepKey) -> exchange_pb2.Resume:
+    def resume(self, stream: Stream, step: StepKey) -> exchange_pb2.Resume:
         """Returns how much of a bundle came over this party's broken streams; the rest will come over ``stream``."""
         with self._lock:
             answered, incoming = self._replies.get(stream.party), self._incoming.get(stream.party)
@@ -211,7 +200,7 @@ class ExchangeHub:
         for stream in streams:
             stream.outbox.put(error)
 
-    def _begun(self, stream: _Stream, step: StepKey, kind: str) -> None:
+    def _begun(self, stream: Stream, step: StepKey, kind: str) -> None:
         """Notes the first frame of a bundle: a new bundle, or one that was received whole before."""
         with self._lock:
             answered, incoming = self._replies.get(stream.party), self._incoming.get(stream.party)
@@ -221,7 +210,7 @@ class ExchangeHub:
             if not known and not stream.closed:
                 stream.incoming = self._incoming[stream.party] = _Incoming(step, kind, stream)
 
-    def _repeat(self, stream: _Stream, step: StepKey) -> None:
+    def _repeat(self, stream: Stream, step: StepKey) -> None:
         """Ends a repeated bundle: sends its reply to this stream, now or as soon as it is computed."""
         stream.repeating = None
         with self._lock:
@@ -233,7 +222,7 @@ class ExchangeHub:
             else:
                 self._incoming[stream.party].stream = stream
 
-    def _give_again(self, stream: _Stream, reply: list[Encoded]) -> None:
+    def _give_again(self, stream: Stream, reply: list[Encoded]) -> None:
         """Sends a computed reply again; the caller holds the lock."""
         stream.outbox.put(reply)
         self._awaited.discard(stream.party)
@@ -382,7 +371,7 @@ class ExchangeHub:
         self._patience.came(party, time.monotonic())
         self._behind.discard(party)
 
-    def _take(self, stream: _Stream, incoming: _Incoming | None, frame: Received) -> str | None:
+    def _take(self, stream: Stream, incoming: _Incoming | None, frame: Received) -> str | None:
         """Takes a frame, in the order in which its party sent them; returns the party if it completes its bundle."""
         party = stream.party
         self._taken[party] += 1
@@ -417,179 +406,3 @@ class ExchangeHub:
             text = f"{party} sent {incoming.step} while {self._step} is under way"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
         incoming.assembly = Assembly(frame, self._expect, party=party, allocate=self._allocate)
-
-
-class ExchangeService:
-    """The gRPC side: admits parties of ``roster`` and moves frames between their streams and the current hub."""
-
-    def __init__(
-        self, roster: Sequence[str], keyring: Keyring, ledger: Ledger, meter: TcpMeter, *, attach_timeout_s: float
-    ) -> None:
-        self._roster, self._keyring = frozenset(roster), keyring
-        self._ledger, self._meter = ledger, meter
-        self._attach_timeout_s = attach_timeout_s
-        self._changed = threading.Condition()
-        self._hub: ExchangeHub | None = None
-        self._open = 0  # streams that have attached
-        self._held: Counter[str] = Counter()  # streams of each party, attached or not
-        self._closed = False
-        self.refusals = Refusals()
-
-    def handler(self) -> Handler:
-        return stream_handler(SERVICE, "Swap", self._swap)
-
-    def use(self, hub: ExchangeHub | None) -> None:
-        """Makes ``hub`` the one that streams attach to from now on."""
-        with self._changed:
-            self._hub = hub
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Refuses streams that wait for a hub from now on."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    @property
-    def awaited(self) -> list[str]:
-        """The parties whose part of the current step the hub is waiting for."""
-        hub = self._hub
-        return [] if hub is None else hub.awaited
-
-    def wait_until_idle(self, timeout_s: float) -> None:
-        """Waits until no stream is open, at most ``timeout_s``: the parties close theirs after the last reply."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._open == 0, timeout=timeout_s)
-
-    def _swap(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
-        gone = threading.Event()
-
-        def leave() -> None:
-            gone.set()
-            with self._changed:
-                self._changed.notify_all()
-
-        if not context.add_callback(leave):
-            return  # the stream has ended already
-        hub: ExchangeHub | None = None  # once the stream has attached
-        try:
-            with self._admitted(context) as party:
-                self._meter.name_caller(context.peer(), party)
-                hub, resume = self._attach(requests, party, gone)
-                stream = hub.open(party)
-                if context.add_callback(stream.close):  # otherwise the stream has ended already
-                    yield from self._until_it_ends(hub, stream, requests, resume)
-        except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns only the public text
-            if isinstance(error, PeerError) and hub is None and not error.retryable:
-                self.refusals.note(error.party, error)
-            if not isinstance(error, VflError | grpc.RpcError):  # gRPC raises the latter if the stream breaks
-                self._failed(hub or self._hub, error)
-            yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
-
-    def _failed(self, hub: ExchangeHub | None, error: Exception) -> None:
-        """Logs a defect of ours, and ends the generation: without this stream it would wait for its party in vain."""
-        log.exception("internal error", extra={"event": "failed"})
-        if hub is not None:
-            hub.end(InternalError(f"{type(error).__name__}: {error}"))
-
-    @contextmanager
-    def _admitted(self, context: Context) -> Iterator[str]:
-        """Yields the caller's name, while its stream lasts.
-
-        Raises PeerError if its certificate is revoked, if it has no part in this exchange, or if it holds too many
-        streams already: each takes a thread.
-        """
-        party = caller(context, self._keyring)
-        if party not in self._roster:
-            text = f"{party} has no part in this exchange"
-            raise PeerError(Code.ROLE_MISMATCH, text, party=party)
-        with self._changed:
-            if self._held[party] >= MAX_STREAMS:
-                raise PeerError(Code.NAME_TAKEN, f"{party} holds {MAX_STREAMS} streams already", party=party)
-            self._held[party] += 1
-        try:
-            yield party
-        finally:
-            with self._changed:
-                self._held[party] -= 1
-
-    def _until_it_ends(
-        self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes], resume: StepKey | None
-    ) -> Iterator[bytes]:
-        with self._changed:
-            self._open += 1
-        try:
-            yield from self._serve(hub, stream, requests, resume)
-        except PeerError as error:  # a party of this run that breaks the protocol ends it
-            hub.end(error)
-            raise
-        finally:
-            self._meter.sample()  # the party closes its connection once the stream has ended
-            with self._changed:
-                self._open -= 1
-                self._changed.notify_all()
-
-    def _attach(
-        self, requests: Iterator[bytes], party: str, gone: threading.Event
-    ) -> tuple[ExchangeHub, StepKey | None]:
-        """Returns the hub that the party asks for, and the step that it wants to resume, if any.
-
-        ``gone``: set once the stream has ended, so that a caller that has left keeps no place and no thread.
-        """
-        data = next(requests, b"")
-        frame = parse_frame(data, party=party).envelope
-        if not frame.HasField("attach"):
-            raise malformed(f"{party} opened a stream without attaching", party)
-        attach = frame.attach
-        self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
-        if attach.protocol != PROTOCOL:
-            text = f"{party} speaks protocol {attach.protocol}, this party {PROTOCOL}; install the same version"
-            raise PeerError(Code.PROTOCOL_DIFFERS, text, party=party)
-
-        def settled() -> bool:
-            return (
-                self._closed or gone.is_set() or (self._hub is not None and self._hub.generation >= attach.generation)
-            )
-
-        with self._changed:  # a party may learn of a new generation a little earlier than we do
-            self._changed.wait_for(settled, timeout=self._attach_timeout_s)
-            hub = self._hub
-        if hub is None or (hub.run_id, hub.generation) != (attach.run_id, attach.generation):
-            raise PeerError(Code.STALE_GENERATION, f"{party} attached to another generation", party=party)
-        resume = attach.resume
-        return hub, StepKey(resume.phase, resume.round, resume.batch) if attach.HasField("resume") else None
-
-    def _serve(
-        self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes], resume: StepKey | None
-    ) -> Iterator[bytes]:
-        add, party, whole = self._ledger.add, stream.party, False
-        if resume is not None:
-            found = hub.resume(stream, resume)
-            whole, data = found.whole, exchange_pb2.Frame(resume=found).SerializeToString()
-            add(party, CONTROL, CONTROL, "sent", 0, len(data))
-            yield data
-        while whole or self._bundle(hub, stream, requests):
-            whole = False
-            reply = stream.outbox.get()
-            if reply is None:
-                return
-            if isinstance(reply, VflError):
-                raise reply
-            for encoded in reply:
-                add(party, encoded.phase, encoded.kind, "sent", encoded.payload_bytes, len(encoded.data))
-                yield encoded.data
-
-    def _bundle(self, hub: ExchangeHub, stream: _Stream, requests: Iterator[bytes]) -> bool:
-        """Passes on one bundle, or the rest of one; returns false if the party has closed its side."""
-        party = stream.party
-        phase, kind = (stream.incoming.step.phase, stream.incoming.kind) if stream.incoming is not None else ("", "")
-        for data in requests:
-            frame = parse_frame(data, party=party)
-            envelope = frame.envelope
-            if envelope.HasField("header"):
-                phase, kind = envelope.step.phase, label(envelope)
-            self._ledger.add(party, phase, kind, "received", frame.data.nbytes, len(data))
-            hub.deliver(stream, frame)
-            if envelope.last or not stream.outbox.empty():
-                return True
-        return False

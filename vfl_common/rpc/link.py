@@ -17,7 +17,7 @@ from vfl_common.link import StepPassed
 from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import from_failure
-from vfl_common.rpc.hub import SERVICE
+from vfl_common.rpc.service import SERVICE
 from vfl_common.wire.frames import (
     Allocate,
     Assembly,

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from vfl_common.bundle import BundleSpec, StepKey
 from vfl_common.errors import Code, InputError, InternalError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
-from vfl_common.rpc.hub import ExchangeHub, ExchangeService
+from vfl_common.rpc.hub import ExchangeHub
+from vfl_common.rpc.service import ExchangeService
 from vfl_common.stages import AggregationPlan, rounds_done
 from vfl_server.aggregation.mean import mean
 
