@@ -30,16 +30,16 @@ def unwritable(
     return UnwritableError(code, f"the party cannot write its files ({error.strerror})").privately(text)
 
 
-def write_atomic(path: Path, text: str, *, durable: bool = False, synced: bool = False) -> None:
+def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
     """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) if that fails.
 
-    ``synced``: a power failure cannot leave an empty file, but perhaps the old one; ``durable``: nor the old one.
+    ``durable``: returns when the text is on the disk, so that a power failure cannot leave an empty file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
-            if durable or synced:
+            if durable:
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)

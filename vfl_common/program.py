@@ -36,6 +36,8 @@ METRICS = "Serve metrics for Prometheus at HOST:PORT; PORT alone: on 127.0.0.1; 
 _NUDGE = signal.SIGURG  # which is ignored by default, and nothing else here uses
 _PAUSES_S = (0.05, 0.5, 2.0)  # on a busy machine the wait may begin late
 
+_last: list[Callable[[], None]] = []
+
 log = logging.getLogger(__name__)
 
 
@@ -57,14 +59,22 @@ def resumable(*, fresh: bool) -> Iterator[None]:
 def run_program(command: click.Command, name: str) -> NoReturn:
     """Runs a click command as a program and exits. An error becomes one sentence on standard error and an exit code.
 
-    The process exits without taking the interpreter down, because (1) threads outside Python may still run, and one
-    that then uses the interpreter, for example to release a tensor, aborts the process; (2) a process that is killed
-    after it has noted that its run is finished would begin another when it is started again.
+    The process exits without taking the interpreter down, because threads outside Python may still run, and one that
+    then uses the interpreter, for example to release a tensor, aborts the process.
     """
     signal.signal(signal.SIGTERM, _stop)
     _heed_at_once()
     logging.getLogger().addHandler(EarlyLog())  # until a run has a folder for its log
     _leave(exit_status(lambda: command.main(prog_name=name, standalone_mode=False)))
+
+
+def do_last(act: Callable[[], None]) -> None:
+    """Has ``act`` called immediately before the process exits with code 0, if ``run_program`` runs it.
+
+    For the note that a run is finished: a process that is killed after it would begin another run when it is started
+    again.
+    """
+    _last.append(act)
 
 
 def _leave(status: int) -> NoReturn:
@@ -74,6 +84,9 @@ def _leave(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader may be gone
             stream.flush()
+    for act in _last if status == 0 else ():
+        with contextlib.suppress(OSError):  # without the note, the same command finds that nothing is left to do
+            act()
     os._exit(status)
 
 

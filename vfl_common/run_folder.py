@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,12 +50,18 @@ class RunFolder:
             raise unwritable(self.path, error) from None
         write_atomic(self.path / "run.json", text, durable=True)
 
-    def finish(self) -> None:
-        """Notes that the run is finished, and returns at once: a process killed after that would begin another run.
+    def finishing(self) -> Callable[[], None]:
+        """Prepares the note that the run is finished. Returns what makes it: a single renaming.
 
         If a power failure undoes it, the process that is started again finds that nothing is left to do.
         """
-        write_atomic(self.path / "run.json", _json(self.facts() | {"finished": True}), synced=True)
+        path, new = self.path / "run.json", self.path / f".run.json.{os.getpid()}"
+        write_atomic(new, _json(self.facts() | {"finished": True}), durable=True)
+
+        def note() -> None:
+            new.replace(path)
+
+        return note
 
     def facts(self) -> dict[str, Any]:
         """Reads ``run.json``; empty before it is written. Raises InputError if it is damaged."""

@@ -12,7 +12,7 @@ from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.logs import Console
-from vfl_common.program import EXIT_CODES, METRICS, run_program
+from vfl_common.program import EXIT_CODES, METRICS, do_last, run_program
 from vfl_common.text import to_json
 
 _DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
@@ -72,7 +72,7 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
         charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
-    folder.finish()  # last: from now on the same command begins a new run
+    do_last(folder.finishing())  # last: from now on the same command begins a new run
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -136,7 +136,7 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
         _, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, output)
     result = {"output": str(output)} if files.is_active else {}
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
-    folder.finish()
+    do_last(folder.finishing())
 
 
 @cli.command(epilog=EXIT_CODES)

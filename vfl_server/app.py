@@ -18,7 +18,7 @@ from vfl_common.files import write_atomic
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount, load_entries
 from vfl_common.logs import Console, log_to
-from vfl_common.program import Stopped, resumable
+from vfl_common.program import Stopped, do_last, resumable
 from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.health import Health
 from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
@@ -145,7 +145,7 @@ class ServerApp:
             coordinator.wait_until_empty(_CLOSE_S)
             ledger.save(folder.path / "ledger.json", meter.counts())
         self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))
-        folder.finish()  # last: until then the same command tells the parties again
+        do_last(folder.finishing())  # last: until then the same command tells the parties again
         return summary
 
     def _completed(self, folder: RunFolder) -> Summary | None:

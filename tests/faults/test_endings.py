@@ -50,7 +50,7 @@ def summary_of(federation: Federation) -> str:
 
 def check(federation: Federation, before: dict[Path, int]) -> None:
     for name, program in federation.programs.items():
-        assert program.wait(60.0) == 0, f"{name}: {program.stderr}"
+        assert program.wait(120.0) == 0, f"{name}: {program.stderr}"
     assert written(federation) == before  # of the one run: nobody has trained again
     for name in ("server", *federation.names):
         assert json.loads((federation.run_folder / name / "run.json").read_text())["finished"] is True

@@ -157,7 +157,7 @@ def wrap_all() -> None:
     wrap(CheckpointStore, "_write", before=_half)
     wrap(Path, "rename", before=_renaming, after=_renamed)
     wrap(RunFolder, "note", before=_noted("before"), after=_dropping_result(_noted("after")))
-    wrap(RunFolder, "finish", before=_at("before-finished"))
+    wrap(RunFolder, "finishing", before=_at("before-finished"))
     wrap(Coordinator, "_begin", before=_at("before-start"), after=_at("after-start"))
     wrap(Coordinator, "_lose", before=_at("lost"))
     wrap(Coordinator, "handle", after=_dropping_result(_handled))

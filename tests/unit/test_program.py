@@ -13,13 +13,14 @@ from vfl_common.program import Stopped, exit_status, resumable
 
 EVIL = "p1 sent\x1b[2J\r\nerror: forged"
 PROGRAM = """
-import atexit, click
-from vfl_common.program import Stopped, run_program
+import atexit, click, os
+from vfl_common.program import Stopped, do_last, run_program
 
 @click.command()
 def command():
     print("said", end="")
     atexit.register(print, ", taken down")
+    do_last(lambda: os.write(1, b", noted"))
     {end}
 
 run_program(command, "program")
@@ -28,11 +29,11 @@ run_program(command, "program")
 
 @pytest.mark.parametrize(
     ("end", "code", "told"),
-    [("return 3", 3, ""), ("raise Stopped('a rank is lost')", 130, "stopped: a rank is lost\n")],
+    [("return 0", 0, ""), ("return 3", 3, ""), ("raise Stopped('a rank is lost')", 130, "stopped: a rank is lost\n")],
 )
 def test_a_program_leaves_the_interpreter_as_it_is_and_keeps_what_was_said(end: str, code: int, told: str) -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "said", told)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "said, noted" if code == 0 else "said", told)
 
 
 @pytest.mark.parametrize("error", [PeerError(Code.STEP_OUT_OF_ORDER, EVIL, party="p1"), ValueError(EVIL)])
