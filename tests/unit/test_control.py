@@ -614,6 +614,14 @@ def test_a_stopped_server_does_not_interrupt_who_goes_on_without_it() -> None:
     assert kinds(claim(run, "p1")) == ["end"]
 
 
+def test_a_session_that_has_not_joined_reports_nothing() -> None:
+    run = Run(under_way=1, server_absent_s=60.0)
+    free(run.coordinator.open("p2"), run, END, BEFORE)
+    vouch(run, claim(run, "p0"))
+    run.coordinator.tick()
+    assert (run.coordinator.state, run.coordinator.status().left) == (RunState.RUNNING, ())
+
+
 def test_who_did_not_hear_that_it_may_leave_hears_it_from_the_next_server() -> None:
     report = control_pb2.Report(steps=3, free_from=[END, BEFORE])
     left = {"p2": Left(PartySummary(name="p2", role="passive", pid=1, device="cpu"), report)}

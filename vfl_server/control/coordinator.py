@@ -221,7 +221,7 @@ class Coordinator:
             elif body == "report":
                 self._report(member, message.report)
             elif body == "alone":
-                member.alone = self.state is RunState.RUNNING
+                member.alone = self.state is RunState.RUNNING and member.joined
                 self._let_go()
                 self._maybe_complete()
             elif body == "lenient":
@@ -508,7 +508,7 @@ class Coordinator:
 
     def _planned(self, member: Member, plan: control_pb2.Plan) -> None:
         """Takes a party's plan; once all plans are there, compares them and begins the aggregation."""
-        if self.state is not RunState.RUNNING:
+        if self.state is not RunState.RUNNING or not member.joined:
             return  # the party does not know yet that its generation has ended
         if member.plan is not None:
             text = f"{member.name} said twice in a generation what it is going to do"
@@ -581,7 +581,7 @@ class Coordinator:
         self._emit("interrupted", reason=reason, deadline_s=self._deadline_s)
 
     def _report(self, member: Member, report: control_pb2.Report) -> None:
-        if self.state is not RunState.RUNNING:
+        if self.state is not RunState.RUNNING or not member.joined:
             return  # the party does not know yet that its generation has ended
         if not is_sound(report):
             text = f"{member.name} sent a report that cannot be read"
