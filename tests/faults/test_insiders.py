@@ -279,9 +279,10 @@ def test_a_generation_ends_if_the_server_that_is_back_does_not_take_it_up(
 def test_a_party_that_gives_the_generation_up_looks_for_the_server_as_ever() -> None:
     server = GoneAndBack()
     server.answers.set()
-    with server.train() as (session, _):
+    with server.train() as (session, happens):
         with pytest.raises(LostError, match="server has accepted the connection but said nothing for 2 s"):
             session.join(Joining("passive", "{}", "train", 1, "cpu", checkpoints=("000001.a.1",)))
+        assert happens.empty()  # it has not looked for it to the end of its time
         joins = [each.join for each in iter_now(server.told) if each.HasField("join")]
         assert joins[-1].generation == 0
         assert list(joins[-1].checkpoints) == ["000001.a.1"]

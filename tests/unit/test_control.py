@@ -556,6 +556,15 @@ def test_a_party_whose_connection_was_lost_goes_on_and_interrupts_nobody() -> No
     assert run.coordinator.state is RunState.COMPLETED
 
 
+def test_a_party_that_lost_its_connection_is_not_blamed_for_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, members = planned()
+    run.coordinator.closed(members["p1"])
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 60.0)
+    run.coordinator.tick()
+    assert run.coordinator.state is RunState.RUNNING
+
+
 def test_a_party_that_reconnects_before_its_loss_is_noticed_goes_on() -> None:
     run, members = planned()
     again = run.coordinator.open("p1")
@@ -593,12 +602,15 @@ def test_a_claim_of_a_party_that_is_there_changes_nothing_for_the_others() -> No
     assert told(members["p0"]) == []
 
 
-def test_a_new_generation_counts_nobody_as_missed_in_the_one_before() -> None:
+def test_a_new_generation_counts_nobody_as_missed_in_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     run, members = planned()
     run.coordinator.closed(members["p1"])
+    monkeypatch.setitem(run.coordinator._cut, "p1", -1e9)
     run.coordinator.handle(members["p2"], control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
     for name, member in (("p0", members["p0"]), ("p1", None), ("p2", None)):
         run.join(name, "000001.a.1", member=member)
+    run.coordinator.tick()
+    assert run.coordinator.state is RunState.RUNNING
     assert run.started == [(1, ""), (2, "000001.a.1")]
     assert kinds(claim(run, "p1", member=run.coordinator.open("p1"))) == ["interrupt"]  # its plan is not known yet
     assert run.coordinator.state is RunState.WAITING
