@@ -26,7 +26,7 @@ _OLDER_LOGS = 5  # log.jsonl.1 is the newest of them
 _MOST_EARLY = 100  # lines that wait for the file
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-_WARNINGS = frozenset({"lost", "away", "interrupted"})
+_WARNINGS = frozenset({"lost", "away", "interrupted", "server_away"})
 
 
 class JsonLines(logging.Formatter):
@@ -148,6 +148,10 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "interrupted":
         limit = f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
         return f"interrupted: {facts['reason']}{limit}"
+    if event == "server_away":
+        return f"{facts['server']} is away; training goes on without it for at most {facts['left_s']:.0f} s"
+    if event == "server_back":
+        return f"{facts['server']} is back"
     if event == "resumed":
         return f"resuming from checkpoint {facts['checkpoint']}"
     if event == "refused":

@@ -138,6 +138,8 @@ class PartyApp:
             heartbeat_s=recipe.run.heartbeat_s,
             wait_s=self.wait_s,
             on_waiting=transports.waiting,
+            absent_s=recipe.run.server_absent_s if job == "train" else 0.0,
+            emit=self.console.emit,
         )
         progress = Progress(self.console, session, ledger, files.is_active)
         with transports.listening() as (service, address), self._exposed(session, progress, service):

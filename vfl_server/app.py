@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_common.rpc.session import SERVICE as SESSIONS
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
+from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary, Summary, gather_bytes, load_summary
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job
@@ -34,6 +35,7 @@ from vfl_server.control.reports import absences_of, exchanges_of, interfaces_of,
 from vfl_server.control.service import MAX_SESSIONS, ControlService
 
 _TICK_S = 0.2
+_SAVE_S = 1.0
 _CLOSE_S = 5.0
 _TELL_S = 60.0  # for parties that may not know that the run is complete, to come and hear it
 _STOP_S = 1.0  # allowed to the parties to hear that the server was stopped
@@ -93,18 +95,25 @@ class ServerApp:
         departures = Departures(folder.path / "left.json")
         completed = self._completed(folder)
 
+        def planned(generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]) -> None:
+            if self.job == "train" and recipe.run.server_absent_s and not aggregations:
+                folder.note(goes_on=generation)
+            aggregator.begin(generation, checkpoint, aggregations)
+
+        generation = folder.facts().get("generation", 0)
         coordinator = Coordinator(
             recipe,
             self.job,
             folder.run_id,
-            folder.facts().get("generation", 0),
+            generation,
             on_start=lambda generation, _: note_start(folder, generation, coordinator.wall_s),
-            on_plan=aggregator.begin,
+            on_plan=planned,
             on_end=aggregator.end,
             on_leave=departures.add,
             left=departures.read(),
             completed=completed is not None,
             ran_s=ran_s(folder),
+            under_way=generation > 0 and folder.facts().get("goes_on") == generation,
             emit=self.console.emit,
         )
 
@@ -205,8 +214,13 @@ class ServerApp:
     def _serve(
         self, coordinator: Coordinator, keyring: Keyring, ledger: Ledger, meter: TcpMeter, folder: RunFolder
     ) -> None:
+        saved_s = time.monotonic()
         while not coordinator.finished.wait(_TICK_S):
             coordinator.tick()
+            if time.monotonic() - saved_s > _SAVE_S:  # for a process that takes the generation up after this one
+                saved_s = time.monotonic()
+                with contextlib.suppress(VflError):  # it is only an account
+                    ledger.save(folder.path / "ledger.json", meter.counts())
             keyring.tell_again()
             meter.sample()
         meter.sample()

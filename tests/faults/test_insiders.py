@@ -27,12 +27,12 @@ from tests.integration.test_resume import (
 )
 from tests.integration.test_resume import recipe as resumed
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
-from vfl_common.errors import Code, InputError, InterruptedRun, PeerError
+from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
 from vfl_common.rpc.hub import ExchangeHub, Stream
-from vfl_common.rpc.session import SERVICE, Done, Joining, Session, Start
+from vfl_common.rpc.session import SERVICE, Done, Joining, ProgressUpdate, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import encode, parse_frame
 from vfl_server.control.service import MAX_SESSIONS
@@ -181,3 +181,114 @@ def test_a_server_that_dies_while_a_party_waits_for_others_is_looked_for() -> No
     server = Restarted()
     assert isinstance(server.join(), Start)
     assert server.sessions == 2
+
+
+class GoneAndBack(OddServer):
+    """Starts a generation, dies once it has the plan, and then answers a party that joins again as a test says.
+
+    ``told``: what a party says in its second session, message by message. ``answers``: set once it may be answered.
+    """
+
+    def __init__(self, *answers: control_pb2.ServerMessage) -> None:
+        super().__init__(*(answer.SerializeToString() for answer in answers))
+        self.told: queue.SimpleQueue[control_pb2.PartyMessage] = queue.SimpleQueue()
+        self.answers = threading.Event()
+
+    def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
+        self.sessions += 1
+        if self.sessions == 1:
+            next(requests)
+            start = control_pb2.Start(run_id="run", generation=3)
+            yield control_pb2.ServerMessage(start=start).SerializeToString()
+            while not control_pb2.PartyMessage.FromString(next(requests)).HasField("plan"):
+                pass
+            return
+        self.told.put(control_pb2.PartyMessage.FromString(next(requests)))
+        self.answers.wait(WAIT_S)
+        yield from self._answers
+        for data in requests:
+            self.told.put(control_pb2.PartyMessage.FromString(data))
+
+    @contextlib.contextmanager
+    def train(self, absent_s: float = 30.0) -> Iterator[tuple[Session, queue.SimpleQueue[VflError | str]]]:
+        """A party in a generation that goes on without the server; yields what happens to it, too."""
+        happens: queue.SimpleQueue[VflError | str] = queue.SimpleQueue()
+        with listening("127.0.0.1:0", keyring("server"), [self], 4) as (_, address):
+            session = Session(
+                address,
+                keyring("p1"),
+                "server",
+                Ledger(),
+                TcpMeter(),
+                heartbeat_s=60.0,
+                wait_s=2.0,
+                absent_s=absent_s,
+                emit=lambda event, **_: happens.put(event),
+            )
+            try:
+                session.join(Joining("passive", "{}", "train", 1, "cpu", checkpoints=("000001.a.1",)))
+                session.watch(happens.put)
+                session.plan([])
+                assert happens.get(timeout=WAIT_S) == "server_away"
+                yield session, happens
+            finally:
+                session.close()
+
+
+def goes_on(generation: int) -> control_pb2.ServerMessage:
+    return control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=generation, goes_on=True))
+
+
+def test_a_server_that_comes_back_is_told_again_what_it_must_know() -> None:
+    server = GoneAndBack(goes_on(3))
+    with server.train() as (session, happens):
+        session.progress(ProgressUpdate("a", 1))
+        session.lenient(True)
+        session.progress(ProgressUpdate("a", 2))
+        server.answers.set()
+        assert happens.get(timeout=WAIT_S) == "server_back"
+        session.check()
+        session.lenient(False)
+        join, progress, on, off = (server.told.get(timeout=WAIT_S) for _ in range(4))
+        assert (join.join.run_id, join.join.generation, list(join.join.checkpoints)) == ("run", 3, [])
+        assert progress.progress.round == 2  # the last one
+        assert on.lenient.on
+        assert off.HasField("lenient")
+        assert not off.lenient.on
+
+
+@pytest.mark.parametrize("answers", [(), (goes_on(4),)], ids=["silent", "another generation"])
+def test_a_generation_ends_if_the_server_that_is_back_does_not_take_it_up(
+    answers: tuple[control_pb2.ServerMessage, ...],
+) -> None:
+    server = GoneAndBack(*answers)
+    server.answers.set()
+    with server.train(absent_s=2.0) as (session, happens):
+        ended = happens.get(timeout=WAIT_S)
+        if answers:
+            assert isinstance(ended, PeerError)
+            assert "server goes on with another generation than p1" in str(ended)
+        else:
+            assert isinstance(ended, InterruptedRun)
+            assert str(ended) == "server was away for 2 s"
+        assert server.sessions == 2
+        with pytest.raises(type(ended)):
+            session.check()
+
+
+def test_a_party_that_gives_the_generation_up_looks_for_the_server_as_ever() -> None:
+    server = GoneAndBack()
+    server.answers.set()
+    with server.train() as (session, happens):
+        with pytest.raises(LostError, match="server has accepted the connection but said nothing for 2 s"):
+            session.join(Joining("passive", "{}", "train", 1, "cpu", checkpoints=("000001.a.1",)))
+        assert happens.empty()  # it has not looked for it to the end of its time
+        joins = [each.join for each in iter_now(server.told) if each.HasField("join")]
+        assert joins[-1].generation == 0
+        assert list(joins[-1].checkpoints) == ["000001.a.1"]
+
+
+def iter_now(told: queue.SimpleQueue[control_pb2.PartyMessage]) -> Iterator[control_pb2.PartyMessage]:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield told.get_nowait()

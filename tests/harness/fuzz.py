@@ -45,7 +45,7 @@ from vfl_server.control.run_state import RunState
 from vfl_server.control.service import ControlService, _parse
 
 ROSTER = ("p0", "p1", "p2")
-RECIPE = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}))
+RECIPE = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05, "server_absent_s": 60.0}))
 TEXTS = (
     *("", "p0", "p1", "eve", "run", "../../x", "\x1b[2J\r\n\x00", "\u202e\U0001f600", "x" * 300, "x" * 5_000),
     *("000001.splitnn.1", "-1.a.b", "\u0661.a.\u0661", "{", "[]", "{}", "3", "null", "NaN", "[" * 20_000, "sent"),
@@ -149,6 +149,13 @@ def join_of(name: str) -> control_pb2.PartyMessage:
     return control_pb2.PartyMessage(join=join)
 
 
+def claim_of(name: str) -> control_pb2.PartyMessage:
+    """A party joins a server that was away."""
+    made = join_of(name)
+    made.join.run_id, made.join.generation = "run", 1
+    return made
+
+
 def report() -> control_pb2.Report:
     made = control_pb2.Report(steps=3, wall_s=1.0, metrics_json='{"test": {"loss": 0.5}}', free_from=["", "x"])
     for direction in ("sent", "received"):
@@ -169,6 +176,7 @@ def said() -> list[control_pb2.PartyMessage]:
     return [
         join_of("p0"),
         join_of("p1"),
+        claim_of("p1"),
         control_pb2.PartyMessage(plan=plan),
         control_pb2.PartyMessage(plan=control_pb2.Plan()),
         control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat()),
@@ -186,6 +194,7 @@ def told() -> list[control_pb2.ServerMessage]:
     return [
         control_pb2.ServerMessage(waiting=control_pb2.Waiting(missing=["p1"], deadline_s=5.0)),
         control_pb2.ServerMessage(start=start),
+        control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1, goes_on=True)),
         control_pb2.ServerMessage(interrupt=control_pb2.Interrupt(generation=1, lost=["p1"], reason="p1 was lost")),
         control_pb2.ServerMessage(stop=failure_pb2.Failure(code=failure_pb2.PARTY_LOST, message="gone", party="p1")),
         control_pb2.ServerMessage(complete=control_pb2.Complete(run_id="run", summary_json="{}")),
@@ -285,16 +294,28 @@ def shown(event: str, **facts: Any) -> None:
     _sentence("vfl-server", event, facts)
 
 
-def coordinator() -> Coordinator:
+def coordinator(*, restarted: bool = False) -> Coordinator:
+    """``restarted``: in the generation in which an earlier process has died."""
+
     def ignore(*_: object) -> None: ...
 
-    return Coordinator(RECIPE, "train", "run", 0, on_start=ignore, on_plan=ignore, emit=shown)
+    return Coordinator(
+        RECIPE,
+        "train",
+        "run",
+        int(restarted),
+        on_start=ignore,
+        on_plan=ignore,
+        under_way=restarted,
+        emit=shown,
+    )
 
 
 def joined(run: Coordinator) -> dict[str, Member]:
     members = {name: run.open(name) for name in ROSTER}
+    join = claim_of if run.generation else join_of
     for name, member in members.items():
-        run.handle(member, join_of(name))
+        run.handle(member, join(name))
     return members
 
 
@@ -303,7 +324,7 @@ SERVER = ServerApp(RECIPE, TlsSettings(ca="", certificate="", key=""), "", Path(
 
 def hear_parties(outcomes: Outcomes, chance: Random) -> None:
     """Lets a server hear mutated messages, before a run or in it, and makes the summary if the run completes."""
-    run = coordinator()
+    run = coordinator(restarted=chance.random() < 0.3)
     members = joined(run) if chance.random() < 0.8 else {name: run.open(name) for name in ROSTER}
     for _ in range(chance.choice((0, 1, 6))):
         name = chance.choice(ROSTER)

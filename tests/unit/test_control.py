@@ -28,8 +28,9 @@ from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.rate import Rate, and_more
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
+from vfl_common.summary import PartySummary
 from vfl_server.control import membership
-from vfl_server.control.coordinator import Coordinator, Member
+from vfl_server.control.coordinator import Coordinator, Left, Member
 from vfl_server.control.departures import Departures
 from vfl_server.control.display import metrics
 from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common, silent
@@ -132,6 +133,23 @@ def test_silence_is_measured_from_the_last_word() -> None:
     assert silent(20.0, {}, 10.0) == ()
 
 
+@pytest.mark.parametrize(
+    ("party", "claimed", "under_way", "want"),
+    [
+        ("p1", ("run", 3), ("run", 3), True),
+        ("p0", ("run", 3), ("run", 3), False),  # it is not missed
+        ("p1", ("run", 2), ("run", 3), False),
+        ("p1", ("run", 4), ("run", 3), False),
+        ("p1", ("yesterday", 3), ("run", 3), False),
+        ("p1", ("run", 3), ("run", 0), False),  # all wait
+    ],
+)
+def test_who_is_still_in_the_generation_under_way(
+    party: str, claimed: tuple[str, int], under_way: tuple[str, int], want: bool
+) -> None:
+    assert membership.goes_on(party, claimed, under_way, {"p1", "p2"}) is want
+
+
 # -- run state ------------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +173,10 @@ def test_what_is_done_stays_done() -> None:
 class Run:
     """A coordinator, and parties that say what a test lets them say."""
 
-    def __init__(self, *, ran_s: float = 0.0, **run: Any) -> None:
+    def __init__(
+        self, *, ran_s: float = 0.0, under_way: int = 0, left: dict[str, Left] | None = None, **run: Any
+    ) -> None:
+        """``under_way``: the generation in which an earlier process of the server died."""
         self.recipe = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05} | run))
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.started: list[tuple[int, str]] = []
@@ -164,10 +185,12 @@ class Run:
             self.recipe,
             "train",
             "run",
-            0,
+            under_way,
             on_start=lambda generation, checkpoint: self.started.append((generation, checkpoint)),
             on_plan=lambda generation, checkpoint, agreed: self.planned.append((generation, checkpoint, agreed)),
+            left=left or {},
             ran_s=ran_s,
+            under_way=under_way > 0,
             emit=lambda event, **facts: self.events.append((event, facts)),
         )
 
@@ -427,6 +450,217 @@ def test_a_server_that_was_stopped_ends_the_sessions_and_not_the_run() -> None:
     run.coordinator.closed(members["p2"])
     assert kinds(run.join("p2")) == ["end"]  # in a session of its own
     assert run.started == [(1, "")]
+
+
+# -- a server that was away
+
+
+def planned(**run: Any) -> tuple[Run, dict[str, Member]]:
+    """A generation that goes on without the server."""
+    found = Run(**({"server_absent_s": 60.0} | run))
+    members = found.begin()
+    for member in members.values():
+        found.plan(member)
+    return found, members
+
+
+def claim(run: Run, name: str, generation: int = 1, member: Member | None = None, run_id: str = "run") -> Member:
+    """A party joins again, and says that it went on in ``generation``."""
+    return run.join(name, member=member, generation=generation, run_id=run_id)
+
+
+def test_a_restarted_server_takes_up_the_generation_of_those_who_went_on() -> None:
+    run = Run(under_way=3, server_absent_s=60.0)
+    assert run.coordinator.status().interruptions == 2
+    members = {name: claim(run, name, 3) for name in ("p2", "p0", "p1")}
+    for member in members.values():
+        ((kind, start),) = told(member)
+        assert (kind, start.goes_on, start.run_id, start.generation) == ("start", True, "run", 3)
+        assert (start.checkpoint, start.exchange_address, start.returning) == ("", "", False)
+    run.coordinator.tick()
+    assert (run.coordinator.state, run.started) == (RunState.RUNNING, [])
+    for member in members.values():
+        run.report(member)
+    assert run.coordinator.state is RunState.COMPLETED
+    assert run.coordinator.status().interruptions == 2
+    assert [party.name for party in run.coordinator.parties()] == list(ROSTER)
+
+
+@pytest.mark.parametrize("first", ["p0", "p1"])
+def test_a_party_that_died_with_the_server_takes_the_others_back(first: str) -> None:
+    run = Run(under_way=3, server_absent_s=60.0)
+    members: dict[str, Member] = {}
+    for name in (first, *(name for name in ROSTER if name != first)):
+        members[name] = run.join(name, "000001.a.1") if name == "p1" else claim(run, name, 3)
+    assert run.coordinator.state is RunState.WAITING
+    for name in ("p0", "p2"):
+        assert kinds(members[name])[-1] == "interrupt"
+        run.join(name, "000001.a.1", member=members[name])
+    assert run.started == [(4, "000001.a.1")]
+    assert run.coordinator.status().interruptions == 3
+
+
+def test_who_does_not_come_back_with_the_server_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(under_way=3, server_absent_s=60.0, rejoin_deadline_s=1.0)
+    members = {name: claim(run, name, 3) for name in ("p0", "p1")}
+    monkeypatch.setitem(run.coordinator._cut, "p2", -1e9)
+    run.coordinator.tick()
+    assert run.coordinator.state is RunState.WAITING
+    (_, (kind, interrupt)) = told(members["p0"])
+    assert (kind, interrupt.reason, list(interrupt.lost)) == ("interrupt", "p2 did not come back within 15 s", ["p2"])
+    late = claim(run, "p2", 3)
+    assert kinds(late) == ["interrupt"]  # too late: the others have gone back
+    monkeypatch.setattr(run.coordinator, "_waiting_since_s", -1e9)
+    run.coordinator.tick()
+    assert isinstance(run.coordinator.failure, LostError)
+
+
+@pytest.mark.parametrize(("generation", "run_id"), [(2, "run"), (4, "run"), (2**32 - 1, "run"), (3, "yesterday")])
+def test_a_stale_claim_is_told_so_and_the_server_waits_no_longer_for_it(
+    generation: int, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(under_way=3, server_absent_s=60.0)
+    members = {name: claim(run, name, 3) for name in ("p0", "p2")}
+    stale = claim(run, "p1", generation, run_id=run_id)
+    ((kind, interrupt),) = told(stale)
+    assert (kind, interrupt.reason) == ("interrupt", f"generation {generation} is over")
+    assert run.coordinator.state is RunState.RUNNING
+    monkeypatch.setitem(run.coordinator._cut, "p1", -1e9)
+    run.coordinator.tick()
+    assert kinds(members["p0"]) == ["start", "interrupt"]
+    for name, member in (*members.items(), ("p1", stale)):
+        run.join(name, "000001.a.1", member=member)
+    assert run.started == [(4, "000001.a.1")]
+
+
+def test_a_server_that_knows_of_no_generation_takes_up_none() -> None:
+    run = Run(server_absent_s=60.0)
+    assert kinds(claim(run, "p1")) == ["interrupt"]
+    assert run.coordinator.state is RunState.WAITING
+    assert run.coordinator.status().joined == ()
+
+
+def test_a_party_whose_connection_was_lost_goes_on_and_interrupts_nobody() -> None:
+    run, members = planned()
+    run.report(members["p1"])
+    run.coordinator.closed(members["p1"])
+    assert run.coordinator.state is RunState.RUNNING
+    assert ("lost", {"party": "p1", "how": "was lost"}) in run.events
+    again = claim(run, "p1")
+    assert kinds(again) == ["start"]
+    assert (told(members["p0"]), told(members["p2"])) == ([], [])
+    for name in ("p0", "p2"):
+        run.report(members[name])
+    assert run.coordinator.state is RunState.RUNNING  # what p1 said before is to be said again
+    run.report(again)
+    assert run.coordinator.state is RunState.COMPLETED
+
+
+def test_a_party_that_lost_its_connection_is_not_blamed_for_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, members = planned()
+    run.coordinator.closed(members["p1"])
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 60.0)
+    run.coordinator.tick()
+    assert run.coordinator.state is RunState.RUNNING
+
+
+def test_a_party_that_reconnects_before_its_loss_is_noticed_goes_on() -> None:
+    run, members = planned()
+    again = run.coordinator.open("p1")
+    claim(run, "p1", member=again)
+    assert kinds(members["p1"]) == ["end"]
+    assert kinds(again) == ["start"]
+    assert told(members["p0"]) == []
+
+
+@pytest.mark.parametrize("case", ["it began anew", "it was stopped", "before the plans", "weights are averaged", "off"])
+def test_whose_loss_interrupts_although_the_server_may_be_away(case: str) -> None:
+    run = Run(server_absent_s=0.0 if case == "off" else 60.0)
+    members = run.begin()
+    for name, member in members.items():
+        if case != "before the plans" or name == "p1":
+            run.plan(member, 3 if case == "weights are averaged" else None)
+    if case == "it was stopped":
+        run.coordinator.handle(members["p1"], control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
+    else:
+        run.coordinator.closed(members["p1"])
+    if case == "it began anew":
+        assert run.coordinator.state is RunState.RUNNING
+        run.join("p1", "000001.a.1")
+    else:
+        assert kinds(claim(run, "p1")) == ["interrupt"]
+    assert run.coordinator.state is RunState.WAITING
+    assert kinds(members["p0"])[0] == "interrupt"
+
+
+def test_a_claim_of_a_party_that_is_there_changes_nothing_for_the_others() -> None:
+    run, members = planned()
+    claim(run, "p1", member=members["p1"])
+    assert kinds(members["p1"]) == ["interrupt"]
+    assert run.coordinator.state is RunState.RUNNING
+    assert told(members["p0"]) == []
+
+
+def test_a_new_generation_counts_nobody_as_missed_in_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, members = planned()
+    run.coordinator.closed(members["p1"])
+    monkeypatch.setitem(run.coordinator._cut, "p1", -1e9)
+    run.coordinator.handle(members["p2"], control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
+    for name, member in (("p0", members["p0"]), ("p1", None), ("p2", None)):
+        run.join(name, "000001.a.1", member=member)
+    run.coordinator.tick()
+    assert run.coordinator.state is RunState.RUNNING
+    assert run.started == [(1, ""), (2, "000001.a.1")]
+    assert kinds(claim(run, "p1", member=run.coordinator.open("p1"))) == ["interrupt"]  # its plan is not known yet
+    assert run.coordinator.state is RunState.WAITING
+
+
+def test_a_stopped_server_does_not_interrupt_who_goes_on_without_it() -> None:
+    run, members = planned()
+    run.coordinator.stop()
+    for member in members.values():
+        assert kinds(member) == ["end"]
+        run.coordinator.closed(member)
+    assert not {"lost", "interrupted"} & {event for event, _ in run.events}
+    assert kinds(claim(run, "p1")) == ["end"]
+
+
+def test_a_session_that_has_not_joined_reports_nothing() -> None:
+    run = Run(under_way=1, server_absent_s=60.0)
+    free(run.coordinator.open("p2"), run, END, BEFORE)
+    vouch(run, claim(run, "p0"))
+    run.coordinator.tick()
+    assert (run.coordinator.state, run.coordinator.status().left) == (RunState.RUNNING, ())
+
+
+def test_who_did_not_hear_that_it_may_leave_hears_it_from_the_next_server() -> None:
+    report = control_pb2.Report(steps=3, free_from=[END, BEFORE])
+    left = {"p2": Left(PartySummary(name="p2", role="passive", pid=1, device="cpu"), report)}
+    run = Run(under_way=1, server_absent_s=60.0, left=left)
+    assert kinds(claim(run, "p2")) == ["complete", "end"]
+    for name in ("p0", "p1"):
+        run.report(claim(run, name))
+    assert run.coordinator.state is RunState.COMPLETED
+
+
+def test_a_party_that_is_away_only_for_the_server_comes_back_without_repeating_anything() -> None:
+    run, members = planned()
+    lenient(run, members)
+    run.coordinator.closed(members["p2"])
+    assert ("away", {"party": "p2", "how": "was lost"}) in run.events
+    ((kind, start),) = told(claim(run, "p2"))
+    assert (kind, start.goes_on, start.returning) == ("start", True, False)
+
+
+def test_a_dead_party_returns_only_once_the_active_one_is_there() -> None:
+    run, members = planned()
+    lenient(run, members)
+    run.coordinator.closed(members["p2"])
+    run.coordinator.closed(members["p0"])
+    run.join("p2", "000001.a.1")
+    assert run.coordinator.state is RunState.WAITING
+    assert kinds(members["p1"])[0] == "interrupt"
 
 
 def lenient(run: Run, members: dict[str, Member], *, on: bool = True, plans: bool = True) -> None:

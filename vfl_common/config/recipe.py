@@ -113,6 +113,7 @@ class RunSettings(Section):
     step_timeout_s: Seconds = 600.0  # for one step of a living party; at the server, since the first party's arrival
     heartbeat_s: Seconds = 2.0
     lost_after_s: Seconds = 15.0  # a party that is silent for longer counts as lost
+    server_absent_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # how long training goes on without the server
     checkpoint_every: PositiveInt = 1  # rounds
     kept_checkpoints: Annotated[int, Field(ge=2)] = 2
 

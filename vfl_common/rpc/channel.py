@@ -21,7 +21,7 @@ from vfl_common.identity.revoked import require_unrevoked
 from vfl_common.rpc.limits import most_connections, raise_file_limit
 from vfl_common.wire.frames import FRAME_BYTES
 
-PROTOCOL = 5  # compared at joining and attaching; raise it with any change that an older peer would misread
+PROTOCOL = 6  # compared at joining and attaching; raise it with any change that an older peer would misread
 MAX_MESSAGE_BYTES = 4 * FRAME_BYTES  # a frame is 1 MiB and its envelope; gRPC itself refuses anything larger
 
 _SHARED_OPTIONS: list[tuple[str, int]] = [

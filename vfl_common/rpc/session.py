@@ -37,6 +37,7 @@ SAID: dict[str, dict[str, str]] = {
         "pid": "its process id",
         "device": "cpu or GPU",
         "device_name": "the device's name",
+        "generation": "the generation in which it went on while the server was away",
     },
     "plan": {"aggregations": "names and shapes of the weights that it shares"},
     "heartbeat": {},
@@ -140,10 +141,15 @@ class Session:
     Call ``join`` and ``report`` in the main thread. A second thread reads the server's messages. When one ends the
     current generation, it calls the watcher, which wakes the main thread from whatever it waits for.
 
+    A generation in which the server averages nothing goes on for ``absent_s`` without the server. The thread that lost
+    it looks for it, joins again with the generation, and repeats what the server must know.
+
     Args:
         wait_s: how long to wait for a server that does not answer.
         on_waiting: called with the missing names, the seconds left and, if known, the reason: for missing parties
             when the server reports them, for the server itself when it does not answer.
+        absent_s: how long a generation goes on without the server; 0: not at all.
+        emit: reports events to the person or program in front of this party.
     """
 
     address: str
@@ -154,9 +160,11 @@ class Session:
     heartbeat_s: float
     wait_s: float
     on_waiting: Callable[[list[str], float, str], None] = field(default=lambda _missing, _left, _why: None)
+    absent_s: float = 0.0
+    emit: Callable[..., None] = field(default=lambda _event, **_facts: None)
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._inbox: queue.SimpleQueue[control_pb2.ServerMessage | VflError] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel: grpc.Channel | None = None
@@ -165,6 +173,11 @@ class Session:
         self._started = self._completed = False
         self._watcher: Callable[[VflError], None] | None = None
         self._closed = threading.Event()
+        self._joined = control_pb2.Join()
+        self._again: control_pb2.Join | None = None  # while the generation may go on without the server
+        self._said: dict[str, bytes] = {}  # in this generation, for a server that comes back: {message: the last one}
+        self._away = False  # the server is, and the generation goes on
+        self._looker: threading.Thread | None = None  # the thread that looks for it
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     # -- the main thread ----------------------------------------------------------------------------------------
@@ -176,11 +189,14 @@ class Session:
             InputError, PeerError: the server cannot be reached, or refuses this party.
             LostError: the others did not come in time.
         """
+        self._look_no_more()
+        if self._looker is not None:  # it may be about to connect
+            self._looker.join()
         give_up_s, spoke = time.monotonic() + self.wait_s, False
         while True:
             if self._channel is None:
                 self._connect(give_up_s)
-            message = control_pb2.Join(
+            self._joined = control_pb2.Join(
                 role=joining.role,
                 protocol=PROTOCOL,
                 recipe_json=joining.recipe_json,
@@ -192,7 +208,7 @@ class Session:
                 device=joining.device,
                 device_name=joining.device_name,
             )
-            self._send(control_pb2.PartyMessage(join=message))
+            self._send(control_pb2.PartyMessage(join=self._joined))
             patience_s = self.wait_s
             while True:
                 try:
@@ -260,6 +276,9 @@ class Session:
         """Sends the server this party's plan for this generation, once its rows are aligned."""
         plan = control_pb2.Plan(aggregations=[_described(aggregation) for aggregation in aggregations])
         self._send(control_pb2.PartyMessage(plan=plan))
+        with self._lock:
+            if self.absent_s and not aggregations and self._ended is None:
+                self._again = self._joined
 
     def progress(self, progress: ProgressUpdate) -> None:
         """Sends the server this party's progress and metrics."""
@@ -273,7 +292,7 @@ class Session:
             metrics=progress.metrics,
             note=progress.note,
         )
-        self._send(control_pb2.PartyMessage(progress=message))
+        self._say(control_pb2.PartyMessage(progress=message))
 
     def report(
         self,
@@ -309,7 +328,7 @@ class Session:
             report.tcp.add(**asdict(count))
         for through in self.meter.interfaces():
             report.interfaces.add(**asdict(through))
-        self._send(control_pb2.PartyMessage(report=report))
+        self._say(control_pb2.PartyMessage(report=report))
         while True:
             answer = self._inbox.get()
             if isinstance(answer, VflError):
@@ -320,11 +339,11 @@ class Session:
 
     def lenient(self, on: bool) -> None:
         """Reports to the server whether this party, the active one, goes on without a passive party that is lost."""
-        self._send(control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on)))
+        self._say(control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on)))
 
     def alone(self) -> None:
         """Reports to the server that this party, the active one, needs nobody any more: others may leave."""
-        self._send(control_pb2.PartyMessage(alone=control_pb2.Alone()))
+        self._say(control_pb2.PartyMessage(alone=control_pb2.Alone()))
 
     def stopping(self) -> None:
         """Reports to the server that this party was stopped: the others wait for it, as for one that was lost.
@@ -345,8 +364,10 @@ class Session:
     def close(self) -> None:
         """Half-closes the stream and waits for the server's end of it."""
         self._closed.set()
+        with self._lock:
+            self._lock.notify_all()
         self._outbox.put(None)
-        if self._reader is not None:
+        if self._reader is not None and self._channel is not None:
             self._reader.join(timeout=_CLOSE_S)
         self._disconnect()
 
@@ -374,6 +395,10 @@ class Session:
             if time.monotonic() >= tell_s:
                 tell_s = time.monotonic() + _TELL_S
                 self.on_waiting([self.server], max(0.0, give_up_s - time.monotonic()), str(why))
+        self._open(channel)
+
+    def _open(self, channel: grpc.Channel) -> None:
+        """Opens a stream."""
         self.meter.name_address(self.address, self.server)
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(f"/{SERVICE}/Session")(self._sending(outbox))
@@ -390,6 +415,14 @@ class Session:
 
     def _send(self, message: control_pb2.PartyMessage) -> None:
         self._outbox.put(message.SerializeToString())
+
+    def _say(self, message: control_pb2.PartyMessage) -> None:
+        """Sends what the server must know in this generation; if it is away, once it is back."""
+        body, data = message.WhichOneof("body"), message.SerializeToString()
+        with self._lock:
+            self._said[str(body)] = data
+            if not self._away:
+                self._outbox.put(data)
 
     def _sending(self, outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
         while (data := outbox.get()) is not None:
@@ -421,9 +454,15 @@ class Session:
                     self._end(InterruptedRun(clean(message.interrupt.reason or f"{lost} was lost")))
                     continue
                 if message.HasField("start"):
-                    with self._lock:
-                        self._started, self._ended = True, None
+                    if message.start.goes_on:
+                        self._go_on(message.start)
+                        continue
+                    self._begin(message.start)
+                elif message.HasField("complete"):
+                    self._look_no_more()  # the end of the session is no news
                 self._inbox.put(message)
+        except PeerError as error:
+            ending = error
         except DecodeError:
             ending = PeerError(Code.MALFORMED_MESSAGE, f"{self.server} sent bytes that are not a control message")
         except grpc.RpcError as error:
@@ -435,8 +474,69 @@ class Session:
                     ending = PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
         if self._closed.is_set():
             return
-        self._end(ending, channel)
+        looks = self._lost(ending, channel)
         channel.close()
+        if looks:
+            self._look()
+
+    def _begin(self, start: control_pb2.Start) -> None:
+        """Begins a generation; ``plan`` says whether it may go on without the server."""
+        with self._lock:
+            self._started, self._ended = True, None
+            self._said.clear()
+            self._joined.run_id, self._joined.generation = start.run_id, start.generation
+            del self._joined.checkpoints[:]
+
+    def _go_on(self, start: control_pb2.Start) -> None:
+        """Repeats what the server, which is back, must know. Raises PeerError if it speaks of another generation."""
+        with self._lock:
+            if self._again is None or not self._away:
+                return  # this party has given the generation up meanwhile
+            if (start.run_id, start.generation) != (self._again.run_id, self._again.generation):
+                text = f"{self.server} goes on with another generation than {self.keyring.name}"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
+            self._away = False
+            for data in self._said.values():
+                self._outbox.put(data)
+        self.emit("server_back", server=self.server)
+
+    def _lost(self, error: VflError, channel: grpc.Channel) -> bool:
+        """Handles the end of the connection. Returns whether this thread is to look for the server."""
+        with self._lock:
+            if isinstance(error, InterruptedRun) and self._again is not None and self._channel is channel:
+                self._channel = None
+                looks, self._away = not self._away, True
+                if looks:
+                    self._looker = threading.current_thread()
+                return looks
+        self._end(error, channel)
+        return False
+
+    def _look(self) -> None:
+        """Looks for the server, and joins again, while the party goes on; ends the generation after ``absent_s``."""
+        give_up_s = time.monotonic() + self.absent_s
+        self.emit("server_away", server=self.server, left_s=self.absent_s)
+        while (again := self._again) is not None and self._away and not self._closed.is_set():
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0:
+                channel = self._channel  # it has connected, and said nothing
+                self._end(InterruptedRun(f"{self.server} was away for {self.absent_s:g} s"), channel)
+                if channel is not None:
+                    channel.close()
+                return
+            if self._channel is None:
+                found = connect(self.address, self.keyring.current(), self.server, max(0.5, min(3.0, left_s)))
+                if isinstance(found, grpc.Channel):
+                    self._open(found)
+                    self._send(control_pb2.PartyMessage(join=again))
+            with self._lock:
+                self._lock.wait_for(lambda: not self._away or self._closed.is_set(), timeout=_PAUSE_S)
+
+    def _look_no_more(self) -> None:
+        """Has a loss of the server end the generation, or be no news if it has ended."""
+        with self._lock:
+            self._again, self._away = None, False
+            self._lock.notify_all()
 
     def _end(self, error: VflError, channel: grpc.Channel | None = None) -> None:
         """Ends the generation with ``error``; ``channel``: the one that was lost with it.
@@ -445,8 +545,12 @@ class Session:
         end the generation that it then starts.
         """
         with self._lock:
-            if channel is not None and self._channel is channel:
+            if channel is not None:
+                if self._channel is not channel:
+                    return  # it was closed here
                 self._channel = None
+            self._again, self._away = None, False
+            self._lock.notify_all()
             self._ended, watcher = error, self._watcher
             self._inbox.put(error)
         if watcher is not None:

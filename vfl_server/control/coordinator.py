@@ -102,6 +102,7 @@ class Coordinator:
         left: the parties that left before this process of the server began.
         completed: an earlier process of this server has completed the run; the parties may not know it yet.
         ran_s: seconds since an earlier process of this server first started the run; 0 if none did.
+        under_way: an earlier process of this server died in the last generation, which may have gone on without it.
         emit: reports events to the person or program in front of the server.
     """
 
@@ -119,6 +120,7 @@ class Coordinator:
         left: Mapping[str, Left] = MappingProxyType({}),
         completed: bool = False,
         ran_s: float = 0.0,
+        under_way: bool = False,
         emit: Emit,
     ) -> None:
         self.recipe, self.job, self.run_id, self.generation = recipe, job, run_id, generation
@@ -134,6 +136,8 @@ class Coordinator:
         self._left = dict(left)
         self._away: set[str] = set()  # lost in this generation, which goes on without them
         self._agreed = False  # on the plans of this generation
+        self._goes_on = False  # without this server: nothing is averaged here
+        self._cut: dict[str, float] = {}  # since when these, who may go on, have had no session
         self._interruptions = generation  # an earlier process of this server ended each of its generations
         self._display = Display(emit, self._phases, recipe.active.name)
         self.state = RunState.COMPLETED if completed else RunState.WAITING
@@ -146,6 +150,11 @@ class Coordinator:
         self._summary_json: str | None = None  # once the run is complete
         self._told: set[str] = set()  # parties that have heard of it
         self._stopped = False
+        if under_way and not completed:
+            self.state = move(self.state, RunState.RUNNING)
+            self._interruptions -= 1
+            self._agreed = self._goes_on = True
+            self._cut = {name: self._ticked_s for name in self._roster if name not in self._left}
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -183,13 +192,13 @@ class Coordinator:
             if older.heard_s > opened_s:
                 text = f"a party named {older.name} has already joined and is alive"
                 raise PeerError(Code.NAME_TAKEN, text, party=older.name)
-            self._lose(older, "fell silent and was restarted")
+            self._lose(older, "fell silent and was restarted", may_return=True)
 
     def closed(self, member: Member) -> None:
         """Handles the end of a session's stream."""
         with self._lock:
             if self._members.get(member.name) is member:
-                self._lose(member, "was lost")
+                self._lose(member, "was lost", may_return=True)
                 if self._summary_json is not None and member.joined:
                     self._told.add(member.name)
             member.outbox.put(None)  # also to one that another session has replaced: its thread waits for the end
@@ -212,7 +221,7 @@ class Coordinator:
             elif body == "report":
                 self._report(member, message.report)
             elif body == "alone":
-                member.alone = self.state is RunState.RUNNING
+                member.alone = self.state is RunState.RUNNING and member.joined
                 self._let_go()
                 self._maybe_complete()
             elif body == "lenient":
@@ -234,6 +243,10 @@ class Coordinator:
             heard = {name: member.heard_s for name, member in self._members.items()}
             for name in membership.silent(now_s, heard, self.recipe.run.lost_after_s):
                 self._lose(self._members[name], f"has been silent for {self.recipe.run.lost_after_s:g} s")
+            cut = membership.silent(now_s, self._cut, self.recipe.run.lost_after_s)
+            if cut and self.state is RunState.RUNNING:
+                reason = f"{', '.join(cut)} did not come back within {self.recipe.run.lost_after_s:g} s"
+                self._interrupt(reason, lost=list(cut))
             if self.state is RunState.WAITING:
                 self._decide(announce=now_s - self._announced_s >= _ANNOUNCE_S)
             elif self.state is RunState.RUNNING:
@@ -255,15 +268,23 @@ class Coordinator:
         for member in self._members.values():
             member.began_s += still_s
         self._waiting_since_s += still_s
+        self._cut = {name: since_s + still_s for name, since_s in self._cut.items()}
         for member in self._members.values():
             member.heard_s = min(member.heard_s + still_s, now_s)
         log.warning("this process stood still for %.0f s", still_s, extra={"event": "standstill"})
 
     def stop(self) -> None:
-        """Ends all sessions because this server was stopped: the parties wait for it, as for one that was lost."""
+        """Ends all sessions because this server was stopped: the parties wait for it, as for one that was lost.
+
+        A generation that goes on without this server is not interrupted.
+        """
         with self._lock:
             self._stopped = True
-            if self.state is RunState.RUNNING:
+            if self.state is RunState.RUNNING and self._goes_on:
+                self.state = move(self.state, RunState.WAITING)
+                for member in self._members.values():
+                    member.joined = False  # the end of its session is no loss
+            elif self.state is RunState.RUNNING:
                 self._interrupt(f"{self.recipe.server} was stopped", lost=[])
             for member in self._members.values():
                 member.outbox.put(None)
@@ -349,18 +370,51 @@ class Coordinator:
             if self._summary_json is not None:  # otherwise ``complete`` tells it
                 self._complete(member)
             return
+        if join.generation:
+            self._claims(member, join)
+            return
         if member.name in self._left and not self._needed(member.name):
             text = (
                 f"{member.name} has finished its part of run {self.run_id}, which continues without it; nothing to do"
             )
             raise PeerError(Code.NAME_TAKEN, text, party=member.name)
-        back = self.state is RunState.RUNNING and member.name in self._away
+        back = self.state is RunState.RUNNING and member.name in self._away and self.recipe.active.name in self._members
         if back and join.run_id != self.run_id:
             raise self._lacking(member.name, "the step that is under way")
         if self.state is RunState.RUNNING and not back:  # the party left the generation before we noticed
             self._interrupt(f"{member.name} joins again", lost=[])
-        member.join, member.joined, member.report = join, True, None
         self._left.pop(member.name, None)
+        self._enter(member, join)
+        if back:
+            self._away.discard(member.name)
+            self._start(member, returning=True)
+            self._emit("back", party=member.name)
+        else:
+            self._decide(announce=True)
+
+    def _claims(self, member: Member, join: control_pb2.Join) -> None:
+        """Takes back a party that went on without this server, or tells it that its generation is over."""
+        now = (self.run_id, self.generation if self.state is RunState.RUNNING else 0)
+        if membership.goes_on(member.name, (join.run_id, join.generation), now, {*self._cut, *self._away}):
+            self._cut.pop(member.name, None)
+            self._away.discard(member.name)
+            self._enter(member, join)
+            member.plan = ()  # it goes on because it swaps nothing with this server
+            start = control_pb2.Start(run_id=self.run_id, generation=self.generation, goes_on=True)
+            member.outbox.put(control_pb2.ServerMessage(start=start))
+            self._emit("back", party=member.name)
+        elif join.run_id == self.run_id and member.name in self._left and not self._needed(member.name):
+            # It did not hear that it may leave.
+            member.outbox.put(control_pb2.ServerMessage(complete=control_pb2.Complete()))
+            member.outbox.put(None)
+        else:
+            reason = f"generation {join.generation} is over"
+            interrupt = control_pb2.Interrupt(generation=join.generation, reason=reason)
+            member.outbox.put(control_pb2.ServerMessage(interrupt=interrupt))
+
+    def _enter(self, member: Member, join: control_pb2.Join) -> None:
+        """Takes a party as one that has joined."""
+        member.join, member.joined, member.report = join, True, None
         self._identities[member.name] = PartySummary(
             name=member.name,
             role="active" if join.role == "active" else "passive",
@@ -369,12 +423,6 @@ class Coordinator:
             device_name=join.device_name,
         )
         self._emit("joined", party=member.name, role=join.role, device=join.device)
-        if back:
-            self._away.discard(member.name)
-            self._start(member, returning=True)
-            self._emit("back", party=member.name)
-        else:
-            self._decide(announce=True)
 
     def _in_order(self) -> list[tuple[str, Member]]:
         return [(name, self._members[name]) for name in self._roster if name in self._members]
@@ -433,7 +481,7 @@ class Coordinator:
 
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
-        self._checkpoint, self._agreed = decision.checkpoint, False
+        self._checkpoint, self._agreed, self._goes_on = decision.checkpoint, False, False
         self._display.begin()
         self._on_start(self.generation, decision.checkpoint)
         self.state = move(self.state, RunState.RUNNING)
@@ -460,7 +508,7 @@ class Coordinator:
 
     def _planned(self, member: Member, plan: control_pb2.Plan) -> None:
         """Takes a party's plan; once all plans are there, compares them and begins the aggregation."""
-        if self.state is not RunState.RUNNING:
+        if self.state is not RunState.RUNNING or not member.joined:
             return  # the party does not know yet that its generation has ended
         if member.plan is not None:
             text = f"{member.name} said twice in a generation what it is going to do"
@@ -474,7 +522,9 @@ class Coordinator:
             return
         self._agreed = True
         try:
-            self._on_plan(self.generation, self._checkpoint, declarations.agreed(plans, self._phases))
+            agreed = declarations.agreed(plans, self._phases)
+            self._on_plan(self.generation, self._checkpoint, agreed)
+            self._goes_on = self.job == "train" and self.recipe.run.server_absent_s > 0.0 and not agreed
         except VflError as error:
             self._fail(error)
 
@@ -497,13 +547,18 @@ class Coordinator:
             self._interrupt(f"{', '.join(away)} {'are' if len(away) > 1 else 'is'} away, and needed now", lost=away)
             self._decide(announce=True)
 
-    def _lose(self, member: Member, how: str) -> None:
+    def _lose(self, member: Member, how: str, *, may_return: bool = False) -> None:
+        """Handles the loss of a party; ``may_return``: only its connection may be lost."""
         del self._members[member.name]
         member.outbox.put(None)
         self._lock.notify_all()
         if self.state is RunState.RUNNING and member.joined and self._can_do_without(member):
             self._away.add(member.name)
             self._emit("away", party=member.name, how=how)
+            return
+        if self.state is RunState.RUNNING and member.joined and self._goes_on and may_return:
+            self._cut[member.name] = time.monotonic()
+            self._emit("lost", party=member.name, how=how)
             return
         if self.state is RunState.RUNNING and member.joined:  # others only asked: one that has left, say
             self._interrupt(f"{member.name} {how}", lost=[member.name])
@@ -515,6 +570,7 @@ class Coordinator:
         self.state = move(self.state, RunState.WAITING)
         self._interruptions += 1
         self._away.clear()
+        self._cut.clear()
         self._on_end(InterruptedRun(reason))
         self._waiting_since_s = time.monotonic()
         self._deadline_s = self.recipe.run.rejoin_deadline_s
@@ -525,7 +581,7 @@ class Coordinator:
         self._emit("interrupted", reason=reason, deadline_s=self._deadline_s)
 
     def _report(self, member: Member, report: control_pb2.Report) -> None:
-        if self.state is not RunState.RUNNING:
+        if self.state is not RunState.RUNNING or not member.joined:
             return  # the party does not know yet that its generation has ended
         if not is_sound(report):
             text = f"{member.name} sent a report that cannot be read"

@@ -74,6 +74,17 @@ def decide(
     return GiveUp(missing, f"{', '.join(missing)} did not come within {deadline_s:g} s")
 
 
+def goes_on(party: str, claimed: tuple[str, int], under_way: tuple[str, int], missed: Collection[str]) -> bool:
+    """Returns whether a party that joins again is still in the generation that is under way.
+
+    Args:
+        claimed: the run and the generation in which the party says that it is.
+        under_way: the run and its generation; 0: it is in none.
+        missed: the parties that are in the generation and have lost their sessions.
+    """
+    return claimed == under_way and party in missed
+
+
 def newest_common(offered: Collection[Sequence[str]]) -> str | None:
     """Returns the newest label that every party offers, None if there is none. Labels sort by position in the run."""
     common = set.intersection(*(set(labels) for labels in offered)) if offered else {""}

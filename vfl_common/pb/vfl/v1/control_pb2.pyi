@@ -45,7 +45,7 @@ class ServerMessage(_message.Message):
     def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., interrupt: _Optional[_Union[Interrupt, _Mapping]] = ..., stop: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device", "device_name")
+    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device", "device_name", "generation")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RECIPE_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class Join(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     role: str
     protocol: int
     recipe_json: str
@@ -66,7 +67,8 @@ class Join(_message.Message):
     pid: int
     device: str
     device_name: str
-    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Aggregation(_message.Message):
     __slots__ = ("phase", "rounds", "tensors")
@@ -204,20 +206,22 @@ class Waiting(_message.Message):
     def __init__(self, missing: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address", "left", "returning")
+    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address", "left", "returning", "goes_on")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     RETURNING_FIELD_NUMBER: _ClassVar[int]
+    GOES_ON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     checkpoint: str
     exchange_address: str
     left: _containers.RepeatedScalarFieldContainer[str]
     returning: bool
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ..., returning: _Optional[bool] = ...) -> None: ...
+    goes_on: bool
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ..., returning: _Optional[bool] = ..., goes_on: _Optional[bool] = ...) -> None: ...
 
 class Interrupt(_message.Message):
     __slots__ = ("generation", "lost", "reason")
