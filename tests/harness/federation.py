@@ -35,6 +35,7 @@ from vfl_party.checkpoint import CheckpointStore
 START_S = 60.0
 RUN_S = 120.0
 BIN = Path(sys.executable).parent
+PRELOADED = Path(__file__).parent / "preloaded"
 
 
 def program_environment() -> dict[str, str]:
@@ -45,7 +46,9 @@ def program_environment() -> dict[str, str]:
 @functools.cache
 def launcher(path: str = "") -> Launcher:
     """Makes the one launcher for all tests of a session; ``path``: another for programs with this PYTHONPATH."""
-    shared = Launcher(1, program_environment() | ({"PYTHONPATH": path} if path else {}))
+    given = program_environment()
+    modules = filter(None, [str(PRELOADED), path or given.get("PYTHONPATH", "")])
+    shared = Launcher(1, given | {"PYTHONPATH": os.pathsep.join(modules)})
     atexit.register(shared.close)
     return shared
 
