@@ -36,6 +36,8 @@ START_S = 60.0
 RUN_S = 120.0
 BIN = Path(sys.executable).parent
 PRELOADED = Path(__file__).parent / "preloaded"
+FORKED = (*PROGRAMS, "ip", "torchrun")  # see ``preloaded``
+FRESH = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the launcher
 
 
 def program_environment() -> dict[str, str]:
@@ -66,7 +68,7 @@ class Program:
         self.process: subprocess.Popen[bytes] | Forked
         self._alive: int | None = None
         ours, stdout = os.pipe()
-        if fresh or Path(args[0]).name not in PROGRAMS:
+        if fresh or Path(args[0]).name not in FORKED:
             self.process = subprocess.Popen(
                 args, cwd=cwd, stdout=stdout, stderr=self._stderr, env=environment or program_environment()
             )
@@ -177,7 +179,7 @@ class Federation:
     programs: dict[str, Program] = field(default_factory=dict)
     address: str = ""
     server_options: tuple[str, ...] = ()
-    fresh: bool = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the launcher
+    fresh: bool = FRESH
 
     @property
     def names(self) -> list[str]:
