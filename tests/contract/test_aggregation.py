@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, GrpcExchange, soon
 from tests.harness.hostile import aggregation
 from tests.harness.proxy import Proxy
+from tests.harness.waiting import wait_until
 from vfl_common.bundle import Bundle, Kind, StepKey
 from vfl_common.errors import AbortedError, Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL, Direction
@@ -142,14 +143,6 @@ def test_a_generation_that_is_interrupted_between_collecting_and_replying_begins
 def assert_is_waiting(run: Run, party: str) -> None:
     """The hub has the whole bundle of ``party``."""
     wait_until(lambda: run.aggregator._hub is not None and party in run.aggregator._hub._arrived)
-
-
-def wait_until(true: object) -> None:
-    assert callable(true)
-    give_up_s = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.005)
 
 
 def test_the_clock_of_a_step_starts_with_the_first_party() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from tests.harness.averaging import drift
 from tests.harness.federation import Federation, Program
 from tests.harness.hostile import AggregatingMember, aggregation
 from tests.harness.plugins import environment, metadata
+from tests.harness.waiting import wait_until
 from vfl.certs.authority import issue
 from vfl_common.errors import AbortedError, Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL
@@ -253,13 +253,6 @@ def assert_reference(federation: Federation, phases: dict[str, int], widths: dic
                 assert torch.equal(got[f"{phase}.{key}"], tensor), f"{name}: {phase}.{key}"
 
 
-def until_there(path: Path, timeout_s: float = 60.0) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not path.exists():
-        assert time.monotonic() < give_up_s, path
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_a_run_of_two_aggregating_phases_with_training_between(tmp_path: Path, plugin: dict[str, str]) -> None:
     """Every weight is what one process computes, and every byte is in the summary, the same at both ends."""
@@ -315,7 +308,7 @@ def test_a_death_between_collecting_and_replying_changes_nothing(
         federation.start_server()
         for name in federation.names:
             start(federation, name, plugin)
-        until_there(federation.folder / "sent-p1-first-1")  # the server waits for p0 alone
+        wait_until((federation.folder / "sent-p1-first-1").exists)  # the server waits for p0 alone
         federation.programs[victim].kill()
         if victim == "server":
             federation.start_server(listen=federation.address)

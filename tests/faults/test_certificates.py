@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from tests.harness.cases import digits, recipe
 from tests.harness.federation import Federation
 from tests.harness.scrape import key, scrape
+from tests.harness.waiting import wait_until
 from tests.integration.test_bad_input import refused
 from tests.integration.test_resume import (
     AFTER_FIRST,
@@ -40,13 +40,6 @@ NOBODY = "nobody.txt"  # an empty list of revoked certificates, for those who ha
 def log(federation: Federation, name: str, event: str) -> list[dict[str, Any]]:
     text = (federation.run_folder / name / "log.jsonl").read_text()
     return [line for line in map(json.loads, text.splitlines()) if line.get("event") == event]
-
-
-def wait_for_log(federation: Federation, name: str) -> None:
-    give_up_s = time.monotonic() + WAIT_S
-    while not (federation.run_folder / name / "log.jsonl").exists():
-        assert time.monotonic() < give_up_s, f"{name} has no log within {WAIT_S} s"
-        time.sleep(0.01)
 
 
 def of_p1(federation: Federation) -> Credentials:
@@ -199,7 +192,7 @@ def test_a_revoked_party_is_refused_by_the_active_party(federation: Federation) 
         p1.signal(signal.SIGSTOP)  # it calls once p0 has a log
         federation.start_party("p0")
         server.wait_for("started", WAIT_S)
-        wait_for_log(federation, "p0")
+        wait_until((federation.run_folder / "p0" / "log.jsonl").exists)
         p1.signal(signal.SIGCONT)
         refused(p1, "p0 refused: the certificate of p1 (serial number", "is revoked")
         assert (federation.programs["server"].wait(60), federation.programs["p0"].wait(60)) == (2, 4)

@@ -35,6 +35,9 @@ from vfl_party.checkpoint import CheckpointStore
 START_S = 60.0
 RUN_S = 120.0
 BIN = Path(sys.executable).parent
+PRELOADED = Path(__file__).parent / "preloaded"
+FORKED = (*PROGRAMS, "ip", "torchrun")  # see ``preloaded``
+FRESH = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the launcher
 
 
 def program_environment() -> dict[str, str]:
@@ -45,7 +48,9 @@ def program_environment() -> dict[str, str]:
 @functools.cache
 def launcher(path: str = "") -> Launcher:
     """Makes the one launcher for all tests of a session; ``path``: another for programs with this PYTHONPATH."""
-    shared = Launcher(1, program_environment() | ({"PYTHONPATH": path} if path else {}))
+    given = program_environment()
+    modules = filter(None, [str(PRELOADED), path or given.get("PYTHONPATH", "")])
+    shared = Launcher(1, given | {"PYTHONPATH": os.pathsep.join(modules)})
     atexit.register(shared.close)
     return shared
 
@@ -63,7 +68,7 @@ class Program:
         self.process: subprocess.Popen[bytes] | Forked
         self._alive: int | None = None
         ours, stdout = os.pipe()
-        if fresh or Path(args[0]).name not in PROGRAMS:
+        if fresh or Path(args[0]).name not in FORKED:
             self.process = subprocess.Popen(
                 args, cwd=cwd, stdout=stdout, stderr=self._stderr, env=environment or program_environment()
             )
@@ -174,7 +179,7 @@ class Federation:
     programs: dict[str, Program] = field(default_factory=dict)
     address: str = ""
     server_options: tuple[str, ...] = ()
-    fresh: bool = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the launcher
+    fresh: bool = FRESH
 
     @property
     def names(self) -> list[str]:

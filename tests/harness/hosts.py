@@ -4,7 +4,8 @@
         hosts.run("fed", "vfl certs ca")
         program = hosts.start("fed", "vfl-server serve recipe.toml")
 
-Each has its own home, in which its commands run; only ``scp`` moves something from one to another.
+Each has its own home, in which its commands run; only ``scp`` moves something from one to another. The programs of a
+federation are forked as in ``federation``, and enter their host then (see ``preloaded``); others are started afresh.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from tests.harness.federation import BIN, Program
+from tests.harness.federation import BIN, FRESH, Program
+from vfl.launcher.child import PROGRAMS
 
 COMMAND_S = 180.0
 
@@ -94,32 +96,25 @@ class Hosts:
                 self._ip("netns", "del", space)
             shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
 
-    def run(self, host: str, line: str) -> str:
-        """Runs one command to its end; returns its standard output. Fails if the command fails."""
-        words = self._words(host, line)
-        if words[0] == "scp":
-            self._copy(host, *words[1:])
-            return ""
-        done = subprocess.run(
-            self._command(host, words),
-            cwd=self.home(host),
-            env=self._environment(host),
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{host}$ {line}\n{done.stdout}{done.stderr}"
-        return done.stdout
+    def run(self, host: str, line: str) -> None:
+        """Runs one command to its end. Fails if the command fails."""
+        if line.startswith("scp "):
+            self._copy(host, *shlex.split(line)[1:])
+            return
+        program = self.start(host, line)
+        code = program.wait(COMMAND_S)
+        assert code == 0, f"{host}$ {line}\n{program.seen()}{program.stderr}"
 
     def start(self, host: str, line: str) -> Program:
         """Starts a command that keeps running."""
-        name = f"{host}-{len(self.programs)}"
+        words = self._words(host, line)
+        fresh = FRESH or words[0] not in PROGRAMS
         program = Program(
-            name,
-            self._command(host, self._words(host, line)),
+            f"{host}-{len(self.programs)}",
+            ["ip", "netns", "exec", self.space(host), *words],
             self.home(host),
-            environment=self._environment(host),
+            fresh=fresh,
+            environment=self._environment(host) if fresh else None,
         )
         self.programs.append((host, program))
         return program
@@ -144,9 +139,6 @@ class Hosts:
             found = sorted(self.home(host).glob(word)) if "*" in word else []
             words += [str(path.relative_to(self.home(host))) for path in found] or [word]
         return words
-
-    def _command(self, host: str, words: list[str]) -> list[str]:
-        return ["ip", "netns", "exec", self.space(host), *words]
 
     def _environment(self, host: str) -> dict[str, str]:
         home = str(self.home(host).parent)

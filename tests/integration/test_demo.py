@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.harness.here import vfl_here
+from tests.harness.waiting import wait_until
 
 REPO = Path(__file__).parents[2]
 VFL = [sys.executable, "-m", "vfl.cli"]
@@ -234,7 +235,4 @@ def test_nothing_is_left_when_the_launcher_is_stopped(tmp_path: Path, number: si
         assert len(processes_of(folder)) == 4
         launcher.send_signal(number)
         assert launcher.wait(30) == code
-    give_up_s = time.monotonic() + 30
-    while left := processes_of(folder):
-        assert time.monotonic() < give_up_s, left
-        time.sleep(0.1)
+    wait_until(lambda: processes_of(folder), lambda left: not left)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.harness import cases
 from tests.harness.federation import launcher as shared
 from tests.harness.federation import toml
+from tests.harness.waiting import wait_until
 from vfl.certs.authority import create_authority, issue
 from vfl.launcher.forks import Forked, Launcher, launching
 
@@ -39,10 +39,7 @@ class Started:
             self.held = -1
 
     def until_it_says(self, word: str) -> None:
-        give_up_s = time.monotonic() + WAIT_S
-        while word not in self.said.read_text():
-            assert time.monotonic() < give_up_s, self.errors.read_text()
-            time.sleep(0.02)
+        wait_until(lambda: self.said.read_text() + self.errors.read_text(), lambda _: word in self.said.read_text())
 
     def pid(self) -> int:
         """By the file that its standard error goes to."""
@@ -130,10 +127,7 @@ def test_children_die_with_a_killed_launcher(tmp_path: Path, server: list[str], 
     pid = started.pid()
     own._process.kill()
     assert started.child.wait(WAIT_S) == -signal.SIGKILL
-    give_up_s = time.monotonic() + WAIT_S
-    while runs(pid):  # the kernel kills it after it has closed the launcher's files, by which we know
-        assert time.monotonic() < give_up_s
-        time.sleep(0.02)
+    wait_until(lambda: not runs(pid))  # the kernel kills it after it has closed the launcher's files, by which we know
     assert Started(own, tmp_path, *server).child.wait(WAIT_S) == -signal.SIGKILL  # and nothing waits for ever
     started.release()
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.proxy import Proxy
 from tests.harness.scrape import Samples, key, scrape
+from tests.harness.waiting import wait_until
 from vfl_common.ledger import Entry
 
 WIDTH, BATCH, ROWS = 64, 32, 200
@@ -19,15 +18,6 @@ EPOCH_STEPS = 5  # 160 training rows
 STEP_BYTES = 4 * WIDTH * BATCH
 HELD_AT = 4096 + EPOCH_STEPS * STEP_BYTES + 4 * WIDTH * 20 + int(2.5 * STEP_BYTES)  # in epoch 2, within the third step
 WAIT_S = 30.0
-
-
-def until(read: Callable[[], Samples], holds: Callable[[Samples], bool]) -> Samples:
-    """What is read once it holds; the programs' threads need a moment."""
-    give_up_s = time.monotonic() + WAIT_S
-    while not holds(found := read()):
-        assert time.monotonic() < give_up_s, found
-        time.sleep(0.05)
-    return found
 
 
 Counts = dict[tuple[str, str, str, str], tuple[float, ...]]
@@ -87,7 +77,7 @@ def test_party_and_server_tell_what_they_count(tmp_path: Path) -> None:
         proxy.wait_until_held()
 
         # Within a step: p1's part is on its way, everybody waits.
-        seen = until(
+        seen = wait_until(
             lambda: scrape(at_active),
             lambda found: (
                 found[key("vfl_awaited", peer="p1")] == 1
@@ -124,10 +114,7 @@ def test_party_and_server_tell_what_they_count(tmp_path: Path) -> None:
             seen_from_here = {("server", phase, kind, turned[way]): n for (_, phase, kind, way), n in theirs.items()}
             return with_peer("server", counted(scrape(at_active))), seen_from_here
 
-        give_up_s = time.monotonic() + WAIT_S
-        while (both := sessions())[0] != both[1]:
-            assert time.monotonic() < give_up_s, both
-            time.sleep(0.05)
+        both = wait_until(sessions, lambda both: both[0] == both[1])
         assert both[0]
         now = scrape(at_server)
         assert now[key("vfl_run_state", state="waiting")] == 1

@@ -43,13 +43,17 @@ def torchrun(federation: Federation, name: str) -> Program:
 
 
 @contextmanager
-def started(folder: Path, **hold: int) -> Iterator[tuple[Federation, Proxy]]:
-    """Server and parties; p1 reaches p0 through a proxy, which may hold the bytes."""
+def started(folder: Path, *, installed: bool = False, **hold: int) -> Iterator[tuple[Federation, Proxy]]:
+    """Server and parties; p1 reaches p0 through a proxy, which may hold the bytes.
+
+    ``installed``: p1 is the installed torchrun and commands, no forks.
+    """
     with Proxy() as proxy, Federation(folder, TRAINED, DATA, {"p1": {"active": proxy.address}}) as federation:
         if hold:
             proxy.hold_at(**hold)
         federation.start_server()
         proxy.target = torchrun(federation, "p0").wait_for("ready")["address"]
+        federation.fresh |= installed
         torchrun(federation, "p1")
         yield federation, proxy
 
@@ -82,11 +86,11 @@ def test_they_get_the_parameters_of_one_process(
 def test_a_rank_is_killed_and_the_party_started_again(
     undisturbed: tuple[Parameters, dict[str, Any]], tmp_path: Path
 ) -> None:
-    with started(tmp_path, sent=IN_SECOND_EPOCH) as (federation, proxy):
+    with started(tmp_path, installed=True, sent=IN_SECOND_EPOCH) as (federation, proxy):
         proxy.wait_until_held(RUN_S)
         federation.wait_for_checkpoint("000001.splitnn.1")
         party = federation.programs["p1"]
-        assert isinstance(party.process, subprocess.Popen)  # torchrun is no program of ours, which could be forked
+        assert isinstance(party.process, subprocess.Popen)
         ranks = psutil.Process(party.process.pid).children(recursive=True)
         (last,) = [each for each in ranks if each.environ().get("RANK") == "1"]
         last.kill()

@@ -19,7 +19,6 @@ from tests.harness.here import vfl_here
 from vfl_party.checkpoint import CheckpointStore
 
 VFL = [sys.executable, "-m", "vfl.cli"]
-RUN_S = 180.0
 DATA = {"source": "sklearn:digits", "label": "target", "limit": 200}
 
 
@@ -69,10 +68,9 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert len((folder / "results.csv").read_text().splitlines()) == 3
     before = {run: (folder / run / "summary.json").read_bytes() for run in done}
 
-    with started(path, "--json") as second:
-        out, errors = second.communicate(timeout=RUN_S)
-    assert second.returncode == 0, errors
-    told = events(out.splitlines())
+    second = vfl_here("study", path, "--out", "runs", "--json", cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    told = events(second.stdout.splitlines())
     assert (told[0]["runs"], told[0]["left"]) == (10, 7)
     assert next(event["run"] for event in told if event["event"] == "done") == "tiny.pre.s1.n40"
     assert [event["event"] for event in told].count("result") == 8

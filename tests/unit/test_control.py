@@ -7,7 +7,6 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.contract.exchanges import credentials, keyring
 from tests.harness import cases
+from tests.harness.waiting import wait_until
 from vfl_common.bundle import DType
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import CATALOGUE, Code, InputError, InternalError, LostError, PeerError, VflError
@@ -250,13 +250,6 @@ def told(member: Member) -> list[tuple[str, Any]]:
 
 def kinds(member: Member) -> list[str]:
     return [kind for kind, _ in told(member)]
-
-
-def until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    give_up_s = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.005)
 
 
 def test_the_run_starts_when_all_have_joined() -> None:
@@ -798,7 +791,7 @@ def test_a_silent_party_is_lost() -> None:
         run.coordinator.tick()
         return run.coordinator.state is RunState.WAITING
 
-    until(tick)
+    wait_until(tick)
     assert told(members["p0"])[-1][1].reason == "p1 has been silent for 0.1 s"
     assert kinds(members["p1"]) == ["end"]
 
@@ -819,7 +812,7 @@ def test_the_run_gives_up_on_who_stays_away_and_says_who(begun: bool) -> None:
         run.coordinator.tick()
         return run.coordinator.finished.is_set()
 
-    until(tick)
+    wait_until(tick)
     assert run.coordinator.state is RunState.FAILED
     failure = run.coordinator.failure
     assert isinstance(failure, LostError)
@@ -1204,7 +1197,7 @@ def test_progress_that_came_too_soon_is_shown_a_little_later() -> None:
         run.coordinator.tick()
         return bool(run.events[-1][1]["round"] == 199)
 
-    until(last_is_shown)
+    wait_until(last_is_shown)
     run.coordinator.tick()
     shown = [facts["round"] for event, facts in run.events if event == "progress"]
     assert shown == sorted(set(shown))  # none twice
@@ -1375,7 +1368,7 @@ def test_a_party_that_never_says_what_it_plans_ends_the_run() -> None:
         run.coordinator.tick()
         return run.coordinator.finished.is_set()
 
-    until(tick)
+    wait_until(tick)
     failure = run.coordinator.failure
     assert isinstance(failure, LostError)
     assert (failure.code, failure.party) == (Code.STEP_TIMEOUT, "p1")

@@ -24,17 +24,6 @@ from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import load_credentials
 
 
-@pytest.fixture
-def ca(tmp_path: Path) -> Path:
-    create_authority(tmp_path / "ca", "f")
-    return tmp_path / "ca"
-
-
-@pytest.fixture
-def tls(ca: Path) -> TlsSettings:
-    return issue(ca, "bank")
-
-
 def refusal(tls: TlsSettings, code: Code = Code.CERTIFICATE_INVALID, name: str = "bank") -> str:
     with pytest.raises(InputError) as caught:
         load_credentials(tls, name=name)

@@ -28,17 +28,6 @@ from vfl_server.app import ServerApp
 YEAR = timedelta(days=365)
 
 
-@pytest.fixture
-def ca(tmp_path: Path) -> Path:
-    create_authority(tmp_path / "ca", "f")
-    return tmp_path / "ca"
-
-
-@pytest.fixture
-def tls(ca: Path) -> TlsSettings:
-    return issue(ca, "bank")
-
-
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 

@@ -1,0 +1,86 @@
+"""Prepares a launcher of the tests, on whose path this folder is: Python imports a module of this name when it starts.
+
+It imports what most parties load after they are forked. It can run a program on a host of ``tests.harness.hosts``, and
+``torchrun``, whose processes are forks then, too.
+"""
+
+# ruff: noqa: F401 - for the children
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import sklearn.datasets
+
+import vfl_party.app
+from vfl.launcher.child import PROGRAMS
+
+_CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
+_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
+
+
+def _on_host() -> None:
+    """Does in a fork what ``ip netns exec SPACE PROGRAM …`` does: enters the host, with its own ``/etc/hosts``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name: str, *args: object) -> None:
+        if getattr(libc, name)(*args) != 0:
+            raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+    space, sys.argv = sys.argv[3], sys.argv[4:]
+    with Path("/run/netns", space).open() as found:
+        call("setns", found.fileno(), _CLONE_NEWNET)
+    call("unshare", _CLONE_NEWNS)
+    call("mount", b"none", b"/", None, _MS_REC | _MS_SLAVE, None)
+    call("mount", str(Path("/etc/netns", space, "hosts")).encode(), b"/etc/hosts", None, _MS_BIND, None)
+    os.environ["HOME"] = str(Path.cwd().parent)
+    PROGRAMS[sys.argv[0]]()
+
+
+class _Rank(subprocess.Popen[bytes]):
+    """A process of torchrun's that is forked instead of started."""
+
+    def __init__(self, args: tuple[str, ...], env: dict[str, str], **_: Any) -> None:
+        self._words, self._variables = args, env
+        super().__init__(args, env=env)
+
+    def _execute_child(self, *_: Any, **__: Any) -> None:
+        self.pid = os.fork()
+        self._child_created = True
+        if self.pid == 0:
+            self._become()
+
+    def _become(self) -> None:
+        code = 1
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)  # torchrun's own are not a rank's
+            os.setsid()
+            os.environ.update(self._variables)
+            sys.argv = list(self._words)
+            PROGRAMS[Path(sys.argv[0]).name]()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        finally:
+            threading._shutdown()  # type: ignore[attr-defined]
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _torchrun() -> None:
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from torch.distributed.run import main
+
+    subprocess_handler.Popen = _Rank  # type: ignore[assignment, attr-defined]
+    main(sys.argv[1:])
+
+
+PROGRAMS.update({"ip": _on_host, "torchrun": _torchrun})
