@@ -15,13 +15,10 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from vfl_common.files import unwritable
+from vfl_common.files import MOST_BYTES, OLDER, unwritable
 from vfl_common.text import LINE, clean, to_json
 
 log = logging.getLogger(__name__)
-
-_LOG_BYTES = 50_000_000  # of one file; peers and strangers cause lines, so the log must have an end
-_OLDER_LOGS = 5  # log.jsonl.1 is the newest of them
 
 _MOST_EARLY = 100  # lines that wait for the file
 
@@ -85,11 +82,11 @@ def utc(seconds: float) -> str:
 def log_to(path: Path, **always: str) -> logging.Handler:
     """Appends this program's log to ``path``; ``always`` is part of each line. Returns the handler.
 
-    A full file gets ``.1`` at the end of its name, older ones the next number; the oldest is removed. Raises
-    InputError if the file cannot be opened.
+    Peers and strangers cause lines, so the log must have an end: a full file gets ``.1`` at the end of its name, as in
+    ``files.append``. Raises InputError if the file cannot be opened.
     """
     try:
-        handler = _LogFile(path, maxBytes=_LOG_BYTES, backupCount=_OLDER_LOGS, encoding="utf-8")
+        handler = _LogFile(path, maxBytes=MOST_BYTES, backupCount=OLDER, encoding="utf-8")
     except OSError as error:
         raise unwritable(path, error) from None
     handler.setFormatter(JsonLines(**always))

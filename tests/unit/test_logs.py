@@ -126,7 +126,7 @@ def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A log whose files hold 1,000 bytes: about eight lines."""
-    monkeypatch.setattr(logs, "_LOG_BYTES", 1_000)
+    monkeypatch.setattr(logs, "MOST_BYTES", 1_000)
     root, level = logging.getLogger(), logging.getLogger().level
     yield tmp_path / "log.jsonl"
     root.setLevel(level)
