@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.files import MOST_BYTES, OLDER, unwritable
-from vfl_common.text import LINE, clean, to_json
+from vfl_common.text import LINE, clean, listed, to_json
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return f"metrics at http://{facts['address']}/metrics"
     if event == "waiting":
         why = f": {facts['why']}" if facts.get("why") else ""
-        return f"waiting for {', '.join(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
+        return f"waiting for {listed(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
     if event == "interrupted":
         limit = f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
         return f"interrupted: {facts['reason']}{limit}"
