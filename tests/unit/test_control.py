@@ -404,7 +404,7 @@ def test_those_who_wait_are_told_each_minute_how_long_it_still_is(monkeypatch: p
 
 
 def test_many_who_join_at_once_are_not_told_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each hears at once that it waits; all hear the rest a second later. 200 parties would else get 20,000 messages."""
+    """Each hears at once that it waits, and all hear the rest a second later; else there were 20,000 messages."""
     run = Run(parties=200, join_deadline_s=300.0, lost_after_s=1000.0)
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)

@@ -418,7 +418,7 @@ class Coordinator:
             self._announce(decision, joined)
 
     def _announce(self, decision: membership.Wait, joined: Member | None) -> None:
-        """Tells those who wait for whom. While many join at once, each hears it when it has joined, the others later."""
+        """Tells those who wait for whom. While many join at once, each hears it on joining, and the others later."""
         now_s = time.monotonic()
         self._unannounced = self._announces.passes("", now_s) is None
         told = [joined] if self._unannounced else [each for each in self._members.values() if each.joined]
