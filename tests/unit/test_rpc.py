@@ -296,7 +296,7 @@ def test_a_host_that_is_not_known_has_no_name() -> None:
 
 
 def test_an_ipv4_address_looks_the_same_on_an_ipv6_socket() -> None:
-    assert tcp._plain(("::ffff:10.0.0.7", 80, 0, 0)) == tcp._plain(("10.0.0.7", 80))
+    assert tcp.plain(("::ffff:10.0.0.7", 80, 0, 0)) == tcp.plain(("10.0.0.7", 80))
 
 
 def test_the_fields_lie_where_linux_puts_them() -> None:
