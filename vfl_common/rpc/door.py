@@ -1,8 +1,9 @@
 """Makes room for callers whom a listening process does not know yet, when strangers take it up.
 
 gRPC accepts a bounded number of connections, and closes one without a handshake after five seconds. So a hundred a
-second can take up a thousand files. While they do, this closes the oldest connections on which no call has come: a call
-needs a certificate of the federation. Linux only, as gRPC shares no sockets: they are found in /proc.
+second can take up a thousand files; and each that is held slows down every poll. Of more than a few connections on
+which no call has come, this closes those that have had time for one, the oldest first: a call needs a certificate of
+the federation. Linux only, as gRPC shares no sockets: they are found in /proc.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from vfl_common.rpc.rate import Rate
 from vfl_common.rpc.tcp import Endpoint, endpoint, plain
 
 _LOOK_S = 0.1
+_FEW = 64  # strangers whom gRPC's own deadline will do for
+_CALL_S = 0.5  # from its connection to a party's first call, over half the earth
 _TELL_S = 60.0  # between two warnings
 _OURS = "/proc/self/fd"
 
@@ -42,6 +45,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._known: set[Endpoint] = set()  # who has called
         self._seen: dict[str, Endpoint | None] = {}  # {socket: who is at its other end}, in the order of coming
+        self._since_s: dict[str, float] = {}  # {socket: when it was seen first}
         self._closed: set[str] = set()
         self._warnings = Rate(_TELL_S, 1)
         self._over = threading.Event()
@@ -88,33 +92,33 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     def _watch(self) -> None:
         while not self._over.wait(_LOOK_S):
             try:
-                if max(len(_files()), len(self._known)) > self._most // 2:
-                    self._look()
-                else:
-                    self._seen.clear()
+                if len(_files()) > _FEW or len(self._known) > self._most:
+                    self._look(time.monotonic())
             except OSError:
                 continue  # no /proc, or no file is free to list it: gRPC's own deadline remains
 
-    def _look(self) -> None:
-        """Closes the oldest strangers if they take up more than three quarters of the room that others leave."""
+    def _look(self, now_s: float) -> None:
+        """Closes strangers who have had time to call, and the oldest beyond three quarters of the others' room."""
         with self._lock:
             called = self._known.copy()  # before the look: who calls during it may not be among the sockets
         sockets = dict(_sockets())
         for name in self._seen.keys() - sockets.keys():
-            del self._seen[name]
+            del self._seen[name], self._since_s[name]
         self._closed &= sockets.keys()
         for name, fd in sockets.items():
             if name not in self._seen:
-                self._seen[name] = self._caller(fd)
+                self._seen[name], self._since_s[name] = self._caller(fd), now_s
         with self._lock:
             self._known -= called.difference(self._seen.values())  # they have gone
             known = self._known.copy()
         callers = [name for name, each in self._seen.items() if each is not None and name not in self._closed]
         strangers = [name for name in callers if self._seen[name] not in known]
         room = 3 * (self._most - len(callers) + len(strangers)) // 4
-        ended = [name for name in strangers[: max(0, len(strangers) - room)] if self._close(name, sockets[name])]
+        late = [name for name in strangers[: max(0, len(strangers) - _FEW)] if now_s - self._since_s[name] >= _CALL_S]
+        unwanted = dict.fromkeys((*strangers[: max(0, len(strangers) - room)], *late))
+        ended = [name for name in unwanted if self._close(name, sockets[name])]
         self._closed.update(ended)
-        held = self._warnings.passes("", time.monotonic()) if ended else None
+        held = self._warnings.passes("", now_s) if ended else None
         if held is not None:
             text = "%d connections without a certificate take up room; the oldest of them are closed now and then"
             log.warning(text, len(strangers), extra={"event": "strangers"})
