@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import stat
 import sys
 import time
 from collections import deque
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from vfl_common.files import MOST_BYTES, OLDER, unwritable
 from vfl_common.text import LINE, clean, listed, to_json
@@ -107,6 +109,7 @@ class Console:
     def __init__(self, program: str, *, json_lines: bool | None = None) -> None:
         self.program = program
         self._json = not sys.stdout.isatty() if json_lines is None else json_lines
+        self._shows_progress = not _is_file(sys.stdout)  # which would grow as long as the run; metrics.jsonl has it
 
     def emit(self, event: str, **facts: Any) -> None:
         """Reports one event as a JSON line or a sentence, and logs it unless it is progress."""
@@ -118,10 +121,19 @@ class Console:
 
     def show(self, event: str, **facts: Any) -> None:
         """Reports one event as ``emit`` does, without logging it: the caller has."""
+        if event == "progress" and not self._shows_progress:
+            return
         if self._json:
             print(to_json({"event": event, "program": self.program, **facts}), flush=True)
         else:
             print(clean(_sentence(self.program, event, facts), LINE), flush=True)
+
+
+def _is_file(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # it is closed, or no file of the system
+        return False
 
 
 def _bounded(value: Any) -> Any:
