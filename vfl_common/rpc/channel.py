@@ -131,7 +131,7 @@ def listening(
     check_address(address)
     host = address.rpartition(":")[0]
     most = most_connections(threads, raise_file_limit())
-    door = Door(most)
+    door = Door(most, threads)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
         handlers=[service.handler() for service in services],

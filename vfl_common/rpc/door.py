@@ -24,7 +24,7 @@ from vfl_common.rpc.rate import Rate
 from vfl_common.rpc.tcp import Endpoint, endpoint, plain
 
 _LOOK_S = 0.1
-_FEW = 64  # strangers whom gRPC's own deadline will do for
+_FEW = 64  # strangers for whom gRPC's own deadline will do, beside the parties if all come at once
 _CALL_S = 0.5  # from its connection to a party's first call, over half the earth
 _TELL_S = 60.0  # between two warnings
 _OURS = "/proc/self/fd"
@@ -37,10 +37,11 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
     Args:
         most: as many connections as gRPC accepts at once.
+        streams: as many connections as the parties may open.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, streams: int) -> None:
+        self._most, self._few = most, streams + _FEW
         self._port = 0
         self._lock = threading.Lock()
         self._known: set[Endpoint] = set()  # who has called
@@ -92,7 +93,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     def _watch(self) -> None:
         while not self._over.wait(_LOOK_S):
             try:
-                if len(_files()) > _FEW or len(self._known) > self._most:
+                if len(_files()) > self._few or len(self._known) > self._most:
                     self._look(time.monotonic())
             except OSError:
                 continue  # no /proc, or no file is free to list it: gRPC's own deadline remains
@@ -114,7 +115,9 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         callers = [name for name, each in self._seen.items() if each is not None and name not in self._closed]
         strangers = [name for name in callers if self._seen[name] not in known]
         room = 3 * (self._most - len(callers) + len(strangers)) // 4
-        late = [name for name in strangers[: max(0, len(strangers) - _FEW)] if now_s - self._since_s[name] >= _CALL_S]
+        late = [
+            name for name in strangers[: max(0, len(strangers) - self._few)] if now_s - self._since_s[name] >= _CALL_S
+        ]
         unwanted = dict.fromkeys((*strangers[: max(0, len(strangers) - room)], *late))
         ended = [name for name in unwanted if self._close(name, sockets[name])]
         self._closed.update(ended)
