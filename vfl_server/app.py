@@ -23,6 +23,7 @@ from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.hub import SERVICE as EXCHANGE
+from vfl_common.rpc.limits import share_arenas
 from vfl_common.rpc.session import SERVICE as SESSIONS
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
@@ -69,6 +70,7 @@ class ServerApp:
             return self._run()
 
     def _run(self) -> Summary:
+        share_arenas()
         recipe = self.recipe
         keyring = Keyring(self.tls, recipe.server)
         self._metrics_address()  # fails before a folder is made
