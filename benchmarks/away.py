@@ -27,6 +27,7 @@ from vfl.simulation.federation import Federation
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.files import read_lines
 from vfl_common.summary import Summary, load_summary
 
 NAMES, KILLED = ("p0", "p1", "p2"), "p2"
@@ -145,8 +146,7 @@ class Run:
 
     def lines(self) -> list[dict[str, Any]]:
         """Returns the active party's finished rounds of training."""
-        path = self.out / "run" / "p0" / "metrics.jsonl"
-        text = path.read_text().splitlines() if path.exists() else []
+        text = read_lines(self.out / "run" / "p0" / "metrics.jsonl")
         return [line for line in map(json.loads, text) if line["phase"] == "splitnn"]
 
     def wait(self, until: Callable[[], bool]) -> None:

@@ -25,6 +25,7 @@ from vfl.simulation.live import View
 from vfl.simulation.run import run_federation
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
+from vfl_common.files import read_lines
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import load_summary
 from vfl_party.forecast.count import forecast, outlook_of
@@ -49,7 +50,7 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
     with launching(1) as launcher:
         run_federation(tables, recipe, base, run, View(recipe), launcher)
     summary = load_summary(run / "summary.json")
-    lines = map(json.loads, (run / recipe.active.name / "metrics.jsonl").read_text().splitlines())
+    lines = map(json.loads, read_lines(run / recipe.active.name / "metrics.jsonl"))
     rounds = {line["phase"]: line["round"] for line in lines}
     shutil.rmtree(run)
     ended = {phase.name: rounds[phase.name] for phase in said.phases if phase.at_most}

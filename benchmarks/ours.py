@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.contest import Measurement
 from benchmarks.task import LEARNING_RATE, Task, features_of, labels_of
 from vfl.simulation.federation import to_toml
+from vfl_common.files import read_lines
 
 TIMEOUT_S = 900.0
 VFL = Path(sys.executable).with_name("vfl")
@@ -38,7 +39,7 @@ def run(task: Task, workdir: Path) -> Measurement:
     if done.returncode != 0:
         raise RuntimeError(f"vfl simulate ended with {done.returncode}: {done.stderr[-2000:]}")
     summary = json.loads(done.stdout.splitlines()[-1])
-    lines = (workdir / "runs" / summary["run_id"] / "active" / "metrics.jsonl").read_text().splitlines()
+    lines = read_lines(workdir / "runs" / summary["run_id"] / "active" / "metrics.jsonl")
     rounds = [json.loads(line) for line in lines]
     first, last = rounds[0], rounds[-1]
     rate = (last["steps"] - first["steps"]) / (last["seconds"] - first["seconds"])

@@ -18,6 +18,7 @@ from vfl.simulation.federation import to_toml
 from vfl.studies.plan import Study, load_study
 from vfl.studies.report import Result
 from vfl.studies.run import run_study
+from vfl_common.files import read_lines
 from vfl_common.summary import Summary, load_summary
 
 Tables = dict[str, Any]
@@ -127,7 +128,7 @@ def message_bytes(summary: Summary, phase: str, kind: str) -> int:
 
 def curve(folder: Path, phase: str, metric: str) -> list[tuple[int, float]]:
     """Returns (steps of the phase so far, ``metric`` of the validation rows) for each round of ``folder``'s run."""
-    lines = [json.loads(line) for line in (folder / ACTIVE / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in read_lines(folder / ACTIVE / "metrics.jsonl")]
     before = max((line["steps"] for line in lines[: _first(lines, phase)]), default=0)
     own = [line for line in lines if line["phase"] == phase]
     return [(line["steps"] - before, line["metrics"]["validation"][metric]) for line in own]

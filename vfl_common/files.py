@@ -14,6 +14,9 @@ from pathlib import Path
 
 from vfl_common.errors import Code, InputError, UnwritableError
 
+MOST_BYTES = 50_000_000  # of a file that grows with the run: full, it gets ``.1`` at the end of its name
+OLDER = 5  # so many full ones are kept; ``.1`` is the newest
+
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # a run's or checkpoint's name: no path
 
 
@@ -61,9 +64,34 @@ def fsync_folder(folder: Path) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Appends ``text`` to ``path``, which is created if missing. Raises InputError (FILE_INVALID) if that fails."""
+    """Appends ``text`` to ``path``, which is created if missing. Raises InputError (FILE_INVALID) if that fails.
+
+    A full file gets ``.1`` at the end of its name, older ones the next number; the oldest is removed.
+    """
     try:
+        if path.is_file() and path.stat().st_size + len(text) > MOST_BYTES:
+            _make_room(path)
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+def _make_room(path: Path) -> None:
+    """Renames a full file and the older ones; if that fails, the caller goes on in the same file."""
+    names = part_names(path)
+    with contextlib.suppress(OSError):
+        for number in range(OLDER, 0, -1):
+            if names[number - 1].is_file():
+                names[number - 1].replace(names[number])
+
+
+def part_names(path: Path) -> list[Path]:
+    """Returns the names that a file which grows with the run, and its older parts, can have: the newest first."""
+    return [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, OLDER + 1))]
+
+
+def read_lines(path: Path) -> list[str]:
+    """Returns the lines of ``path`` and of its older parts, the oldest first. Raises OSError."""
+    parts = [part for part in reversed(part_names(path)) if part.is_file()]
+    return [line for part in parts for line in part.read_text(encoding="utf-8").splitlines()]

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import stat
 import sys
 import time
 from collections import deque
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from vfl_common.files import unwritable
-from vfl_common.text import LINE, clean, to_json
+from vfl_common.files import MOST_BYTES, OLDER, unwritable
+from vfl_common.text import LINE, clean, listed, to_json
 
 log = logging.getLogger(__name__)
-
-_LOG_BYTES = 50_000_000  # of one file; peers and strangers cause lines, so the log must have an end
-_OLDER_LOGS = 5  # log.jsonl.1 is the newest of them
 
 _MOST_EARLY = 100  # lines that wait for the file
 
@@ -85,11 +84,11 @@ def utc(seconds: float) -> str:
 def log_to(path: Path, **always: str) -> logging.Handler:
     """Appends this program's log to ``path``; ``always`` is part of each line. Returns the handler.
 
-    A full file gets ``.1`` at the end of its name, older ones the next number; the oldest is removed. Raises
-    InputError if the file cannot be opened.
+    Peers and strangers cause lines, so the log must have an end: a full file gets ``.1`` at the end of its name, as in
+    ``files.append``. Raises InputError if the file cannot be opened.
     """
     try:
-        handler = _LogFile(path, maxBytes=_LOG_BYTES, backupCount=_OLDER_LOGS, encoding="utf-8")
+        handler = _LogFile(path, maxBytes=MOST_BYTES, backupCount=OLDER, encoding="utf-8")
     except OSError as error:
         raise unwritable(path, error) from None
     handler.setFormatter(JsonLines(**always))
@@ -110,6 +109,7 @@ class Console:
     def __init__(self, program: str, *, json_lines: bool | None = None) -> None:
         self.program = program
         self._json = not sys.stdout.isatty() if json_lines is None else json_lines
+        self._shows_progress = not _is_file(sys.stdout)  # which would grow as long as the run; metrics.jsonl has it
 
     def emit(self, event: str, **facts: Any) -> None:
         """Reports one event as a JSON line or a sentence, and logs it unless it is progress."""
@@ -121,10 +121,19 @@ class Console:
 
     def show(self, event: str, **facts: Any) -> None:
         """Reports one event as ``emit`` does, without logging it: the caller has."""
+        if event == "progress" and not self._shows_progress:
+            return
         if self._json:
             print(to_json({"event": event, "program": self.program, **facts}), flush=True)
         else:
             print(clean(_sentence(self.program, event, facts), LINE), flush=True)
+
+
+def _is_file(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # it is closed, or no file of the system
+        return False
 
 
 def _bounded(value: Any) -> Any:
@@ -144,7 +153,7 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return f"metrics at http://{facts['address']}/metrics"
     if event == "waiting":
         why = f": {facts['why']}" if facts.get("why") else ""
-        return f"waiting for {', '.join(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
+        return f"waiting for {listed(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
     if event == "interrupted":
         limit = f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
         return f"interrupted: {facts['reason']}{limit}"

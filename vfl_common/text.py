@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
+_NAMES = 8  # in a list for a person
 LINE = 2_000  # characters of a line for a person, and of a text in the log
 
 
 def clean(text: str, most: int = 500) -> str:
     """Makes a peer's words one line of printable characters, so that it cannot add lines of its own to our output."""
     return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
+
+
+def listed(names: Sequence[str]) -> str:
+    """Lists names for a person; of many, the first ones and how many more there are."""
+    more = len(names) - _NAMES
+    return f"{', '.join(names[:_NAMES])} and {more} more" if more > 0 else ", ".join(names)
 
 
 def to_json(value: object, *, compact: bool = False) -> str:

@@ -143,7 +143,7 @@ class CheckpointStore:
         """
         self.flush()
         last = max((entry.sequence for entry in self._named()), default=0)
-        name = f"{last + 1:06d}-{label}{SUFFIX}"
+        name = f"{max(last, self._last_damaged()) + 1:06d}-{label}{SUFFIX}"
         if not FILE.fullmatch(name):
             raise InternalError(f"{label!r} cannot be a checkpoint's label")
         tensors, jsonable = pack(tree)
@@ -192,9 +192,10 @@ class CheckpointStore:
         return [entry.label for entry in self._complete()]
 
     def saved(self) -> int:
-        """Returns how many checkpoints this run has written up to the newest that is here; 0 if there is none."""
+        """Returns how many checkpoints this run has written up to the newest that is here, damaged or not."""
         self.flush()
-        return max((entry.sequence for entry in self._complete()), default=0)
+        last = max((entry.sequence for entry in self._complete()), default=0)
+        return max(last, self._last_damaged())
 
     def whole(self) -> list[str]:
         """Returns the labels of checkpoints that pass their SHA-256, oldest first; sets damaged files aside.
@@ -255,6 +256,8 @@ class CheckpointStore:
                 left.unlink()
             for entry in reversed(newer):
                 entry.path.rename(entry.path.with_name(ASIDE + entry.path.name))
+            for path in self._folder.glob(f"{DAMAGED}*") if not label else ():  # counting begins anew, too
+                path.rename(path.with_name(ASIDE + path.name))
 
     def _find(self, label: str) -> _Entry:
         entries = self._complete()
@@ -273,6 +276,12 @@ class CheckpointStore:
         with self._worded("cannot list the checkpoints"):
             matches = [(FILE.fullmatch(path.name), path) for path in self._folder.iterdir()]
         return sorted(_Entry(int(match[1]), match[2], path) for match, path in matches if match)
+
+    def _last_damaged(self) -> int:
+        """Returns the count of the newest damaged file, 0 if there is none: what is written later has a higher one."""
+        with self._worded("cannot list the checkpoints"):
+            names = [path.name.removeprefix(DAMAGED) for path in self._folder.glob(f"{DAMAGED}*")]
+        return max((int(match[1]) for match in map(FILE.fullmatch, names) if match), default=0)
 
     def _complete(self) -> list[_Entry]:
         newest = {entry.label: entry for entry in self._all() if _is_complete(entry)}  # one a label

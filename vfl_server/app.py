@@ -21,6 +21,7 @@ from vfl_common.logs import Console, log_to
 from vfl_common.program import Stopped, do_last, resumable
 from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.health import Health
+from vfl_common.rpc.limits import share_arenas
 from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_common.rpc.session import SERVICE as SESSIONS
@@ -71,6 +72,7 @@ class ServerApp:
             return self._run()
 
     def _run(self) -> Summary:
+        share_arenas()
         recipe = self.recipe
         keyring = Keyring(self.tls, recipe.server)
         self._metrics_address()  # fails before a folder is made

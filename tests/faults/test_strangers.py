@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import resource
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tests.harness.cases import digits, recipe
-from tests.harness.federation import Federation, Program
+from tests.harness.federation import Program
+from tests.harness.strangers import FEW, GARBAGE, FewFiles
+from tests.harness.usage import usage
 from vfl_common.rpc.channel import split_address
 
-FILES = 256
 WAVE = 400
-GARBAGE = random.Random(7).randbytes(2_000)  # noqa: S311 - no secret
-
-
-class FewFiles(Federation):
-    """Starts those whom strangers call with a low limit of open files, which they cannot raise."""
-
-    called: tuple[str, ...] = ("server",)
-
-    def _start(self, name: str, args: list[str], environment: dict[str, str] | None = None) -> Program:
-        limit = ["/bin/sh", "-c", f'ulimit -n {FILES} && exec "$@"', "sh"] if name in self.called else []
-        return super()._start(name, [*limit, *args], environment)
 
 
 @contextmanager
@@ -60,13 +47,13 @@ def test_half_open_connections_end_no_run(tmp_path: Path) -> None:
             federation.finish()
         for name in federation.called:
             log = (federation.run_folder / name / "log.jsonl").read_text()
-            assert log.count(f"may open {FILES} files only") == 1, name
+            assert log.count(f"may open {FEW} files only") == 1, name
 
 
 def memory_mib(program: Program) -> float:
-    assert isinstance(program.process, subprocess.Popen)
-    pages = int(Path(f"/proc/{program.process.pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+    found = usage(program.pid)
+    assert found is not None
+    return found.rss_mib
 
 
 def speak_garbage(address: str, times: int) -> None:

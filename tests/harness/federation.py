@@ -106,6 +106,12 @@ class Program:
             if found["event"] == event and all(found.get(key) == value for key, value in facts.items()):
                 return found
 
+    @property
+    def pid(self) -> int:
+        """The process's number; only the launcher knows that of a fork."""
+        assert isinstance(self.process, subprocess.Popen)
+        return self.process.pid
+
     def wait(self, timeout_s: float = RUN_S) -> int:
         """Waits for the exit code and returns it."""
         return self.process.wait(timeout=timeout_s)

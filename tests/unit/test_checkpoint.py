@@ -448,6 +448,30 @@ def test_a_few_damaged_ones_are_kept(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("left", ["", "a"], ids=["all", "all but one"])
+def test_many_damaged_ones_at_once_still_count_as_written(tmp_path: Path, left: str) -> None:
+    """So a party that has lost them cannot have the others begin again, and the newest damaged ones are those kept."""
+    store = CheckpointStore(tmp_path, keep=9)
+    for label in "abcdef":
+        store.save(label, tree_of(label))
+    for label in "abcdef".removeprefix(left):
+        damage(tmp_path, label)
+    assert store.whole() == [*left]
+    assert store.saved() == 6
+    assert CheckpointStore(tmp_path, keep=9).saved() == 6
+    store.save("g", tree_of("g"))
+    assert store.saved() == 7
+    damage(tmp_path, "g")
+    assert store.whole() == [*left]
+    assert names(tmp_path, "damaged-") == [
+        f"damaged-00000{at}-{label}.safetensors" for at, label in enumerate("efg", 5)
+    ]
+    store.discard_after("")  # all begin again, and may lose their first checkpoints as at any beginning
+    assert store.saved() == 0
+    store.save("a", tree_of("a"))
+    assert names(tmp_path, "") == ["000001-a.safetensors"]
+
+
 def test_what_was_verified_or_written_here_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, read = filled(tmp_path, "ab"), []
     real = checkpoint._read

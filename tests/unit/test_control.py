@@ -174,10 +174,16 @@ class Run:
     """A coordinator, and parties that say what a test lets them say."""
 
     def __init__(
-        self, *, ran_s: float = 0.0, under_way: int = 0, left: dict[str, Left] | None = None, **run: Any
+        self,
+        *,
+        ran_s: float = 0.0,
+        under_way: int = 0,
+        left: dict[str, Left] | None = None,
+        parties: int = 3,
+        **run: Any,
     ) -> None:
         """``under_way``: the generation in which an earlier process of the server died."""
-        self.recipe = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05} | run))
+        self.recipe = Recipe.model_validate(cases.recipe(parties, run={"heartbeat_s": 0.05} | run))
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.started: list[tuple[int, str]] = []
         self.planned: list[tuple[int, str, tuple[AggregationPlan, ...]]] = []
@@ -417,6 +423,25 @@ def test_those_who_wait_are_told_each_minute_how_long_it_still_is(monkeypatch: p
         run.coordinator.tick()
         left_s += [message.deadline_s for kind, message in told(first) if kind == "waiting"]
     assert [round(each / 10) for each in left_s] == [24, 18]
+
+
+def test_many_who_join_at_once_are_not_told_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hears at once that it waits, and all hear the rest a second later; else there were 20,000 messages."""
+    run = Run(parties=200, join_deadline_s=300.0, lost_after_s=1000.0)
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    members = [run.join(f"p{number}") for number in range(199)]
+    heard = [[list(message.missing) for _, message in told(member)] for member in members]
+    assert all(heard)
+    assert sum(map(len, heard)) < 2 * len(members)
+    assert len([event for event, _ in run.events if event == "waiting"]) < 10
+    run.coordinator.tick()
+    assert [told(member) for member in members] == [[]] * 199
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 1.0)
+    run.coordinator.tick()
+    for member in members:
+        ((kind, waiting),) = told(member)
+        assert (kind, list(waiting.missing)) == ("waiting", ["p199"])
 
 
 def test_a_party_that_was_stopped_is_waited_for() -> None:

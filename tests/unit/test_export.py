@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from vfl.cli import cli
 from vfl.export import commands as export
 from vfl.report.rounds import History, Round, Source, find_sources
+from vfl_common import files
 from vfl_common.errors import Code, InputError
 
 RUN = "20260101-120000-case-1f2e"
@@ -99,6 +100,47 @@ def test_half_a_line_is_waited_for_and_a_cut_one_passed_over(tmp_path: Path) -> 
         file.write(whole[40:] + '{"cut": "by a k' + whole + json.dumps(LINES[2]) + "\n")
     history.update()
     assert places(history.rounds) == [(1, "splitnn", 1), (1, "splitnn", 2), (1, "evaluate", 1)]
+
+
+def test_a_full_file_is_renamed_and_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two who read all the time miss nothing; who comes late reads what is kept."""
+    monkeypatch.setattr(files, "MOST_BYTES", 1_000)
+    path, eager, slow = tmp_path / "metrics.jsonl", History(Source(tmp_path)), History(Source(tmp_path))
+    for number in range(1, 51):
+        files.append(path, json.dumps(line(1, "splitnn", number, number)) + "\n")
+        eager.update()
+        if number % 7 == 0:  # about two files later
+            slow.update()
+    slow.update()
+    assert [each.round for each in eager.rounds] == [each.round for each in slow.rounds] == [*range(1, 51)]
+    parts = sorted(tmp_path.iterdir())
+    assert parts == sorted(files.part_names(path))
+    assert all(part.stat().st_size <= 1_000 for part in parts)
+    late = History(Source(tmp_path))
+    late.update()
+    kept = [each.round for each in late.rounds]
+    assert len(kept) > 15
+    assert kept == [*range(51 - len(kept), 51)]
+    assert [json.loads(each)["round"] for each in files.read_lines(path)] == kept
+
+
+def test_a_file_that_is_renamed_this_moment_is_read_under_its_new_name(tmp_path: Path) -> None:
+    folder = write(tmp_path / RUN / "bank", LINES)
+    (folder / "metrics.jsonl").rename(folder / "metrics.jsonl.1")
+    assert [source.party for source in find_sources(tmp_path / RUN)] == ["bank"]
+    history = History(Source(folder))
+    history.update()
+    assert len(history.rounds) == len(LINES)
+
+
+def test_a_file_that_cannot_be_renamed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 1_000)
+    for name in files.part_names(tmp_path / "metrics.jsonl")[-2:]:  # the last, a folder, cannot be removed
+        name.mkdir()
+    path = tmp_path / "metrics.jsonl"
+    for number in range(60):
+        files.append(path, f"{number:0100}\n")
+    assert len(path.read_text().splitlines()) == 60 - 3 * 9  # three full files of nine lines
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,10 +124,25 @@ def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
     assert {(line["run"], line["party"]) for line in found} == {("r1", "bank")}
 
 
+def test_a_file_of_events_does_not_grow_with_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the one that `vfl simulate` gives each party; a pipe or a terminal gets the progress too."""
+    reader, writer = os.pipe()
+    with (tmp_path / "stdout").open("w+") as file, os.fdopen(writer, "w") as pipe, os.fdopen(reader) as read:
+        for stream in (file, pipe):
+            monkeypatch.setattr("sys.stdout", stream)
+            console = Console("vfl-party", json_lines=True)
+            console.emit("progress", phase="splitnn", round=1)
+            console.emit("completed")
+        pipe.close()
+        assert [json.loads(each)["event"] for each in read] == ["progress", "completed"]
+        file.seek(0)
+        assert [json.loads(each)["event"] for each in file] == ["completed"]
+
+
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A log whose files hold 1,000 bytes: about eight lines."""
-    monkeypatch.setattr(logs, "_LOG_BYTES", 1_000)
+    monkeypatch.setattr(logs, "MOST_BYTES", 1_000)
     root, level = logging.getLogger(), logging.getLogger().level
     yield tmp_path / "log.jsonl"
     root.setLevel(level)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import platform
 import socket
 import struct
 import subprocess
@@ -296,7 +298,7 @@ def test_a_host_that_is_not_known_has_no_name() -> None:
 
 
 def test_an_ipv4_address_looks_the_same_on_an_ipv6_socket() -> None:
-    assert tcp._plain(("::ffff:10.0.0.7", 80, 0, 0)) == tcp._plain(("10.0.0.7", 80))
+    assert tcp.plain(("::ffff:10.0.0.7", 80, 0, 0)) == tcp.plain(("10.0.0.7", 80))
 
 
 def test_the_fields_lie_where_linux_puts_them() -> None:
@@ -355,6 +357,26 @@ def test_the_limit_of_files_is_raised_as_far_as_it_may(before: tuple[int, int], 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.split() == [str(after), str(after), str(before[1])]
     assert (f"may open {after} files only" in ended.stderr) == warned
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such arenas")
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_share_two_arenas(shared: bool) -> None:
+    program = (
+        "import ctypes, threading\n"
+        "from vfl_common.rpc.limits import share_arenas\n"
+        f"{'share_arenas()' if shared else ''}\n"
+        "libc, met = ctypes.CDLL(None), threading.Barrier(6)\n"
+        "threads = [threading.Thread(target=lambda: (libc.malloc(99), met.wait())) for _ in range(6)]\n"
+        "[each.start() for each in threads]\n"
+        "[each.join() for each in threads]\n"
+        "libc.malloc_stats()\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    assert (ended.stderr.count("Arena ") <= 2) == shared, ended.stderr
 
 
 # -- addresses ------------------------------------------------------------------------------------------------------

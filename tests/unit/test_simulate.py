@@ -174,6 +174,7 @@ def test_a_rollback_starts_the_pace_anew() -> None:
     ("event", "text"),
     [
         ({"event": "waiting", "missing": ["a", "b"], "left_s": 9.6}, "waiting for a, b (at most 10 s more)"),
+        ({"event": "waiting", "missing": list("abcdefghij"), "left_s": 9.6}, "for a, b, c, d, e, f, g, h and 2 more ("),
         ({"event": "interrupted", "reason": "a was lost", "deadline_s": 60.0}, "interrupted: a was lost"),
         ({"event": "started", "checkpoint": "000002.train.2"}, "resume from checkpoint 000002.train.2"),
         ({"event": "started", "checkpoint": ""}, "they begin"),

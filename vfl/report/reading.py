@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from vfl.report.rounds import FILE, History, Source
+from vfl.report.rounds import History, Source
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Entry, read_entries
 from vfl_common.summary import Summary, load_summary
@@ -97,8 +97,9 @@ def own_curves(run: Run) -> dict[str, dict[str, Rounds]]:
 def _noted(folder: Path) -> dict[str, Rounds]:
     """Reads one party's {phase: its rounds}; after a rollback the repeated round counts. Empty without the file."""
     found: dict[str, Rounds] = {}
-    if (folder / FILE).is_file():
-        history = History(Source(folder))
+    source = Source(folder)
+    if source.has_rounds:
+        history = History(source)
         history.update()
         for each in history.rounds:
             found.setdefault(each.phase, {})[each.round] = each.metrics

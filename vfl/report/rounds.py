@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError
+from vfl_common.files import part_names
 from vfl_common.text import number
 
 FILE = "metrics.jsonl"
@@ -43,6 +48,11 @@ class Source:
         return self.folder.resolve().name
 
     @property
+    def has_rounds(self) -> bool:
+        """Whether there is a file of rounds."""
+        return any(part.is_file() for part in part_names(self.folder / FILE))
+
+    @property
     def finished(self) -> bool:
         """Whether the party's program has finished the run."""
         return bool(self.read("run.json").get("finished"))
@@ -58,7 +68,7 @@ class Source:
 
 def find_sources(path: Path) -> list[Source]:
     """Finds the parties in a run's folder, or the one party whose folder it is. Raises InputError if there are none."""
-    folders = [path] if (path / FILE).is_file() else sorted(each.parent for each in path.glob(f"*/{FILE}"))
+    folders = [path] if Source(path).has_rounds else sorted({each.parent for each in path.glob(f"*/{FILE}*")})
     if not folders:
         what = f"no {FILE} in it or in a party's folder below" if path.is_dir() else "no such folder"
         raise InputError(
@@ -73,24 +83,43 @@ class History:
 
     source: Source
     rounds: list[Round] = field(default_factory=list)
+    _part: int = 0  # the inode of the file that was read last: its name changes when it is full
     _offset: int = 0
 
     def update(self) -> None:
-        """Reads the new complete lines. Raises InputError if the file cannot be read."""
+        """Reads the new complete lines, of older files too. Raises InputError if a file cannot be read."""
         path = self.source.folder / FILE
         try:
-            with path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-            written_s = path.stat().st_mtime
+            for data, written_s in self._new(path):
+                for line in data.splitlines():
+                    found = parse(line, written_s)
+                    if found is not None:
+                        self._append(found)
         except OSError as error:
             raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            found = parse(line, written_s)
-            if found is not None:
-                self._append(found)
+
+    def _new(self, path: Path) -> Iterator[tuple[bytes, float]]:
+        """Yields (new complete lines, time of writing) of each file, the oldest first."""
+        with ExitStack() as stack:
+            files = {}
+            for part in part_names(
+                path
+            ):  # from the newest: a file that is renamed meanwhile comes again, and none is missed
+                with suppress(FileNotFoundError):
+                    file = stack.enter_context(part.open("rb"))
+                    files[os.fstat(file.fileno()).st_ino] = file
+            if not files:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            inodes = [*reversed(files)]
+            for inode in inodes[inodes.index(self._part) if self._part in files else 0 :]:
+                if inode != self._part:
+                    self._part, self._offset = inode, 0
+                file = files[inode]
+                file.seek(self._offset)
+                data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]
+                self._offset += len(whole)
+                yield whole, os.fstat(file.fileno()).st_mtime
 
     def _append(self, new: Round) -> None:
         if self.rounds and new.generation != self.rounds[-1].generation:

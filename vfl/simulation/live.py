@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from vfl_common.config.recipe import Recipe
-from vfl_common.text import number
+from vfl_common.text import listed, number
 
 Event = dict[str, Any]
 _METRICS = ("accuracy", "rmse", "auc", "loss")  # shown: the first of these that the validation rows have
@@ -95,7 +95,7 @@ def sentence(event: Event) -> str | None:
     if kind == "ready":
         return f"the server listens on {event['address']}; the parties start"
     if kind == "waiting":
-        return f"waiting for {', '.join(event['missing'])} (at most {event['left_s']:.0f} s more)"
+        return f"waiting for {listed(event['missing'])} (at most {event['left_s']:.0f} s more)"
     if kind == "started":
         if event.get("checkpoint"):
             return f"all parties have joined; they resume from checkpoint {event['checkpoint']}"

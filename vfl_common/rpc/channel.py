@@ -18,6 +18,7 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.diagnose import certificate_of, diagnose
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.revoked import require_unrevoked
+from vfl_common.rpc.door import Door
 from vfl_common.rpc.limits import most_connections, raise_file_limit
 from vfl_common.wire.frames import FRAME_BYTES
 
@@ -129,13 +130,13 @@ def listening(
     """
     check_address(address)
     host = address.rpartition(":")[0]
+    most = most_connections(threads, raise_file_limit())
+    door = Door(most, threads)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
         handlers=[service.handler() for service in services],
-        options=[
-            *_SERVER_OPTIONS,
-            ("grpc.max_allowed_incoming_connections", most_connections(threads, raise_file_limit())),
-        ],
+        interceptors=[door],
+        options=[*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)],
     )
     try:
         bound = server.add_secure_port(address, _server_credentials(keyring))
@@ -143,7 +144,8 @@ def listening(
         raise _in_use(address, "it cannot be bound") from None
     server.start()
     try:
-        yield server, f"{host}:{bound}"
+        with door.watch(bound):
+            yield server, f"{host}:{bound}"
     finally:
         server.stop(grace=0.5).wait(timeout=5.0)
 

@@ -6,12 +6,16 @@ up; then the process can neither write its own nor accept a party.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
+import platform
 import resource
 
 _FEW_FILES = 1024  # the usual soft limit
 _ENOUGH_FILES = 65_536
 _STRANGERS = 1000  # connections beside those of the parties; more would slow down every poll of the process
+_M_ARENA_MAX = -8  # malloc.h
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,15 @@ def raise_file_limit() -> int:
     if soft < _FEW_FILES:
         log.warning("this process may open %d files only; allow it %d or more (ulimit -n)", soft, _FEW_FILES)
     return soft
+
+
+def share_arenas() -> None:
+    """Lets all threads share two of glibc's arenas: gRPC starts threads while strangers call, and each would keep some.
+
+    To be called before threads start. A setting in the environment (``MALLOC_ARENA_MAX``) takes precedence.
+    """
+    if platform.libc_ver()[0] == "glibc" and "MALLOC_ARENA_MAX" not in os.environ:
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def most_connections(streams: int, files: int) -> int:

@@ -38,14 +38,14 @@ class TcpMeter:
         except (OSError, ValueError, OverflowError):
             return  # the caller that dials it will report the error
         with self._lock:
-            self._names.update({_plain(entry[4]): peer for entry in found})
+            self._names.update({plain(entry[4]): peer for entry in found})
 
     def name_caller(self, grpc_peer: str, peer: str) -> None:
-        """Notes a caller's name; ``grpc_peer``: ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``, as gRPC gives it."""
-        host, _, port = grpc_peer.partition(":")[2].replace("%5B", "").replace("%5D", "").rpartition(":")
-        if port.isdigit():
+        """Notes a caller's name; ``grpc_peer``: as in ``endpoint``."""
+        found = endpoint(grpc_peer)
+        if found is not None:
             with self._lock:
-                self._names[_plain((host, int(port)))] = peer
+                self._names[found] = peer
 
     def sample(self) -> None:
         """Reads the kernel's counts of all connections that are open now; does nothing if they cannot be read.
@@ -100,7 +100,7 @@ def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | No
             with socket.socket(fileno=os.dup(int(entry.name))) as copy:
                 if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
                     continue
-                ends = (_plain(copy.getsockname()), _plain(copy.getpeername()))
+                ends = (plain(copy.getsockname()), plain(copy.getpeername()))
                 info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         except OSError:
             continue  # closed meanwhile, listening, or not connected
@@ -109,6 +109,12 @@ def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | No
     return found
 
 
-def _plain(address: tuple[object, ...]) -> Endpoint:
+def endpoint(grpc_peer: str) -> Endpoint | None:
+    """Reads ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``, as gRPC gives a caller; None if it is something else."""
+    host, _, port = grpc_peer.partition(":")[2].replace("%5B", "").replace("%5D", "").rpartition(":")
+    return plain((host, int(port))) if port.isdigit() else None
+
+
+def plain(address: tuple[object, ...]) -> Endpoint:
     """Returns an address in one form, so that IPv4 addresses look the same on IPv4 and IPv6 sockets."""
     return str(address[0]).removeprefix("::ffff:"), int(str(address[1]))

@@ -20,6 +20,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.rate import Rate
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary
 from vfl_common.text import clean
@@ -34,6 +35,7 @@ Outbox = queue.SimpleQueue["control_pb2.ServerMessage | None"]
 
 MAX_TEXT = 200  # characters of a text in a party's messages
 _ANNOUNCE_S = 60.0  # between two counts of how long the run still waits
+_JOINED_S, _JOINED = 1.0, 8  # so often those who wait are told who has joined, after the first times
 _STANDSTILL_S = 5.0  # between two ticks: this process was stopped, or its machine slept
 
 log = logging.getLogger(__name__)
@@ -144,6 +146,8 @@ class Coordinator:
         self.failure: VflError | None = None
         self._waiting_since_s = self._ticked_s = time.monotonic()
         self._announced_s = -math.inf  # the first tick says for whom the run waits
+        self._announces = Rate(_JOINED_S, _JOINED)
+        self._unannounced = False  # parties have joined since
         self._deadline_s = recipe.run.join_deadline_s
         self._started_s = time.monotonic() - ran_s if ran_s else None
         self.finished = threading.Event()
@@ -248,7 +252,7 @@ class Coordinator:
                 reason = f"{', '.join(cut)} did not come back within {self.recipe.run.lost_after_s:g} s"
                 self._interrupt(reason, lost=list(cut))
             if self.state is RunState.WAITING:
-                self._decide(announce=now_s - self._announced_s >= _ANNOUNCE_S)
+                self._decide(announce=self._unannounced or now_s - self._announced_s >= _ANNOUNCE_S)
             elif self.state is RunState.RUNNING:
                 began = {name: each.began_s for name, each in self._in_order() if each.joined and each.plan is None}
                 late = membership.unplanned(now_s, began, self.recipe.run.step_timeout_s)
@@ -390,7 +394,7 @@ class Coordinator:
             self._start(member, returning=True)
             self._emit("back", party=member.name)
         else:
-            self._decide(announce=True)
+            self._decide(announce=True, joined=member)
 
     def _claims(self, member: Member, join: control_pb2.Join) -> None:
         """Takes back a party that went on without this server, or tells it that its generation is over."""
@@ -447,7 +451,7 @@ class Coordinator:
         decision = self._decision()
         return isinstance(decision, membership.Wait | membership.GiveUp) and name in decision.missing
 
-    def _decide(self, *, announce: bool = False) -> None:
+    def _decide(self, *, announce: bool = False, joined: Member | None = None) -> None:
         if self._stopped:
             return
         decision = self._decision()
@@ -459,11 +463,19 @@ class Coordinator:
         elif isinstance(decision, membership.GiveUp):
             self._fail(LostError(Code.PARTY_LOST, decision.reason, party=decision.missing[0]))
         elif announce:
-            waiting = control_pb2.Waiting(missing=decision.missing, deadline_s=decision.left_s)
-            for member in self._members.values():
-                if member.joined:
-                    member.outbox.put(control_pb2.ServerMessage(waiting=waiting))
-            self._announced_s = time.monotonic()
+            self._announce(decision, joined)
+
+    def _announce(self, decision: membership.Wait, joined: Member | None) -> None:
+        """Tells those who wait for whom. While many join at once, each hears it on joining, and the others later."""
+        now_s = time.monotonic()
+        self._unannounced = self._announces.passes("", now_s) is None
+        told = [joined] if self._unannounced else [each for each in self._members.values() if each.joined]
+        waiting = control_pb2.Waiting(missing=decision.missing, deadline_s=decision.left_s)
+        for member in told:
+            if member is not None:
+                member.outbox.put(control_pb2.ServerMessage(waiting=waiting))
+        if not self._unannounced:
+            self._announced_s = now_s
             self._emit("waiting", missing=list(decision.missing), left_s=round(decision.left_s, 1))
 
     def _refuse(self, member: Member, label: str) -> None:

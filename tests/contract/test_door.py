@@ -1,0 +1,61 @@
+"""Strangers at the door: callers without a certificate who take up all connections that a process accepts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from tests.contract.exchanges import WAIT_S, credentials, keyring
+from vfl_common.rpc import channel
+from vfl_common.rpc.channel import connect, listening, split_address
+from vfl_common.rpc.health import Health
+
+ME, ROOM = "active", 64
+CHECK = "/grpc.health.v1.Health/Check"
+SOON_S = 2.0  # gRPC itself closes a silent connection after five seconds
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A process that accepts few connections."""
+    monkeypatch.setattr(channel, "most_connections", lambda *_: ROOM)
+    with listening("127.0.0.1:0", keyring(ME), [Health({}, keyring(ME), may_ask=["north", "south"])], 4) as (_, found):
+        yield found
+
+
+def ask(over: grpc.Channel) -> None:
+    over.unary_unary(CHECK)(health_pb2.HealthCheckRequest().SerializeToString(), timeout=WAIT_S)
+
+
+def test_a_party_comes_in_while_strangers_take_up_all_connections(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And who has called before stays in, though its connection is the oldest."""
+    inside = connect(address, credentials("north"), ME, WAIT_S)
+    assert isinstance(inside, grpc.Channel)
+    with inside, ExitStack() as strangers:
+        ask(inside)
+        changes: list[grpc.ChannelConnectivity] = []
+        inside.subscribe(changes.append)
+        held = [strangers.enter_context(socket.create_connection(split_address(address))) for _ in range(2 * ROOM)]
+        late = connect(address, credentials("south"), ME, SOON_S)
+        assert isinstance(late, grpc.Channel), str(late)
+        with late:
+            ask(late)
+        ask(inside)
+        assert set(changes) <= {grpc.ChannelConnectivity.READY}
+        held[0].settimeout(WAIT_S)
+        assert held[0].recv(1) == b""
+    assert [record.message for record in caplog.records if getattr(record, "event", "") == "strangers"]
+
+
+def test_few_strangers_are_left_to_their_deadline(address: str) -> None:
+    with socket.create_connection(split_address(address)) as stranger:
+        stranger.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            stranger.recv(1)
