@@ -145,7 +145,8 @@ def _defect(*_: object) -> None:
 
 def wrap_all() -> None:
     """Wraps the product's functions in this process."""
-    wrap(Session, "_send", after=_dropping_result(_said))
+    for say in ("_send", "_say"):
+        wrap(Session, say, after=_dropping_result(_said))
     wrap(Session, "_checked", before=_at("start-received"))
     wrap(Session, "report", after=_at("complete-heard"))
     wrap(ExchangeLink, "send", before=_step("before"))
