@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -10,6 +11,9 @@ from hypothesis import HealthCheck, settings
 # Machines are shared: how long drawing an example takes says nothing about our code.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+# A shell starts background jobs with SIGINT ignored, and so would be every program that a test sends one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers() -> int:

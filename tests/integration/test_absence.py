@@ -33,7 +33,10 @@ def recipe(policy: str, rule: str, checkpoint_every: int = 5) -> dict[str, Any]:
             "late_policy": policy,
             "deadline_s": 0.5,
         },
-        run={"checkpoint_every": checkpoint_every},
+        run={
+            "checkpoint_every": checkpoint_every,
+            "lost_after_s": 60.0,
+        },  # a stopped party is not lost on a busy machine
     )
 
 
