@@ -69,7 +69,7 @@ def run_program(command: click.Command, name: str) -> NoReturn:
 
 
 def do_last(act: Callable[[], None]) -> None:
-    """Has ``act`` called immediately before the process exits with code 0, if ``run_program`` runs it.
+    """Has ``act`` called immediately before the process exits, if ``run_program`` runs it.
 
     For the note that a run is finished: a process that is killed after it would begin another run when it is started
     again.
@@ -79,12 +79,13 @@ def do_last(act: Callable[[], None]) -> None:
 
 def _leave(status: int) -> NoReturn:
     """Flushes output and logs, then exits without the interpreter's other steps."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process exits here anyway
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the process exits here anyway
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader may be gone
             stream.flush()
-    for act in _last if status == 0 else ():
+    for act in _last:
         with contextlib.suppress(OSError):  # without the note, the same command finds that nothing is left to do
             act()
     os._exit(status)

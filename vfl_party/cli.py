@@ -71,8 +71,8 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
     if report:
         charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
+    do_last(folder.finishing())  # from then on the same command begins a new run
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
-    do_last(folder.finishing())  # last: from now on the same command begins a new run
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -135,8 +135,8 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
             return
         _, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, output)
     result = {"output": str(output)} if files.is_active else {}
-    console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
     do_last(folder.finishing())
+    console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
 
 
 @cli.command(epilog=EXIT_CODES)

@@ -155,8 +155,8 @@ class ServerApp:
                 coordinator.wait_until_told(min(recipe.run.rejoin_deadline_s, _TELL_S))
             coordinator.wait_until_empty(_CLOSE_S)
             ledger.save(folder.path / "ledger.json", meter.counts())
+        do_last(folder.finishing())  # until then the same command tells the parties again
         self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))
-        do_last(folder.finishing())  # last: until then the same command tells the parties again
         return summary
 
     def _completed(self, folder: RunFolder) -> Summary | None:

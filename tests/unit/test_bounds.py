@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from tests.unit.test_alone import party_of, tables
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import OptimizerSettings, TaskSettings
+from vfl_common.config.recipe import RunSettings
 from vfl_common.errors import InputError
 from vfl_party.methods import build_phases, load_method
 from vfl_party.metrics import evaluate
@@ -72,3 +74,9 @@ def test_a_run_has_no_more_rounds_than_labels_can_count() -> None:
     party = party_of(tables(1), [{"kind": "splitnn", "epochs": 10**6}])
     with pytest.raises(InputError, match=r"phases: 1,000,000 rounds in all, .* count to 999,999; train for fewer"):
         build_phases(party.recipe, party)
+
+
+def test_a_death_is_noticed_before_a_step_takes_too_long() -> None:
+    with pytest.raises(ValidationError, match="step_timeout_s must be above lost_after_s"):
+        RunSettings(server_absent_s=60.0, step_timeout_s=10.0, lost_after_s=10.0)
+    assert RunSettings(step_timeout_s=10.0, lost_after_s=10.0).server_absent_s == 0.0

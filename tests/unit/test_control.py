@@ -644,6 +644,15 @@ def test_a_stopped_server_does_not_interrupt_who_goes_on_without_it() -> None:
     assert kinds(claim(run, "p1")) == ["end"]
 
 
+def test_a_claim_while_the_server_stops_is_for_the_next_one() -> None:
+    run, members = planned()
+    run.coordinator.closed(members["p1"])
+    again = run.coordinator.open("p1")
+    run.coordinator.stop()
+    claim(run, "p1", member=again)
+    assert "interrupt" not in kinds(again)
+
+
 def test_a_session_that_has_not_joined_reports_nothing() -> None:
     run = Run(under_way=1, server_absent_s=60.0)
     free(run.coordinator.open("p2"), run, END, BEFORE)

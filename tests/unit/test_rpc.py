@@ -36,7 +36,7 @@ from vfl_common.rpc.arrivals import KeepWaiting, Patience, Proceed, TimedOut, de
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.limits import most_connections
-from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.rpc.tcp import TcpMeter, endpoint, plain
 
 ROSTER = ("north", "south", "west")
 
@@ -394,3 +394,8 @@ def test_an_address_in_use_is_said_so() -> None:
 def test_an_address_of_another_machine_is_said_so() -> None:
     with pytest.raises(InputError, match=r"192\.0\.2\.1"):
         check_address("192.0.2.1:0")
+
+
+def test_a_caller_of_this_link_alone_is_known_by_one_address() -> None:
+    """gRPC gives the link's number with the address, the kernel beside it."""
+    assert endpoint("ipv6:%5Bfe80::1%254%5D:7000") == plain(("fe80::1", 7000, 0, 4)) == ("fe80::1", 7000)

@@ -68,7 +68,7 @@ class Source:
 
 def find_sources(path: Path) -> list[Source]:
     """Finds the parties in a run's folder, or the one party whose folder it is. Raises InputError if there are none."""
-    folders = [path] if Source(path).has_rounds else sorted({each.parent for each in path.glob(f"*/{FILE}*")})
+    folders = [path] if Source(path).has_rounds else sorted(each for each in path.glob("*") if Source(each).has_rounds)
     if not folders:
         what = f"no {FILE} in it or in a party's folder below" if path.is_dir() else "no such folder"
         raise InputError(

@@ -120,6 +120,9 @@ class RunSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.lost_after_s < 2 * self.heartbeat_s:
             raise ValueError("lost_after_s must be at least twice heartbeat_s, or living parties count as lost")
+        if self.server_absent_s and self.step_timeout_s <= self.lost_after_s:
+            text = "with server_absent_s, step_timeout_s must be above lost_after_s"
+            raise ValueError(f"{text}, after which a party that has died is reported")
 
 
 class SimulateSettings(Section):

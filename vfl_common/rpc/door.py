@@ -21,11 +21,11 @@ from typing import Any, Self
 import grpc
 
 from vfl_common.rpc.rate import Rate
-from vfl_common.rpc.tcp import Endpoint, endpoint, plain
+from vfl_common.rpc.tcp import Endpoint, duplicate, endpoint, plain
 
 _LOOK_S = 0.1
 _FEW = 64  # strangers for whom gRPC's own deadline will do, beside the parties if all come at once
-_CALL_S = 0.5  # from its connection to a party's first call, over half the earth
+_CALL_S = 2.0  # from its connection to a party's first call: some round trips, and perhaps a busy machine
 _TELL_S = 60.0  # between two warnings
 _OURS = "/proc/self/fd"
 
@@ -129,7 +129,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     def _caller(self, fd: int) -> Endpoint | None:
         """Returns the other end of a connection to the port; None if the socket is something else. Raises OSError."""
         try:
-            with socket.socket(fileno=os.dup(fd)) as copy:
+            with duplicate(fd) as copy:
                 if copy.family in (socket.AF_INET, socket.AF_INET6) and plain(copy.getsockname())[1] == self._port:
                     return plain(copy.getpeername())
         except OSError as error:
@@ -140,7 +140,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     def _close(self, name: str, fd: int) -> bool:
         """Ends a connection, through a duplicate: gRPC may close its own this moment, and the number change hands."""
         try:
-            with socket.socket(fileno=os.dup(fd)) as copy:
+            with duplicate(fd) as copy:
                 if self._seen[name] == plain(copy.getpeername()):
                     copy.shutdown(socket.SHUT_RDWR)
                     return True

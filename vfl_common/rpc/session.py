@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -11,7 +12,16 @@ from dataclasses import asdict, dataclass, field
 import grpc
 from google.protobuf.message import DecodeError
 
-from vfl_common.errors import AbortedError, Code, InputError, InterruptedRun, LostError, PeerError, VflError
+from vfl_common.errors import (
+    AbortedError,
+    Code,
+    InputError,
+    InternalError,
+    InterruptedRun,
+    LostError,
+    PeerError,
+    VflError,
+)
 from vfl_common.files import PLAIN_NAME
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
@@ -400,6 +410,7 @@ class Session:
     def _open(self, channel: grpc.Channel) -> None:
         """Opens a stream."""
         self.meter.name_address(self.address, self.server)
+        self._outbox.put(None)  # the thread that sends for an earlier stream ends
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(f"/{SERVICE}/Session")(self._sending(outbox))
         self._channel, self._outbox = channel, outbox
@@ -477,7 +488,10 @@ class Session:
         looks = self._lost(ending, channel)
         channel.close()
         if looks:
-            self._look()
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001 - without this thread the party would wait for ever
+                self._end(error if isinstance(error, VflError) else InternalError(f"{type(error).__name__}: {error}"))
 
     def _begin(self, start: control_pb2.Start) -> None:
         """Begins a generation; ``plan`` says whether it may go on without the server."""
@@ -496,9 +510,10 @@ class Session:
                 text = f"{self.server} goes on with another generation than {self.keyring.name}"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
             self._away = False
+            self._lock.notify_all()
             for data in self._said.values():
                 self._outbox.put(data)
-        self.emit("server_back", server=self.server)
+        self._tell("server_back")
 
     def _lost(self, error: VflError, channel: grpc.Channel) -> bool:
         """Handles the end of the connection. Returns whether this thread is to look for the server."""
@@ -515,8 +530,8 @@ class Session:
     def _look(self) -> None:
         """Looks for the server, and joins again, while the party goes on; ends the generation after ``absent_s``."""
         give_up_s = time.monotonic() + self.absent_s
-        self.emit("server_away", server=self.server, left_s=self.absent_s)
-        while (again := self._again) is not None and self._away and not self._closed.is_set():
+        self._tell("server_away", left_s=self.absent_s)
+        while self._looks():
             left_s = give_up_s - time.monotonic()
             if left_s <= 0:
                 channel = self._channel  # it has connected, and said nothing
@@ -526,11 +541,29 @@ class Session:
                 return
             if self._channel is None:
                 found = connect(self.address, self.keyring.current(), self.server, max(0.5, min(3.0, left_s)))
-                if isinstance(found, grpc.Channel):
-                    self._open(found)
-                    self._send(control_pb2.PartyMessage(join=again))
+                if isinstance(found, grpc.Channel) and not self._join_again(found):
+                    found.close()
             with self._lock:
-                self._lock.wait_for(lambda: not self._away or self._closed.is_set(), timeout=_PAUSE_S)
+                self._lock.wait_for(lambda: not self._looks(), timeout=_PAUSE_S)
+
+    def _looks(self) -> bool:
+        """Whether this thread is still the one that looks for the server."""
+        mine = self._looker is threading.current_thread()
+        return mine and self._again is not None and self._away and not self._closed.is_set()
+
+    def _join_again(self, channel: grpc.Channel) -> bool:
+        """Joins over ``channel`` with the generation under way. Returns False if nobody looks for the server now."""
+        with self._lock:
+            if self._again is None or not self._looks() or self._channel is not None:
+                return False
+            self._open(channel)
+            self._send(control_pb2.PartyMessage(join=self._again))
+            return True
+
+    def _tell(self, event: str, **facts: float) -> None:
+        """Reports an event; whether anybody can read it does not matter to the run."""
+        with contextlib.suppress(OSError, ValueError):  # standard output is full, or closed
+            self.emit(event, server=self.server, **facts)
 
     def _look_no_more(self) -> None:
         """Has a loss of the server end the generation, or be no news if it has ended."""

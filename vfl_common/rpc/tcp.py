@@ -97,7 +97,7 @@ def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | No
         try:
             if not str(entry.readlink()).startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(entry.name))) as copy:
+            with duplicate(int(entry.name)) as copy:
                 if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
                     continue
                 ends = (plain(copy.getsockname()), plain(copy.getpeername()))
@@ -109,6 +109,16 @@ def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | No
     return found
 
 
+def duplicate(fd: int) -> socket.socket:
+    """Returns another socket for a descriptor, to be closed. Raises OSError if that is no socket any more."""
+    copy = os.dup(fd)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
 def endpoint(grpc_peer: str) -> Endpoint | None:
     """Reads ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``, as gRPC gives a caller; None if it is something else."""
     host, _, port = grpc_peer.partition(":")[2].replace("%5B", "").replace("%5D", "").rpartition(":")
@@ -117,4 +127,5 @@ def endpoint(grpc_peer: str) -> Endpoint | None:
 
 def plain(address: tuple[object, ...]) -> Endpoint:
     """Returns an address in one form, so that IPv4 addresses look the same on IPv4 and IPv6 sockets."""
-    return str(address[0]).removeprefix("::ffff:"), int(str(address[1]))
+    host = str(address[0]).partition("%")[0]  # gRPC gives a link's number too, and the kernel does not
+    return host.removeprefix("::ffff:"), int(str(address[1]))

@@ -375,7 +375,8 @@ class Coordinator:
                 self._complete(member)
             return
         if join.generation:
-            self._claims(member, join)
+            if not self._stopped:  # otherwise its session ends, and it asks the next server
+                self._claims(member, join)
             return
         if member.name in self._left and not self._needed(member.name):
             text = (
