@@ -276,6 +276,38 @@ def test_a_generation_ends_if_the_server_that_is_back_does_not_take_it_up(
             session.check()
 
 
+class Flapping(GoneAndBack):
+    """Takes the generation up, and ends the session at once, again and again."""
+
+    FLAPS = 20
+
+    def __init__(self) -> None:
+        super().__init__(goes_on(3))
+        self.lookers = 0  # most threads of the party's sessions at once
+
+    def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        if not 1 <= self.sessions <= self.FLAPS:
+            yield from super()._session(requests, context)
+            return
+        self.sessions += 1
+        self.lookers = max(self.lookers, sum(each.name == "session" for each in threading.enumerate()))
+        next(requests)
+        yield from self._answers
+
+
+def test_one_thread_looks_for_a_server_that_goes_as_soon_as_it_is_back() -> None:
+    server = Flapping()
+    with server.train() as (session, happens):
+        server.answers.set()
+        while server.sessions <= server.FLAPS:
+            assert happens.get(timeout=WAIT_S) in ("server_back", "server_away")
+        assert server.told.get(timeout=WAIT_S).HasField("join")
+        session.check()
+        session.progress(ProgressUpdate("a", 1))
+        assert server.told.get(timeout=WAIT_S).HasField("progress")  # and no second join
+    assert server.lookers <= 4  # the one that looks, the one that reads, and those that are just ending
+
+
 def test_a_party_that_gives_the_generation_up_looks_for_the_server_as_ever() -> None:
     server = GoneAndBack()
     server.answers.set()

@@ -33,12 +33,6 @@ PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def ca(tmp_path: Path) -> Path:
-    create_authority(tmp_path / "ca", "f")
-    return tmp_path / "ca"
-
-
-@pytest.fixture
 def other_ca(tmp_path: Path) -> Path:
     create_authority(tmp_path / "other", "f")
     return tmp_path / "other"

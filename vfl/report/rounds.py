@@ -102,9 +102,8 @@ class History:
         """Yields (new complete lines, time of writing) of each file, the oldest first."""
         with ExitStack() as stack:
             files = {}
-            for part in part_names(
-                path
-            ):  # from the newest: a file that is renamed meanwhile comes again, and none is missed
+            # From the newest: a file that is renamed meanwhile comes again, and none is missed.
+            for part in part_names(path):
                 with suppress(FileNotFoundError):
                     file = stack.enter_context(part.open("rb"))
                     files[os.fstat(file.fileno()).st_ino] = file
