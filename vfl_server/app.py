@@ -39,7 +39,7 @@ _TICK_S = 0.2
 _SAVE_S = 1.0
 _CLOSE_S = 5.0
 _TELL_S = 60.0  # for parties that may not know that the run is complete, to come and hear it
-_STOP_S = 1.0  # allowed to the parties to hear that the server was stopped
+_STOP_S = 1.5  # allowed to the parties to hear that the server was stopped, or that the run has failed
 MAX_SUMMARY = 2_000_000  # characters; a larger summary is not sent to the active party
 
 
@@ -146,6 +146,7 @@ class ServerApp:
                 if coordinator.failure is None:
                     ledger.save(folder.path / "ledger.json", meter.counts())
             if coordinator.failure is not None:
+                coordinator.wait_until_empty(_STOP_S)
                 raise coordinator.failure
             summary = completed or self._summary(coordinator, folder.run_id, ledger, meter)
             text = summary.model_dump_json(indent=1) + "\n"

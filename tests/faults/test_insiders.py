@@ -16,6 +16,7 @@ from tests.contract.exchanges import keyring
 from tests.harness.cases import digits, recipe
 from tests.harness.federation import Federation
 from tests.harness.hostile import HostilePassive
+from tests.harness.waiting import wait_until
 from tests.integration.test_resume import (
     DATA,
     EPOCH_BYTES,
@@ -181,6 +182,39 @@ def test_a_server_that_dies_while_a_party_waits_for_others_is_looked_for() -> No
     server = Restarted()
     assert isinstance(server.join(), Start)
     assert server.sessions == 2
+
+
+class Leaving(OddServer):
+    """Starts a generation, says that it was stopped, and waits for the party to end the session."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = threading.Event()
+
+    def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
+        next(requests)
+        start = control_pb2.Start(run_id="run", generation=1)
+        yield control_pb2.ServerMessage(start=start).SerializeToString()
+        interrupt = control_pb2.Interrupt(generation=1, reason="server was stopped", leaving=True)
+        yield control_pb2.ServerMessage(interrupt=interrupt).SerializeToString()
+        with contextlib.suppress(Exception):  # gRPC raises a bare Exception if the party cancels the call
+            for _ in requests:
+                pass
+        self.ended.set()
+
+
+def test_a_party_ends_the_session_when_the_server_leaves_and_knows_why() -> None:
+    server = Leaving()
+    with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
+        session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0)
+        try:
+            assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
+            assert server.ended.wait(WAIT_S)
+            wait_until(lambda: session._channel is None)  # the loss of the connection is known, too
+            with pytest.raises(InterruptedRun, match=r"^server was stopped$"):
+                session.check()
+        finally:
+            session.close()
 
 
 class GoneAndBack(OddServer):

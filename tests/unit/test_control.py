@@ -7,6 +7,7 @@ import json
 import queue
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -1293,6 +1294,68 @@ def test_a_refused_join_is_in_the_log_and_on_the_screen(caplog: pytest.LogCaptur
     assert record.getMessage() == "refused p1: p1 joins as 'active'; in the recipe it is passive"
     why = "p1 joins as 'active'; in the recipe it is passive"
     assert shown == [("refused", {"party": "p1", "code": "ROLE_MISMATCH", "why": why})]
+
+
+class Call(Context):
+    """A session's call, which somebody else ends."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def add_callback(self, _callback: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("end", ["stopped", "failed", "complete"])
+def test_a_session_lasts_until_its_party_has_read_the_last_word(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may exit when all sessions have ended, and would take along what the parties have not read."""
+    monkeypatch.setattr("vfl_server.control.service._LAST_WORD_S", 30.0)
+    run = Run()
+    service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
+    member, hangs_up = run.begin()["p1"], threading.Event()
+    told: queue.SimpleQueue[control_pb2.ServerMessage] = queue.SimpleQueue()
+
+    def requests() -> Iterator[bytes]:
+        hangs_up.wait(30.0)
+        yield from ()
+
+    def session() -> None:
+        for data in service._until_it_ends(member, requests(), Call("p1")):
+            told.put(control_pb2.ServerMessage.FromString(data))
+
+    thread = threading.Thread(target=session, daemon=True)
+    thread.start()
+    if end == "stopped":
+        run.coordinator.stop()
+    elif end == "failed":
+        run.coordinator.fail(LostError(Code.PARTY_LOST, "p2 did not come", party="p2"))
+    else:
+        with run.coordinator._lock:
+            run.coordinator._complete(member)
+    said = "interrupt" if end == "stopped" else "stop" if end == "failed" else "complete"
+    while (message := told.get(timeout=30.0)).WhichOneof("body") != said:
+        pass
+    assert not message.HasField("interrupt") or message.interrupt.leaving
+    thread.join(0.2)
+    assert thread.is_alive()
+    hangs_up.set()
+    thread.join(30.0)
+    assert not thread.is_alive()
+
+
+def test_a_party_that_does_not_hang_up_holds_its_session_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vfl_server.control.service._LAST_WORD_S", 0.1)
+    run = Run()
+    service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
+    member = run.join("p1")
+    run.coordinator.fail(LostError(Code.PARTY_LOST, "p2 did not come", party="p2"))
+    silence = threading.Event()
+    bodies = [
+        control_pb2.ServerMessage.FromString(data).WhichOneof("body")
+        for data in service._until_it_ends(member, iter(silence.wait, True), Call("p1"))  # type: ignore[arg-type]
+    ]
+    assert bodies[-1] == "stop"
+    silence.set()
 
 
 TOLD = {"a": ("two", 1), "p": ("one", 2), "q": ("one", 1)}

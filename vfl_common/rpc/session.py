@@ -463,6 +463,8 @@ class Session:
                 if message.HasField("interrupt"):
                     lost = ", ".join(message.interrupt.lost)
                     self._end(InterruptedRun(clean(message.interrupt.reason or f"{lost} was lost")))
+                    if message.interrupt.leaving:
+                        break  # the server waits for this end
                     continue
                 if message.HasField("start"):
                     if message.start.goes_on:
@@ -584,7 +586,9 @@ class Session:
                 self._channel = None
             self._again, self._away = None, False
             self._lock.notify_all()
-            self._ended, watcher = error, self._watcher
+            if self._ended is None or not isinstance(error, InterruptedRun):  # the first reason is the cause
+                self._ended = error
+            watcher = self._watcher
             self._inbox.put(error)
         if watcher is not None:
             watcher(error)

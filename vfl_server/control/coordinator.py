@@ -50,6 +50,7 @@ class Member:
     heard_s: float
     joined: bool = False
     join: control_pb2.Join = field(default_factory=control_pb2.Join)
+    hung_up: threading.Event = field(default_factory=threading.Event)  # nothing more comes from the party
     plan: tuple[AggregationPlan, ...] | None = None  # for this generation; None: not received yet
     progress: control_pb2.Progress | None = None  # the last one of this generation
     report: control_pb2.Report | None = None
@@ -289,7 +290,7 @@ class Coordinator:
                 for member in self._members.values():
                     member.joined = False  # the end of its session is no loss
             elif self.state is RunState.RUNNING:
-                self._interrupt(f"{self.recipe.server} was stopped", lost=[])
+                self._interrupt(f"{self.recipe.server} was stopped", lost=[], leaving=True)
             for member in self._members.values():
                 member.outbox.put(None)
 
@@ -579,7 +580,7 @@ class Coordinator:
             self._emit("lost", party=member.name, how=how)
             self._decide(announce=True)
 
-    def _interrupt(self, reason: str, lost: list[str]) -> None:
+    def _interrupt(self, reason: str, lost: list[str], *, leaving: bool = False) -> None:
         self.state = move(self.state, RunState.WAITING)
         self._interruptions += 1
         self._away.clear()
@@ -587,7 +588,7 @@ class Coordinator:
         self._on_end(InterruptedRun(reason))
         self._waiting_since_s = time.monotonic()
         self._deadline_s = self.recipe.run.rejoin_deadline_s
-        interrupt = control_pb2.Interrupt(generation=self.generation, lost=lost, reason=reason)
+        interrupt = control_pb2.Interrupt(generation=self.generation, lost=lost, reason=reason, leaving=leaving)
         for member in self._members.values():
             member.joined, member.report, member.alone, member.lenient = False, None, False, False
             member.outbox.put(control_pb2.ServerMessage(interrupt=interrupt))

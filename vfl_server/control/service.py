@@ -21,6 +21,7 @@ from vfl_common.rpc.session import SERVICE
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator, Member
 
+_LAST_WORD_S = 1.5  # for a party to end the session once it has read the server's last word
 MAX_SESSIONS = 3  # of each party: the one in use, one that has broken, and one that is to replace them
 
 log = logging.getLogger(__name__)
@@ -80,10 +81,15 @@ class ControlService:
             self._coordinator.closed(member)
             return
         threading.Thread(target=self._read, args=[member, requests], name=f"from-{member.name}", daemon=True).start()
+        last: control_pb2.ServerMessage | None = None
         while (message := member.outbox.get()) is not None:
-            data = message.SerializeToString()
+            last, data = message, message.SerializeToString()
             self._ledger.add(member.name, CONTROL, CONTROL, "sent", 0, len(data))
             yield data
+        if last is not None and _is_last_word(last):
+            # If this process exits before the party has read it, what the party sends meanwhile can break the
+            # connection, and the party's channel then drops what it has not read.
+            member.hung_up.wait(_LAST_WORD_S)
 
     def _read(self, member: Member, requests: Iterator[bytes]) -> None:
         """Reads all messages of a party, in the session's second thread."""
@@ -98,6 +104,8 @@ class ControlService:
             member.outbox.put(None)
         except Exception:  # noqa: BLE001 - gRPC raises a bare Exception if the stream breaks; `closed` handles it
             return
+        finally:
+            member.hung_up.set()
 
     def _handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
         """Passes a message on. Raises PeerError, or InternalError for a defect of ours, which is logged."""
@@ -108,6 +116,12 @@ class ControlService:
         except Exception as error:
             log.exception("internal error", extra={"event": "failed"})
             raise InternalError(f"{type(error).__name__}: {error}") from None
+
+
+def _is_last_word(message: control_pb2.ServerMessage) -> bool:
+    """Whether the party ends the session once it has read ``message``."""
+    body = message.WhichOneof("body")
+    return body in ("stop", "complete") or (body == "interrupt" and message.interrupt.leaving)
 
 
 def _parse(data: bytes, party: str) -> control_pb2.PartyMessage:

@@ -224,14 +224,16 @@ class Start(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ..., returning: _Optional[bool] = ..., goes_on: _Optional[bool] = ...) -> None: ...
 
 class Interrupt(_message.Message):
-    __slots__ = ("generation", "lost", "reason")
+    __slots__ = ("generation", "lost", "reason", "leaving")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     generation: int
     lost: _containers.RepeatedScalarFieldContainer[str]
     reason: str
-    def __init__(self, generation: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, generation: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class Complete(_message.Message):
     __slots__ = ("summary_json", "run_id")
