@@ -217,6 +217,43 @@ def test_a_party_ends_the_session_when_the_server_leaves_and_knows_why() -> None
             session.close()
 
 
+class Silent(OddServer):
+    """Starts a generation, and says nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+        self.ends = threading.Event()
+
+    def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
+        next(requests)
+        yield control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1)).SerializeToString()
+        with contextlib.suppress(Exception):  # gRPC raises a bare Exception if the party cancels the call
+            self.told.extend(str(control_pb2.PartyMessage.FromString(data).WhichOneof("body")) for data in requests)
+        self.ends.wait(WAIT_S)
+
+
+def test_a_stopped_party_waits_once_for_a_server_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vfl_common.rpc.session._STOP_S", 0.2)
+    monkeypatch.setattr("vfl_common.rpc.session._CLOSE_S", 60.0)
+    server = Silent()
+    with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
+        session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0)
+        assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
+
+        def stop() -> None:
+            session.stopping()  # from inside of the generation, and from outside of it
+            session.stopping()
+            session.close()
+
+        thread = threading.Thread(target=stop, daemon=True)
+        thread.start()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        wait_until(lambda: server.told == ["stopping"])
+        server.ends.set()
+
+
 class GoneAndBack(OddServer):
     """Starts a generation, dies once it has the plan, and then answers a party that joins again as a test says.
 

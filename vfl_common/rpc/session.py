@@ -358,10 +358,11 @@ class Session:
     def stopping(self) -> None:
         """Reports to the server that this party was stopped: the others wait for it, as for one that was lost.
 
-        Returns when the server has ended the session, so that the others hear of the stop before they miss this party.
+        Returns when the server has ended the session, so that the others hear of the stop before they miss this party,
+        or after ``_STOP_S``. What this party says then is not waited for.
         """
         reader = self._reader
-        if self._channel is not None and reader is not None:
+        if self._channel is not None and reader is not None and not self._closed.is_set():
             self._closed.set()  # the end of the session is no news
             self._send(control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
             reader.join(timeout=_STOP_S)
@@ -372,13 +373,14 @@ class Session:
             self._send(control_pb2.PartyMessage(abort=to_failure(error)))
 
     def close(self) -> None:
-        """Half-closes the stream and waits for the server's end of it."""
+        """Half-closes the stream and waits for the server's end of it, unless ``stopping`` has waited for it."""
+        wait_s = 0.0 if self._closed.is_set() else _CLOSE_S
         self._closed.set()
         with self._lock:
             self._lock.notify_all()
         self._outbox.put(None)
         if self._reader is not None and self._channel is not None:
-            self._reader.join(timeout=_CLOSE_S)
+            self._reader.join(timeout=wait_s)
         self._disconnect()
 
     # -- connection ---------------------------------------------------------------------------------------------
