@@ -87,7 +87,7 @@ SIGNS = {
     "stopping": "somebody has stopped it",
 }
 _CLOSE_S = 5.0
-_STOP_S = 2.5  # for the server to answer a party that was stopped
+_STOP_S = 2.0  # for the server to answer a party that was stopped
 _LONGEST_S = 1e6
 _PAUSE_S = 0.5  # before a session that ended is opened again
 _MOST_NAMES = 1_000  # of missing parties
