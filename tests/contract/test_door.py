@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -13,6 +15,7 @@ from grpc_health.v1 import health_pb2
 from tests.contract.exchanges import WAIT_S, credentials, keyring
 from vfl_common.rpc import channel
 from vfl_common.rpc.channel import connect, listening, split_address
+from vfl_common.rpc.door import patience_s
 from vfl_common.rpc.health import Health
 
 ME, ROOM = "active", 64
@@ -59,3 +62,22 @@ def test_few_strangers_are_left_to_their_deadline(address: str) -> None:
         stranger.settimeout(1.0)
         with pytest.raises(TimeoutError):
             stranger.recv(1)
+
+
+@pytest.mark.parametrize(("strangers", "want"), [(0, 2.0), (64, 2.0), (80, 1.28), (128, 0.5), (100_000, 0.5)])
+def test_of_many_strangers_each_has_less_time(strangers: int, want: float) -> None:
+    assert patience_s(strangers) == pytest.approx(want)
+
+
+def test_strangers_do_not_have_the_certificates_read_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Callable[[], object]] = []
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda _first, changed, **_: asked.append(changed))
+    mine = keyring(ME)
+    reads = Mock(wraps=mine.current)
+    monkeypatch.setattr(mine, "current", reads)
+    channel._server_credentials(mine)
+    (changed,) = asked
+    began_s = time.monotonic()
+    for _ in range(5_000):
+        assert changed() is None
+    assert 100 <= reads.call_count <= 102 + 5 * (time.monotonic() - began_s)

@@ -20,6 +20,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.revoked import require_unrevoked
 from vfl_common.rpc.door import Door
 from vfl_common.rpc.limits import most_connections, raise_file_limit
+from vfl_common.rpc.rate import Rate
 from vfl_common.wire.frames import FRAME_BYTES
 
 PROTOCOL = 6  # compared at joining and attaching; raise it with any change that an older peer would misread
@@ -46,6 +47,7 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
 
 _LOOK_S = 2.0  # for a look at a peer's certificate
 _RETRY_S = 0.1
+_CHANGE_S, _CHANGES = 0.2, 100  # looks at this process's own certificate, for those who connect: 100, then 5 a second
 
 Context: TypeAlias = grpc.ServicerContext  # of one call; for the services that live outside this package
 Handler: TypeAlias = grpc.GenericRpcHandler
@@ -151,8 +153,12 @@ def listening(
 
 
 def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
-    """Makes mutual TLS of a server; gRPC asks at each connection whether the certificates have changed."""
-    used = keyring.current()
+    """Makes mutual TLS of a server; gRPC asks at each connection whether the certificates have changed.
+
+    An answer reads files, and so takes the interpreter several times from the thread that trains. If strangers connect
+    hundreds of times a second, not each of them gets an answer of its own.
+    """
+    used, looks = keyring.current(), Rate(_CHANGE_S, _CHANGES)
 
     def made(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
         pair = (credentials.key_pem, credentials.certificate_pem)
@@ -160,6 +166,8 @@ def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
+        if looks.passes("", time.monotonic()) is None:
+            return None
         now = keyring.current()
         if now.pems == used.pems:
             return None

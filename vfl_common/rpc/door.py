@@ -23,9 +23,11 @@ import grpc
 from vfl_common.rpc.rate import Rate
 from vfl_common.rpc.tcp import Endpoint, duplicate, endpoint, plain
 
-_LOOK_S = 0.1
+_LOOK_S = 0.1  # at how many there are
+_WHO_S = 0.5  # at who they are, unless many have come: each look takes the interpreter once for each of them
 _FEW = 64  # strangers for whom gRPC's own deadline will do, beside the parties if all come at once
 _CALL_S = 2.0  # from its connection to a party's first call: some round trips, and perhaps a busy machine
+_LEAST_CALL_S = 0.5  # if there are many strangers
 _TELL_S = 60.0  # between two warnings
 _OURS = "/proc/self/fd"
 
@@ -91,10 +93,14 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         return serving
 
     def _watch(self) -> None:
+        looked_s, then = 0.0, 0
         while not self._over.wait(_LOOK_S):
             try:
-                if len(_files()) > self._few or len(self._known) > self._most:
-                    self._look(time.monotonic())
+                now_s, files = time.monotonic(), len(_files())
+                few = files <= self._few and len(self._known) <= self._most
+                if not few and (files > then + _FEW or now_s - looked_s >= _WHO_S):
+                    self._look(now_s)
+                    looked_s, then = now_s, files
             except OSError:
                 continue  # no /proc, or no file is free to list it: gRPC's own deadline remains
 
@@ -115,9 +121,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         callers = [name for name, each in self._seen.items() if each is not None and name not in self._closed]
         strangers = [name for name in callers if self._seen[name] not in known]
         room = 3 * (self._most - len(callers) + len(strangers)) // 4
-        late = [
-            name for name in strangers[: max(0, len(strangers) - self._few)] if now_s - self._since_s[name] >= _CALL_S
-        ]
+        beyond = strangers[: max(0, len(strangers) - self._few)]
+        late = [name for name in beyond if now_s - self._since_s[name] >= patience_s(len(strangers))]
         unwanted = dict.fromkeys((*strangers[: max(0, len(strangers) - room)], *late))
         ended = [name for name in unwanted if self._close(name, sockets[name])]
         self._closed.update(ended)
@@ -147,6 +152,12 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         except OSError:
             pass
         return False
+
+
+def patience_s(strangers: int) -> float:
+    """Returns how long a stranger may take to call: less if there are many, as each that is held slows every poll."""
+    share = _FEW / max(_FEW, strangers)
+    return max(_LEAST_CALL_S, _CALL_S * share**2)
 
 
 def _files() -> list[str]:
