@@ -26,6 +26,7 @@ from vfl_common.wire.frames import FRAME_BYTES
 PROTOCOL = 6  # compared at joining and attaching; raise it with any change that an older peer would misread
 MAX_MESSAGE_BYTES = 4 * FRAME_BYTES  # a frame is 1 MiB and its envelope; gRPC itself refuses anything larger
 
+LOOKAHEAD_BYTES = 8 << 20  # at 200 ms from peer to peer, 40 MB/s
 _SHARED_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -36,6 +37,10 @@ _SHARED_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # Of each stream, gRPC takes as much from the wire ahead of its reader. By default it adapts that to the speed of
+    # the wire, and a peer that sends faster than it is read fills hundreds of megabytes.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
 ]
 _SERVER_OPTIONS: list[tuple[str, int]] = [
     *_SHARED_OPTIONS,
