@@ -146,7 +146,8 @@ class ServerApp:
                 if coordinator.failure is None:
                     ledger.save(folder.path / "ledger.json", meter.counts())
             if coordinator.failure is not None:
-                coordinator.wait_until_empty(_STOP_S)
+                with contextlib.suppress(KeyboardInterrupt, Stopped):  # it ends anyway, and says why
+                    coordinator.wait_until_empty(_STOP_S)
                 raise coordinator.failure
             summary = completed or self._summary(coordinator, folder.run_id, ledger, meter)
             text = summary.model_dump_json(indent=1) + "\n"

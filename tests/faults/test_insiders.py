@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -232,7 +233,7 @@ class Silent(OddServer):
 
 
 def test_a_stopped_party_waits_once_for_a_server_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vfl_common.rpc.session._STOP_S", 0.2)
+    monkeypatch.setattr("vfl_common.rpc.session._STOP_S", 1.0)
     monkeypatch.setattr("vfl_common.rpc.session._CLOSE_S", 60.0)
     server = Silent()
     with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
@@ -249,6 +250,21 @@ def test_a_stopped_party_waits_once_for_a_server_that_stands_still(monkeypatch: 
         thread.join(WAIT_S)
         assert not thread.is_alive()
         wait_until(lambda: server.told == ["stopping"])
+        server.ends.set()
+
+
+def test_a_second_signal_takes_back_nothing_that_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Silent()
+    with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
+        session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0)
+        assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
+        with monkeypatch.context() as patched:
+            patched.setattr(session._reader, "join", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                session.stopping()
+        session.stopping()
+        session.close()
+        wait_until(lambda: "stopping" in server.told)
         server.ends.set()
 
 

@@ -724,6 +724,15 @@ def test_the_others_go_on_without_a_lost_party_and_take_it_back() -> None:
     assert run.started == [(1, "")]
 
 
+def test_a_run_that_has_failed_waits_for_nobody() -> None:
+    run, members = without_p2()
+    run.coordinator.fail(LostError(Code.STEP_TIMEOUT, "p1 was too slow", party="p1"))
+    told(members["p0"])
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
+    assert run.coordinator.state is RunState.FAILED
+    assert told(members["p0"]) == []
+
+
 def test_a_party_that_is_away_when_it_is_needed_is_waited_for() -> None:
     run, members = without_p2()
     run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))

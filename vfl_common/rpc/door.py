@@ -21,13 +21,13 @@ from typing import Any, Self
 import grpc
 
 from vfl_common.rpc.rate import Rate
-from vfl_common.rpc.tcp import Endpoint, duplicate, endpoint, plain
+from vfl_common.rpc.tcp import Endpoint, counts_of, duplicate, endpoint, plain
 
 _LOOK_S = 0.1  # at how many there are
 _WHO_S = 0.5  # at who they are, unless many have come: each look takes the interpreter once for each of them
 _FEW = 64  # strangers for whom gRPC's own deadline will do, beside the parties if all come at once
 _CALL_S = 2.0  # from its connection to a party's first call: some round trips, and perhaps a busy machine
-_LEAST_CALL_S = 0.5  # if there are many strangers
+_LEAST_CALL_S = 0.5  # if there are many strangers, for one that says nothing
 _TELL_S = 60.0  # between two warnings
 _OURS = "/proc/self/fd"
 
@@ -122,7 +122,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         strangers = [name for name in callers if self._seen[name] not in known]
         room = 3 * (self._most - len(callers) + len(strangers)) // 4
         beyond = strangers[: max(0, len(strangers) - self._few)]
-        late = [name for name in beyond if now_s - self._since_s[name] >= patience_s(len(strangers))]
+        silent_s = patience_s(len(strangers), self._few)
+        late = [name for name in beyond if self._is_late(sockets[name], now_s - self._since_s[name], silent_s)]
         unwanted = dict.fromkeys((*strangers[: max(0, len(strangers) - room)], *late))
         ended = [name for name in unwanted if self._close(name, sockets[name])]
         self._closed.update(ended)
@@ -130,6 +131,18 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         if held is not None:
             text = "%d connections without a certificate take up room; the oldest of them are closed now and then"
             log.warning(text, len(strangers), extra={"event": "strangers"})
+
+    @staticmethod
+    def _is_late(fd: int, age_s: float, silent_s: float) -> bool:
+        """Whether a stranger has had its time. A party far away has begun its handshake at once, and has all of it."""
+        if not silent_s <= age_s < _CALL_S:
+            return age_s >= _CALL_S
+        try:
+            with duplicate(fd) as copy:
+                counts = counts_of(copy)
+        except OSError:
+            return False  # it was closed meanwhile
+        return counts is not None and counts[1] == 0
 
     def _caller(self, fd: int) -> Endpoint | None:
         """Returns the other end of a connection to the port; None if the socket is something else. Raises OSError."""
@@ -154,9 +167,12 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         return False
 
 
-def patience_s(strangers: int) -> float:
-    """Returns how long a stranger may take to call: less if there are many, as each that is held slows every poll."""
-    share = _FEW / max(_FEW, strangers)
+def patience_s(strangers: int, few: int) -> float:
+    """Returns how long a caller may say nothing: the shorter, the more there are beyond a ``few``.
+
+    Each connection that is held slows down every poll.
+    """
+    share = few / max(few, strangers)
     return max(_LEAST_CALL_S, _CALL_S * share**2)
 
 

@@ -183,6 +183,7 @@ class Session:
         self._started = self._completed = False
         self._watcher: Callable[[VflError], None] | None = None
         self._closed = threading.Event()
+        self._has_waited = False  # for the server to hear that this party was stopped
         self._joined = control_pb2.Join()
         self._again: control_pb2.Join | None = None  # while the generation may go on without the server
         self._said: dict[str, bytes] = {}  # in this generation, for a server that comes back: {message: the last one}
@@ -362,10 +363,11 @@ class Session:
         or after ``_STOP_S``. What this party says then is not waited for.
         """
         reader = self._reader
-        if self._channel is not None and reader is not None and not self._closed.is_set():
-            self._closed.set()  # the end of the session is no news
+        if self._channel is not None and reader is not None and not self._has_waited:
             self._send(control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
+            self._closed.set()  # the end of the session is no news
             reader.join(timeout=_STOP_S)
+            self._has_waited = True  # not if another signal has cut that short
 
     def abort(self, error: BaseException) -> None:
         """Reports to the server that this party stops, and why (the public text only)."""
@@ -374,13 +376,12 @@ class Session:
 
     def close(self) -> None:
         """Half-closes the stream and waits for the server's end of it, unless ``stopping`` has waited for it."""
-        wait_s = 0.0 if self._closed.is_set() else _CLOSE_S
         self._closed.set()
         with self._lock:
             self._lock.notify_all()
         self._outbox.put(None)
         if self._reader is not None and self._channel is not None:
-            self._reader.join(timeout=wait_s)
+            self._reader.join(timeout=0.0 if self._has_waited else _CLOSE_S)
         self._disconnect()
 
     # -- connection ---------------------------------------------------------------------------------------------

@@ -101,12 +101,21 @@ def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | No
                 if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
                     continue
                 ends = (plain(copy.getsockname()), plain(copy.getpeername()))
-                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+                counts = counts_of(copy)
         except OSError:
             continue  # closed meanwhile, listening, or not connected
-        if len(info) >= _COUNTS_OFFSET + _COUNTS.size:
-            found[ends] = _COUNTS.unpack_from(info, _COUNTS_OFFSET)
+        if counts is not None:
+            found[ends] = counts
     return found
+
+
+def counts_of(connection: socket.socket) -> tuple[int, int] | None:
+    """Returns the bytes that the other end has acknowledged, and those received; None if an old kernel does not count.
+
+    Raises OSError if it is no TCP connection.
+    """
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    return _COUNTS.unpack_from(info, _COUNTS_OFFSET) if len(info) >= _COUNTS_OFFSET + _COUNTS.size else None
 
 
 def duplicate(fd: int) -> socket.socket:

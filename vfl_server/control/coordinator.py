@@ -50,7 +50,7 @@ class Member:
     heard_s: float
     joined: bool = False
     join: control_pb2.Join = field(default_factory=control_pb2.Join)
-    hung_up: threading.Event = field(default_factory=threading.Event)  # nothing more comes from the party
+    hung_up: threading.Event = field(default_factory=threading.Event)  # nothing more is read from the party
     plan: tuple[AggregationPlan, ...] | None = None  # for this generation; None: not received yet
     progress: control_pb2.Progress | None = None  # the last one of this generation
     report: control_pb2.Report | None = None
@@ -556,7 +556,7 @@ class Coordinator:
     def _lenient(self, member: Member, on: bool) -> None:
         """Notes whether the active party goes on without lost parties; if it does not any more, all wait for them."""
         member.lenient = on and self.state is RunState.RUNNING
-        if self._away and not on:
+        if self._away and not on and self.state is RunState.RUNNING:
             away = [name for name in self._roster if name in self._away]
             self._interrupt(f"{', '.join(away)} {'are' if len(away) > 1 else 'is'} away, and needed now", lost=away)
             self._decide(announce=True)
