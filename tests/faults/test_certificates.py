@@ -181,6 +181,24 @@ def test_a_revoked_party_is_refused_by_the_server(federation: Federation) -> Non
         federation.finish()
 
 
+def test_a_party_that_is_revoked_during_a_run_is_waited_for(tmp_path: Path, undisturbed: Parameters) -> None:
+    """Its session is open; the next interruption has it join again, and it must not end the run for the others."""
+    with held(tmp_path, resumed(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(AFTER_FIRST)
+        revoke(federation.folder / "certs", "p1")
+        federation.programs["p0"].signal(signal.SIGTERM)
+        assert federation.programs["p0"].wait(60) == 130
+        refused(federation.programs["p1"], "server refused: the certificate of p1 (serial number", "is revoked")
+        (line,) = log(federation, "server", "refused")
+        assert (line["party_"], line["code"]) == ("p1", "CERTIFICATE_INVALID")
+        proxy.target = federation.start_party("p0").wait_for("ready", WAIT_S)["address"]
+        proxy.release()
+        issue(federation.folder / "certs", "p1", force=True)
+        federation.start_party("p1")
+        assert federation.finish()["interruptions"] == 1
+        assert_equal(parameters(federation), undisturbed)
+
+
 def test_a_revoked_party_is_refused_by_the_active_party(federation: Federation) -> None:
     with federation:
         (federation.folder / NOBODY).touch()

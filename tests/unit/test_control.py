@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -1365,6 +1366,16 @@ def test_a_party_that_does_not_hang_up_holds_its_session_for_a_moment_only(monke
     ]
     assert bodies[-1] == "stop"
     silence.set()
+
+
+def test_a_revoked_party_may_not_end_the_run() -> None:
+    run = Run()
+    member = run.begin()["p1"]
+    service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
+    abort = control_pb2.PartyMessage(abort=failure_pb2.Failure(code=int(Code.CERTIFICATE_INVALID), message="revoked"))
+    revoked = PeerError(Code.CERTIFICATE_INVALID, "the certificate of p1 is revoked", party="p1")
+    service._read(member, iter([abort.SerializeToString()]), Mock(side_effect=revoked))
+    assert run.coordinator.failure is None
 
 
 TOLD = {"a": ("two", 1), "p": ("one", 2), "q": ("one", 1)}

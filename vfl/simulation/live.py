@@ -101,7 +101,8 @@ def sentence(event: Event) -> str | None:
             return f"all parties have joined; they resume from checkpoint {event['checkpoint']}"
         return "all parties have joined; they begin"
     if kind == "interrupted":
-        return f"interrupted: {event['reason']}; the others wait at most {event['deadline_s']:.0f} s"
+        limit = f"; the others wait at most {event['deadline_s']:.0f} s" if "deadline_s" in event else ""
+        return f"interrupted: {event['reason']}{limit}"
     if kind == "lost":
         return f"{event['party']} {event['how']}"
     if kind == "away":

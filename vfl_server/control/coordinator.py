@@ -592,7 +592,8 @@ class Coordinator:
         for member in self._members.values():
             member.joined, member.report, member.alone, member.lenient = False, None, False, False
             member.outbox.put(control_pb2.ServerMessage(interrupt=interrupt))
-        self._emit("interrupted", reason=reason, deadline_s=self._deadline_s)
+        waits = {} if leaving else {"deadline_s": self._deadline_s}  # for a server, each party has its own patience
+        self._emit("interrupted", reason=reason, **waits)
 
     def _report(self, member: Member, report: control_pb2.Report) -> None:
         if self.state is not RunState.RUNNING or not member.joined:

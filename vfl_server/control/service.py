@@ -80,7 +80,8 @@ class ControlService:
         if not context.add_callback(lambda: self._coordinator.closed(member)):
             self._coordinator.closed(member)
             return
-        threading.Thread(target=self._read, args=[member, requests], name=f"from-{member.name}", daemon=True).start()
+        reading = [member, requests, lambda: caller(context, self._keyring)]
+        threading.Thread(target=self._read, args=reading, name=f"from-{member.name}", daemon=True).start()
         last: control_pb2.ServerMessage | None = None
         while (message := member.outbox.get()) is not None:
             last, data = message, message.SerializeToString()
@@ -91,12 +92,19 @@ class ControlService:
             # connection, and the party's channel then drops what it has not read.
             member.hung_up.wait(_LAST_WORD_S)
 
-    def _read(self, member: Member, requests: Iterator[bytes]) -> None:
-        """Reads all messages of a party, in the session's second thread."""
+    def _read(self, member: Member, requests: Iterator[bytes], admit: Callable[[], object] = lambda: None) -> None:
+        """Reads all messages of a party, in the session's second thread.
+
+        ``admit``: raises PeerError if the party's certificate has been revoked since. Then it may neither join again
+        nor end the run: the others wait for it, and it may come back with another certificate.
+        """
         try:
             for data in requests:
                 self._ledger.add(member.name, CONTROL, CONTROL, "received", 0, len(data))
-                self._handle(member, _parse(data, member.name))
+                message = _parse(data, member.name)
+                if message.WhichOneof("body") in ("join", "abort"):
+                    admit()
+                self._handle(member, message)
         except VflError as error:  # refuses this party only; the others keep waiting
             if isinstance(error, PeerError):
                 self.refusals.note(member.name, error)
