@@ -1372,8 +1372,8 @@ def test_a_revoked_party_may_not_end_the_run() -> None:
     run = Run()
     member = run.begin()["p1"]
     service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
-    abort = control_pb2.PartyMessage(abort=failure_pb2.Failure(code=int(Code.CERTIFICATE_INVALID), message="revoked"))
     revoked = PeerError(Code.CERTIFICATE_INVALID, "the certificate of p1 is revoked", party="p1")
+    abort = control_pb2.PartyMessage(abort=to_failure(revoked))
     service._read(member, iter([abort.SerializeToString()]), Mock(side_effect=revoked))
     assert run.coordinator.failure is None
 
