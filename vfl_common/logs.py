@@ -157,6 +157,9 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "interrupted":
         limit = f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
         return f"interrupted: {facts['reason']}{limit}"
+    if event in ("away", "back") and "at" in facts:
+        party, at = facts["party"], facts["at"]
+        return f"going on without {party} at {at}" if event == "away" else f"{party} is back at {at}"
     if event == "server_away":
         return f"{facts['server']} is away; training goes on without it for at most {facts['left_s']:.0f} s"
     if event == "server_back":

@@ -23,7 +23,7 @@ from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.checkpoint import CheckpointStore
-from vfl_party.context import MakeEncoder
+from vfl_party.context import Hooks, MakeEncoder
 from vfl_party.devices import device_name, keep_freed_memory, peak_memory, set_threads
 from vfl_party.files import PartyFiles
 from vfl_party.job import Jobs, PartyJob
@@ -152,7 +152,8 @@ class PartyApp:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=files.name)
                 files.keyring.tell()
                 progress.begin(folder.path / "metrics.jsonl", start)
-                return jobs.make(start.run_id, transports.transport(start, service), tick, session.lenient)
+                hooks = Hooks(tick, session.lenient, self.console.show)
+                return jobs.make(start.run_id, transports.transport(start, service), hooks)
 
             runner = Runner(
                 session,

@@ -58,6 +58,20 @@ def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -
     return
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What a party calls while a phase runs.
+
+    ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
+    ``lenient``: called by a phase at the active party once all have come to it, if it goes on without a lost party.
+    ``show``: reports an event, which is in the log already, to the person in front of the party.
+    """
+
+    tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
+    lenient: Callable[[bool], None] = field(default=lambda _on: None)
+    show: Callable[..., None] = field(default=lambda _event, **_facts: None)
+
+
 @dataclass
 class Party:
     """One party in one generation of a run. Row numbers are positions in the canonical order of the aligned ids.
@@ -68,8 +82,7 @@ class Party:
     ``make_encoder``: for methods that train other encoders beside the party's own.
     ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
     and on all of the party's GPUs; by default ``models["encoder"]`` on one.
-    ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
-    ``lenient``: called by a phase at the active party once all have come to it, if it goes on without a lost party.
+    ``tick``, ``lenient``, ``show``: see ``Hooks``.
     ``policy``: decides what may leave this party.
     ``privacy``: the budget of the phases with differential privacy; None if there are none.
     ``late_policy``: of the first phase that goes on without a party; ``wait`` if there is none.
@@ -90,6 +103,7 @@ class Party:
     encode: Callable[..., Tensor] = field(default=_without_encoder)
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     lenient: Callable[[bool], None] = field(default=lambda _on: None)
+    show: Callable[..., None] = field(default=lambda _event, **_facts: None)
     policy: Policy = field(default_factory=AllowAll)
     privacy: PrivacyPlan | None = None
     late_policy: LatePolicy = "wait"

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from vfl_common.errors import VflError
 from vfl_party.align import Aligned, Alignment
+from vfl_party.context import Hooks
 from vfl_party.exchange import Ways
-from vfl_party.party import Assembled, Opened, Tick, expected_rows
+from vfl_party.party import Assembled, Opened, expected_rows
 from vfl_party.phase import Phase, Tree
 from vfl_party.runner import Job, Statement
 
@@ -45,12 +46,11 @@ class PartyJob(Job):
         run_id: str,
         transport: Transport,
         *,
-        tick: Tick,
-        lenient: Callable[[bool], None],
+        hooks: Hooks,
         ready: tuple[Aligned, Assembled] | None = None,
     ) -> None:
         self._opened, self._alignment, self._assemble, self._ready = opened, alignment, assemble, ready
-        self._run_id, self._transport, self._tick, self._lenient = run_id, transport, tick, lenient
+        self._run_id, self._transport, self._hooks = run_id, transport, hooks
         self._assembled: Assembled | None = None
 
     @property
@@ -71,7 +71,7 @@ class PartyJob(Job):
         else:
             aligned = self._alignment.align(opened.name, self._run_id, opened.table.ids, transport)
         self._assembled = ready if ready is not None and aligned == expected else self._assemble(aligned)
-        self._assembled.connect(transport, self._tick, self._lenient)
+        self._assembled.connect(transport, self._hooks)
 
     @property
     def statement(self) -> Statement:
@@ -133,9 +133,7 @@ class Jobs:
         """The party as it is before joining, until the first job is made; None if only the others know the rows."""
         return self._ready[1] if self._ready is not None else None
 
-    def make(self, run_id: str, transport: Transport, tick: Tick, lenient: Callable[[bool], None]) -> PartyJob:
+    def make(self, run_id: str, transport: Transport, hooks: Hooks) -> PartyJob:
         """Returns the job of the next generation."""
         ready, self._ready = self._ready if self._usable else None, None
-        return PartyJob(
-            self._opened, self._alignment, self._assemble, run_id, transport, tick=tick, lenient=lenient, ready=ready
-        )
+        return PartyJob(self._opened, self._alignment, self._assemble, run_id, transport, hooks=hooks, ready=ready)

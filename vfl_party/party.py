@@ -24,7 +24,7 @@ from vfl_common.stages import AggregationPlan, Planned
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.chains import PASSIVES, summarised
-from vfl_party.context import MakeEncoder, Party
+from vfl_party.context import Hooks, MakeEncoder, Party
 from vfl_party.data import Table, load_table
 from vfl_party.exchange import Ways
 from vfl_party.methods import build_phases, handed_on, with_own_passes
@@ -39,7 +39,6 @@ from vfl_party.seeds import derive_seed
 CPU = torch.device("cpu")
 Load = Callable[[DataSettings, bool], Table]
 Spread = Callable[[nn.Module, InputSpec], Callable[..., Tensor]]
-Tick = Callable[[str, int, int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -181,9 +180,10 @@ class Assembled:
         mine = (self.party.name, "every party", *([PASSIVES] if self.party.role == "passive" else []))
         return [line for line in self.exchanges if line.sender in mine]
 
-    def connect(self, ways: Ways | None, tick: Tick, lenient: Callable[[bool], None]) -> None:
+    def connect(self, ways: Ways | None, hooks: Hooks) -> None:
         """Connects the phases to the others, and sets torch's generator to its state after they were made."""
-        self.party.ways, self.party.tick, self.party.lenient = ways, tick, lenient
+        self.party.ways = ways
+        self.party.tick, self.party.lenient, self.party.show = hooks.tick, hooks.lenient, hooks.show
         torch.set_rng_state(self.generator)
 
     def state(self) -> Tree:

@@ -116,6 +116,8 @@ def test_a_party_is_killed_and_comes_back_in_the_same_generation(
         assert_as_if_computed_without(federation, tables, absent, p2=lost)
         notes = (federation.run_folder / "p0" / "metrics.jsonl").read_text()
         assert "went on without p2 for " in notes
+        told = [event["event"] for event in federation.programs["p0"].seen() if event.get("party") == "p2"]
+        assert told == ["away", "back"]
 
 
 def test_a_party_that_is_frozen_for_a_while_misses_steps_and_counts_for_no_step_twice(tmp_path: Path) -> None:

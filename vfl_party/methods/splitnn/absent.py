@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +12,14 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.link import Lenience
+from vfl_common.rpc.rate import Rate
 from vfl_common.summary import Absence
 from vfl_party.absence import Absences, Cache, filled
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.seeds import Rows
+
+_SHOW_S, _SHOWN = 1.0, 5  # between two words about a party, after the first five
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,7 @@ class Absent:
             n = 1 + max((int(rows.max()) for rows in party.splits.values() if len(rows)), default=0)
             self._cache = Cache(self._names, n, party.embedding_size, party.device)
         self._absences = Absences(phase)
+        self._shows = Rate(_SHOW_S, _SHOWN)
         self._missed: Counter[str] = Counter()  # steps of the round under way
         self._told: frozenset[str] = frozenset()  # who was absent in the round before
 
@@ -54,11 +59,18 @@ class Absent:
         gone, back = self._absences.note(step, missing)
         for name in gone:
             log.warning("going on without %s at %s", name, step, extra={"event": "away", "away": name})
+            self._show("away", name, step)
         for name in back:
             log.info("%s is back at %s", name, step, extra={"event": "back", "back": name})
+            self._show("back", name, step)
         if self._cache is not None:
             found = self._cache.filled(found, rows)
         return filled(self._policy, self._rule, own, found)
+
+    def _show(self, event: str, name: str, step: StepKey) -> None:
+        """Shows who comes and goes; not each time if a party is late again and again."""
+        if self._shows.passes(name, time.monotonic()) is not None:
+            self._party.show(event, party=name, at=str(step))
 
     def words(self, round_: int, steps: int) -> str:
         """Returns a sentence about the round that has ended; '' if nobody, or the same as before, was absent."""
