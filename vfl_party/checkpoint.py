@@ -320,7 +320,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], str]:
 
 def _metadata(path: Path) -> dict[str, str]:
     """Reads the header's metadata. Raises SafetensorError if it is unreadable or does not fit the file's size."""
-    with safe_open(path, framework="pt") as file:
+    with safe_open(path, framework="np") as file:  # torch would open it again, and not say that it has gone
         return dict(file.metadata() or {})
 
 

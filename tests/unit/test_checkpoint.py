@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import safetensors.torch
@@ -607,3 +608,13 @@ def test_a_store_keeps_at_least_one(tmp_path: Path) -> None:
 
 def _refuse(*_: Any) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_labels_are_read_without_torch_which_opens_a_file_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that another process removes meanwhile is then no OSError."""
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save("000001.a.1", {"w": torch.zeros(3)})
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", Mock(side_effect=RuntimeError("unable to open file")))
+    assert CheckpointStore(tmp_path, keep=2).labels() == ["000001.a.1"]
