@@ -33,6 +33,7 @@ from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerE
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
+from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.hub import ExchangeHub, Stream
 from vfl_common.rpc.session import SERVICE, Done, Joining, ProgressUpdate, Session, Start
 from vfl_common.rpc.tcp import TcpMeter
@@ -183,6 +184,50 @@ def test_a_server_that_dies_while_a_party_waits_for_others_is_looked_for() -> No
     server = Restarted()
     assert isinstance(server.join(), Start)
     assert server.sessions == 2
+
+
+class Refusing(OddServer):
+    """Starts a generation, ends it, and refuses the party: at once, or when it joins again."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        refusal = PeerError(Code.CERTIFICATE_INVALID, "the certificate of p1 is revoked", party="p1")
+        interrupt = control_pb2.Interrupt(generation=1, reason="p0 was stopped")
+        messages = control_pb2.ServerMessage(interrupt=interrupt), control_pb2.ServerMessage(stop=to_failure(refusal))
+        super().__init__(*(message.SerializeToString() for message in messages))
+        self._at_once = at_once
+
+    def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        next(requests)
+        self.sessions += 1
+        yield control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1)).SerializeToString()
+        if not self._at_once:
+            next(requests)
+        yield from self._answers
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_refusal_that_follows_an_interruption_is_heard_once(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A party that is slow to read must not take the end of its session for the server's death, and ask again."""
+    server = Refusing(at_once=at_once)
+    with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
+        session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0)
+        joining = Joining("passive", "{}", "train", 1, "cpu")
+        try:
+            assert isinstance(session.join(joining), Start)
+            send = session._send
+
+            def slowly(message: control_pb2.PartyMessage) -> None:
+                send(message)
+                wait_until(lambda: session._channel is None)
+
+            monkeypatch.setattr(session, "_send", slowly)
+            if at_once:
+                wait_until(lambda: session._channel is None)
+            with pytest.raises(PeerError, match="the certificate of p1 is revoked"):
+                session.join(joining)
+        finally:
+            session.close()
+    assert server.sessions == 1
 
 
 class Leaving(OddServer):

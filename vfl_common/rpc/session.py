@@ -203,6 +203,7 @@ class Session:
         self._look_no_more()
         if self._looker is not None:  # it may be about to connect
             self._looker.join()
+        self._forget()
         give_up_s, spoke = time.monotonic() + self.wait_s, False
         while True:
             if self._channel is None:
@@ -230,7 +231,7 @@ class Session:
                 if isinstance(answer, VflError):
                     if not isinstance(answer, InterruptedRun):
                         raise answer
-                    if self._channel is None:  # the server went away meanwhile: connect and join again
+                    if self._has_lost():  # the server went away meanwhile: connect and join again
                         if spoke:  # it served for as long as it lived: it gets the whole time to come back
                             give_up_s, spoke = time.monotonic() + self.wait_s, False
                         elif time.monotonic() >= give_up_s:
@@ -248,6 +249,18 @@ class Session:
                 elif answer.HasField("complete"):
                     self._completed = True
                     return Done(answer.complete.run_id, answer.complete.summary_json)
+
+    def _forget(self) -> None:
+        """Forgets what the server said of an earlier generation. Raises its refusal of this party, if it sent one."""
+        while not self._inbox.empty():
+            answer = self._inbox.get()
+            if isinstance(answer, VflError) and not isinstance(answer, InterruptedRun):
+                raise answer
+
+    def _has_lost(self) -> bool:
+        """Whether the connection is lost, and all that the server said before is known."""
+        with self._lock:
+            return self._channel is None and self._inbox.empty()
 
     def _checked(self, start: control_pb2.Start) -> Start:
         """Checks the answer, because a run id becomes a folder's name here, and the server is not trusted with that."""
