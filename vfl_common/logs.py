@@ -13,6 +13,7 @@ import stat
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO
@@ -146,6 +147,12 @@ def _free(key: str) -> str:
     return f"{key}_" if key in _STANDARD else key
 
 
+def interrupted(facts: Mapping[str, Any]) -> str:
+    """Words an event ``interrupted``; a party's own has no deadline."""
+    limit = f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
+    return f"interrupted: {facts['reason']}{limit}"
+
+
 def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "ready":
         return f"{program} listens on {facts['address']}"
@@ -155,8 +162,7 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         why = f": {facts['why']}" if facts.get("why") else ""
         return f"waiting for {listed(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
     if event == "interrupted":
-        limit = f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
-        return f"interrupted: {facts['reason']}{limit}"
+        return interrupted(facts)
     if event in ("away", "back") and "at" in facts:
         party, at = facts["party"], facts["at"]
         return f"going on without {party} at {at}" if event == "away" else f"{party} is back at {at}"
@@ -166,6 +172,8 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return f"{facts['server']} is back"
     if event == "resumed":
         return f"resuming from checkpoint {facts['checkpoint']}"
+    if event == "skipped":
+        return f"skipping {facts['rounds']} of {facts['phase']}'s rounds: the others resume at {facts['to']}"
     if event == "refused":
         return f"refused {facts['party'] or 'a caller without a name'}: {facts['why']}"
     if event == "progress":

@@ -24,7 +24,8 @@ class PartySummary(_Model):
     """One process of the run; the server is one of them.
 
     ``device_name``: the maker's name for the device; empty for the server. ``peak_memory_bytes``: the most memory that
-    this process's tensors took on its GPU at once; None on a CPU.
+    this process's tensors took on its GPU at once; None on a CPU. ``skipped_rounds``: the rounds whose updates of
+    its encoder this party lost, because the others resumed at a later checkpoint than it had.
     """
 
     name: Words
@@ -35,6 +36,7 @@ class PartySummary(_Model):
     peak_memory_bytes: int | None = None
     steps: int = 0
     wall_s: Number = 0.0
+    skipped_rounds: int = 0
 
 
 class LinkBytes(_Model):
@@ -149,6 +151,7 @@ class Summary(_Model):
     steps: int
     wall_s: Number  # from the first start of training to the last report
     interruptions: int = 0
+    server_restarts: int = 0  # processes of the server that took the run up again
     without: list[Words] = []  # parties that came too late: the model has not seen their data
     absences: list[Absence] = []  # training steps that were computed without a party
     exchanges: list[ExchangeSummary] = []  # the phases' exchanges, as the active party reports them

@@ -139,6 +139,7 @@ class PartyApp:
             wait_s=self.wait_s,
             on_waiting=transports.waiting,
             absent_s=recipe.run.server_absent_s if job == "train" else 0.0,
+            back_s=recipe.run.rejoin_deadline_s,
             emit=self.console.emit,
         )
         progress = Progress(self.console, session, ledger, files.is_active)

@@ -17,7 +17,11 @@ from vfl_common.text import to_json
 
 _DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
 _WAIT = click.option(
-    "--wait", "wait_s", default=60.0, show_default=True, help="Seconds to wait for a server that does not answer."
+    "--wait",
+    "wait_s",
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for a server that does not answer; for one that is lost in a run, run.rejoin_deadline_s.",
 )
 
 

@@ -106,6 +106,7 @@ class Outcome:
     label: str = ""  # of the last checkpoint
     without: tuple[str, ...] = ()  # parties that the model was trained without
     absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)  # of each phase
+    skipped: int = 0  # rounds whose updates this party has lost
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,7 @@ class Runner:
                 without=outcome.without,
                 absences_json=to_json([each.model_dump() for phase in outcome.absences.values() for each in phase]),
                 peak_memory_bytes=self.peak_memory(),
+                skipped_rounds=outcome.skipped,
             )
             return outcome
         except BaseException as raised:
@@ -307,6 +309,7 @@ class Runner:
         outcome = Outcome()
         if tree:
             outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label, without=tuple(tree.get("without", ())))
+            outcome.skipped = tree.get("skipped", 0)
             outcome.absences = {
                 phase: tuple(Absence(**each) for each in found) for phase, found in tree.get("absences", {}).items()
             }
@@ -315,6 +318,11 @@ class Runner:
         self._vouch(folder, label)
         for phase in job.phases:
             end = begin + phase.rounds
+            if phase.lenient and (lost := min(first, end) - max(own, begin)) > 0:
+                outcome.skipped += lost
+                text = "the others resume at %s: this party skips %d rounds of %s, and their updates of its encoder"
+                log.warning(text, begun, lost, phase.name, extra={"event": "skipped", "rounds": lost})
+                self.show("skipped", phase=phase.name, rounds=lost, to=begun)
             if first < end:  # a position names the next round to run
                 if own > begin:
                     phase.load_state(tree["phase"])
@@ -351,7 +359,7 @@ class Runner:
                 outcome.label = label_of(begin + (phase.rounds if done else round_ + 1), phase.name, round_ + 1)
                 state = {} if done else phase.state()
                 tree = {"job": job.state(), "phase": state, "steps": outcome.steps, "metrics": outcome.metrics}
-                tree["without"] = outcome.without
+                tree |= {"without": outcome.without, "skipped": outcome.skipped}
                 tree["absences"] = {
                     name: [each.model_dump() for each in found] for name, found in outcome.absences.items()
                 }

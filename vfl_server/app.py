@@ -149,7 +149,7 @@ class ServerApp:
                 with contextlib.suppress(KeyboardInterrupt, Stopped):  # it ends anyway, and says why
                     coordinator.wait_until_empty(_STOP_S)
                 raise coordinator.failure
-            summary = completed or self._summary(coordinator, folder.run_id, ledger, meter)
+            summary = completed or self._summary(coordinator, folder, ledger, meter)
             text = summary.model_dump_json(indent=1) + "\n"
             write_atomic(folder.path.parent / "summary.json", text)
             coordinator.complete(text if len(text) < MAX_SUMMARY else "")
@@ -212,7 +212,7 @@ class ServerApp:
         stem = self.recipe.name if self.job == "train" else f"{self.recipe.name}-predict"
         run_id = self.run_id or (unfinished.run_id if unfinished is not None else _new_run_id(stem))
         folder = create(self.out, run_id, self.recipe.server, self.recipe)
-        folder.note(job=self.job)
+        folder.note(job=self.job, server_starts=_starts(folder) + 1)
         return folder
 
     def _serve(
@@ -230,7 +230,7 @@ class ServerApp:
         meter.sample()
         ledger.save(folder.path / "ledger.json", meter.counts())
 
-    def _summary(self, coordinator: Coordinator, run_id: str, ledger: Ledger, meter: TcpMeter) -> Summary:
+    def _summary(self, coordinator: Coordinator, folder: RunFolder, ledger: Ledger, meter: TcpMeter) -> Summary:
         recipe = self.recipe
         ledgers: dict[str, list[Entry]] = {}
         kernel: dict[str, list[TcpCount]] = {recipe.server: meter.counts()}
@@ -244,7 +244,7 @@ class ServerApp:
             ledgers[name] = [entry for entry in ledgers[name] if (entry.peer, entry.phase) != (recipe.server, CONTROL)]
         active = reports[recipe.active.name]
         return Summary(
-            run_id=run_id,
+            run_id=folder.run_id,
             name=recipe.name,
             job=self.job,
             method=recipe.method,
@@ -266,6 +266,7 @@ class ServerApp:
             steps=active.steps,
             wall_s=round(coordinator.wall_s, 3),
             interruptions=coordinator.generation - 1,
+            server_restarts=max(0, _starts(folder) - 1),
             privacy=privacy_of(active),
             exchanges=exchanges_of(active) or [],
             absences=[each for each in absences_of(active) or [] if recipe.party(each.party) is not None],
@@ -276,6 +277,11 @@ class ServerApp:
 def note_start(folder: RunFolder, generation: int, wall_s: float) -> None:
     """Notes that a generation starts, ``wall_s`` after the run's first start, and when that was."""
     folder.note(generation=generation, started_s=time.time() - wall_s)
+
+
+def _starts(folder: RunFolder) -> int:
+    """Returns how many processes of the server have served this run, this one included once it has its folder."""
+    return int(folder.facts().get("server_starts", 0))
 
 
 def ran_s(folder: RunFolder) -> float:

@@ -230,6 +230,34 @@ def test_a_refusal_that_follows_an_interruption_is_heard_once(at_once: bool, mon
     assert server.sessions == 1
 
 
+@pytest.mark.parametrize("reported", [False, True])
+def test_how_long_a_server_that_goes_in_a_run_is_waited_for(reported: bool) -> None:
+    """As long as a party that was lost; a party that has reported may never hear of it again."""
+    start = control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1))
+    joining = Joining("passive", "{}", "train", 1, "cpu")
+    with listening("127.0.0.1:0", keyring("server"), [OddServer(start.SerializeToString())], 4) as (_, address):
+        session = Session(
+            address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=0.2, back_s=1.5
+        )
+        assert isinstance(session.join(joining), Start)
+        wait_until(lambda: session._channel is None)
+    try:
+        if reported:
+            with pytest.raises(InterruptedRun):
+                session.report({}, 0, 0.0)
+        began_s = time.monotonic()
+        with pytest.raises(VflError) as caught:
+            session.join(joining)
+        if reported:
+            assert (type(caught.value), caught.value.code) == (InputError, Code.UNREACHABLE)
+        else:
+            assert time.monotonic() - began_s >= 1.5
+            assert (type(caught.value), caught.value.code) == (LostError, Code.PARTY_LOST)
+            assert str(caught.value).startswith("server did not come back within 1.5 s: ")
+    finally:
+        session.close()
+
+
 class Leaving(OddServer):
     """Starts a generation, says that it was stopped, and waits for the party to end the session."""
 

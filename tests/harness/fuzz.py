@@ -37,6 +37,7 @@ from vfl_common.rpc.channel import PROTOCOL, dial, listening
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.session import SERVICE, Done, Joining, Session
 from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.run_folder import RunFolder
 from vfl_common.text import to_json
 from vfl_common.wire.frames import Assembly, announced, encode, parse_frame
 from vfl_server.app import ServerApp
@@ -344,7 +345,7 @@ def hear_parties(outcomes: Outcomes, chance: Random) -> None:
                 message.SerializeToString()
     if run.state is RunState.COMPLETED:
         with outcomes.judged("summaries", "made"):
-            SERVER._summary(run, "run", Ledger(), TcpMeter()).model_dump_json()
+            SERVER._summary(run, RunFolder(Path("nowhere"), "run"), Ledger(), TcpMeter()).model_dump_json()
 
 
 class _Silent:

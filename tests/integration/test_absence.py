@@ -21,7 +21,7 @@ EPOCHS, ROWS = 120, 200
 DATA = cases.columns("sklearn:breast_cancer", 3, limit=ROWS)
 
 
-def recipe(policy: str, rule: str, checkpoint_every: int = 5) -> dict[str, Any]:
+def recipe(policy: str, rule: str, checkpoint_every: int = 5, **run: float) -> dict[str, Any]:
     return cases.recipe(
         3,
         task={"kind": "binary"},
@@ -33,10 +33,8 @@ def recipe(policy: str, rule: str, checkpoint_every: int = 5) -> dict[str, Any]:
             "late_policy": policy,
             "deadline_s": 0.5,
         },
-        run={
-            "checkpoint_every": checkpoint_every,
-            "lost_after_s": 60.0,
-        },  # a stopped party is not lost on a busy machine
+        # A stopped party is not lost on a busy machine.
+        run={"checkpoint_every": checkpoint_every, "lost_after_s": 60.0} | run,
     )
 
 
@@ -108,16 +106,74 @@ def test_a_party_is_killed_and_comes_back_in_the_same_generation(
         steps = absent["p2"]
         assert len(steps) > BATCHES
         assert max(steps) < (EPOCHS - 1, BATCHES - 1)  # it was there at the end
-        log = (federation.run_folder / "p2" / "log.jsonl").read_text()
-        saved = re.findall(r"resuming from \d+\.splitnn\.(\d+)", log)
-        # If it died after the first step since its checkpoint, it asks for that step again, and gets the same answer.
-        begins = (int(*saved), 0)
-        lost = min(steps) if min(steps) == (begins[0], 1) else begins
-        assert_as_if_computed_without(federation, tables, absent, p2=lost)
+        assert_as_if_computed_without(federation, tables, absent, p2=lost_from(federation, steps))
         notes = (federation.run_folder / "p0" / "metrics.jsonl").read_text()
         assert "went on without p2 for " in notes
         told = [event["event"] for event in federation.programs["p0"].seen() if event.get("party") == "p2"]
         assert told == ["away", "back"]
+
+
+def saved_by(federation: Federation) -> int:
+    """The rounds that p2 had done at the checkpoint from which it resumed; 0 if it had none."""
+    log = (federation.run_folder / "p2" / "log.jsonl").read_text()
+    return int(*re.findall(r"resuming from \d+\.splitnn\.(\d+)", log))
+
+
+def lost_from(federation: Federation, absent: set[tuple[int, int]]) -> tuple[int, int]:
+    """The first step whose update p2 has lost. ``absent``: the steps that were computed without it."""
+    begins = (saved_by(federation), 0)
+    # If it died after the first step since its checkpoint, it asks for that step again, and gets the same answer.
+    return min(absent) if min(absent) == (begins[0], 1) else begins
+
+
+def test_a_server_that_is_started_again_takes_back_a_party_that_was_away(tmp_path: Path) -> None:
+    tables = recipe("cached", "concat", server_absent_s=60.0)
+    tables["phases"][0]["epochs"] = epochs = 200
+    with Federation(tmp_path, tables, DATA) as federation:
+        federation.start_all()
+        wait_for_round(federation, 5)
+        federation.programs["p2"].kill()
+        federation.programs["server"].wait_for("away")
+        active = federation.programs["p0"]
+        active.wait_for("away")
+        active.signal(signal.SIGSTOP)  # so that the run is not over before all are back
+        federation.programs["server"].kill()
+        server = federation.start_server(federation.address)
+        active.signal(signal.SIGCONT)
+        assert {server.wait_for("back")["party"], server.wait_for("back")["party"]} == {"p0", "p1"}
+        active.signal(signal.SIGSTOP)
+        federation.start_party("p2").wait_for("started")
+        assert server.wait_for("back")["party"] == "p2"
+        active.signal(signal.SIGCONT)
+        summary = federation.finish()
+        assert (summary["interruptions"], summary["server_restarts"]) == (0, 1)
+        absent = missed(summary)
+        assert max(absent["p2"]) < (epochs - 1, BATCHES - 1)
+        assert_as_if_computed_without(federation, tables, absent, p2=lost_from(federation, absent["p2"]))
+
+
+def test_a_party_that_resumes_behind_the_others_says_what_it_lost(tmp_path: Path) -> None:
+    tables = recipe("cached", "concat")
+    with Federation(tmp_path, tables, DATA) as federation:
+        federation.start_all()
+        at = wait_for_round(federation, 5)
+        federation.programs["p2"].kill()
+        federation.programs["server"].wait_for("away")
+        wait_for_round(federation, at + 20)
+        federation.programs["server"].kill()
+        server = federation.start_server(federation.address)
+        behind = federation.start_party("p2")
+        resumed = int(server.wait_for("started")["checkpoint"].rpartition(".")[2])
+        summary = federation.finish()
+        assert (summary["interruptions"], summary["server_restarts"]) == (1, 1)
+        absent = missed(summary)
+        begin = saved_by(federation)
+        lost = resumed - begin
+        assert lost > 10
+        assert {party["name"]: party["skipped_rounds"] for party in summary["parties"]}["p2"] == lost
+        (told,) = [event for event in behind.seen() if event["event"] == "skipped"]
+        assert told["rounds"] == lost
+        assert_as_if_computed_without(federation, tables, absent, p2=(begin, 0))
 
 
 def test_a_party_that_is_frozen_for_a_while_misses_steps_and_counts_for_no_step_twice(tmp_path: Path) -> None:

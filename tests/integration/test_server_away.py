@@ -184,12 +184,13 @@ def test_a_party_that_does_not_come_back_with_the_server_is_waited_for(tmp_path:
 
 
 def test_the_server_stays_away_for_longer(tmp_path: Path, undisturbed: Parameters) -> None:
-    with held(tmp_path, recipe(server_absent_s=1.0), sent=SECOND_EPOCH) as (federation, proxy):
+    with held(tmp_path, recipe(server_absent_s=1.0, rejoin_deadline_s=300.0), sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
         federation.programs["server"].kill()
         for name in PARTIES:  # whoever notices first ends the generation of those with whom it exchanges
             federation.programs[name].wait_for("interrupted")
-            federation.programs[name].wait_for("waiting", missing=["server"])
+            waiting = federation.programs[name].wait_for("waiting", missing=["server"])
+            assert waiting["left_s"] > 60.0  # which is --wait
         proxy.release()
         federation.start_server(federation.address)
         assert federation.finish()["interruptions"] == 1

@@ -725,6 +725,40 @@ def test_the_others_go_on_without_a_lost_party_and_take_it_back() -> None:
     assert run.started == [(1, "")]
 
 
+def restarted_without_p2() -> tuple[Run, dict[str, Member]]:
+    """A server that was started again while the others trained on, with p2 away."""
+    run = Run(under_way=3, server_absent_s=60.0)
+    members = {name: claim(run, name, 3) for name in ("p0", "p1")}
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=True)))
+    for member in members.values():
+        told(member)
+    return run, members
+
+
+def test_a_restarted_server_learns_that_the_others_go_on_without_a_party(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, members = restarted_without_p2()
+    monkeypatch.setitem(run.coordinator._cut, "p2", -1e9)
+    run.coordinator.tick()
+    assert run.coordinator.state is RunState.RUNNING
+    assert run.events[-1] == ("away", {"party": "p2", "how": "did not come back within 15 s"})
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
+    assert [each.reason for kind, each in told(members["p1"]) if kind == "interrupt"] == ["p2 is away, and needed now"]
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_restarted_server_takes_back_who_was_away(missed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, members = restarted_without_p2()
+    if missed:
+        monkeypatch.setitem(run.coordinator._cut, "p2", -1e9)
+        run.coordinator.tick()
+    ((kind, start),) = told(run.join("p2", "000001.a.1"))
+    assert (kind, start.returning, start.generation) == ("start", True, 3)
+    assert (told(members["p0"]), told(members["p1"])) == ([], [])
+    monkeypatch.setattr(run.coordinator, "_ticked_s", time.monotonic())
+    run.coordinator.tick()
+    assert (run.coordinator.state, run.coordinator._cut) == (RunState.RUNNING, {})
+
+
 def test_a_run_that_has_failed_waits_for_nobody() -> None:
     run, members = without_p2()
     run.coordinator.fail(LostError(Code.STEP_TIMEOUT, "p1 was too slow", party="p1"))

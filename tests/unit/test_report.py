@@ -148,6 +148,16 @@ def test_a_gpu_is_named_with_the_memory_that_it_took() -> None:
     assert " ".join(rows["bank"]) == "bank active cuda:0 NVIDIA H100 80GB HBM3 101 600 3.9 1.25 GB"
 
 
+def test_what_a_run_went_through_is_said() -> None:
+    summary = summary_of(3)
+    last = summary.parties[-1]
+    parties = [*summary.parties[:-1], last.model_copy(update={"skipped_rounds": 1})]
+    update = {"interruptions": 2, "server_restarts": 1, "parties": parties}
+    text = " ".join(shown(summary.model_copy(update=update), 200).split())
+    assert f" · 2 interruptions · 1 restart of the server · 1 round skipped by {last.name}" in text
+    assert "interruption" not in shown(summary, 200)
+
+
 def test_a_peer_s_words_are_no_markup_and_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = summary_of(2)
     evil = {"metrics": {"test": {"loss[/x]\x1b[31m": 0.5}}}

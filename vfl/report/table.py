@@ -101,8 +101,18 @@ def _headline(summary: Summary) -> str:
         missed[each.party] += each.steps
     parts += [f"{steps:,} steps without {party}" for party, steps in missed.items()]
     if summary.interruptions:
-        parts.append(f"{summary.interruptions} interruption{'s' if summary.interruptions > 1 else ''}")
+        parts.append(_counted(summary.interruptions, "interruption"))
+    if summary.server_restarts:
+        parts.append(_counted(summary.server_restarts, "restart") + " of the server")
+    for party in summary.parties:
+        if party.skipped_rounds:
+            parts.append(f"{_counted(party.skipped_rounds, 'round')} skipped by {party.name}")
     return " · ".join(parts)
+
+
+def _counted(count: int, what: str) -> str:
+    """Words ``1 interruption``, ``2 interruptions``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def new_table(title: str, show_footer: bool = False) -> Table:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from vfl_common.config.recipe import Recipe
+from vfl_common.logs import interrupted
 from vfl_common.text import listed, number
 
 Event = dict[str, Any]
@@ -101,8 +102,7 @@ def sentence(event: Event) -> str | None:
             return f"all parties have joined; they resume from checkpoint {event['checkpoint']}"
         return "all parties have joined; they begin"
     if kind == "interrupted":
-        limit = f"; the others wait at most {event['deadline_s']:.0f} s" if "deadline_s" in event else ""
-        return f"interrupted: {event['reason']}{limit}"
+        return interrupted(event)
     if kind == "lost":
         return f"{event['party']} {event['how']}"
     if kind == "away":

@@ -74,6 +74,7 @@ SAID: dict[str, dict[str, str]] = {
         "without": "active party: parties that came too late",
         "absences_json": "active party: steps computed without a party",
         "peak_memory_bytes": "GPU memory",
+        "skipped_rounds": "rounds whose updates it has lost",
     },
     "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
     "alone": {},
@@ -156,6 +157,7 @@ class Session:
 
     Args:
         wait_s: how long to wait for a server that does not answer.
+        back_s: how long to wait for it once a run has started, if that is longer: as for a party that was lost.
         on_waiting: called with the missing names, the seconds left and, if known, the reason: for missing parties
             when the server reports them, for the server itself when it does not answer.
         absent_s: how long a generation goes on without the server; 0: not at all.
@@ -171,6 +173,7 @@ class Session:
     wait_s: float
     on_waiting: Callable[[list[str], float, str], None] = field(default=lambda _missing, _left, _why: None)
     absent_s: float = 0.0
+    back_s: float = 0.0
     emit: Callable[..., None] = field(default=lambda _event, **_facts: None)
 
     def __post_init__(self) -> None:
@@ -204,7 +207,7 @@ class Session:
         if self._looker is not None:  # it may be about to connect
             self._looker.join()
         self._forget()
-        give_up_s, spoke = time.monotonic() + self.wait_s, False
+        give_up_s, spoke = time.monotonic() + self._patience_s, False
         while True:
             if self._channel is None:
                 self._connect(give_up_s)
@@ -233,9 +236,10 @@ class Session:
                         raise answer
                     if self._has_lost():  # the server went away meanwhile: connect and join again
                         if spoke:  # it served for as long as it lived: it gets the whole time to come back
-                            give_up_s, spoke = time.monotonic() + self.wait_s, False
+                            give_up_s, spoke = time.monotonic() + self._patience_s, False
                         elif time.monotonic() >= give_up_s:
-                            text = f"{self.server} ends every session at once, and has done so for {self.wait_s:g} s"
+                            patience_s = self._patience_s
+                            text = f"{self.server} ends every session at once, and has done so for {patience_s:g} s"
                             raise InputError(Code.UNREACHABLE, text)
                         self._closed.wait(_PAUSE_S)
                         break
@@ -329,18 +333,20 @@ class Session:
         without: Sequence[str] = (),
         absences_json: str = "",
         peak_memory_bytes: int | None = None,
+        skipped_rounds: int = 0,
     ) -> str:
         """Sends this party's results, its ledger and the kernel's counts, and waits until it is not needed any more.
 
         Waits until every party has reported; a passive party with nothing left to send returns at once. ``free_from``:
         the labels of its last checkpoint and of those after which it has exchanged nothing. ``without``: parties that
         the model was trained without. ``absences_json``: the steps that were computed without a party.
-        ``peak_memory_bytes``: the peak of its GPU memory.
+        ``peak_memory_bytes``: the peak of its GPU memory. ``skipped_rounds``: those whose updates it has lost.
 
         Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun if a party was lost
         meanwhile: the run resumes from a checkpoint.
         """
         report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json, free_from=free_from)
+        report.skipped_rounds = skipped_rounds
         report.exchanges_json, report.absences_json = exchanges_json, absences_json
         report.without.extend(without)
         if peak_memory_bytes is not None:
@@ -415,13 +421,28 @@ class Session:
                 raise why  # twice the same: a server that is just stopping can look once like one that refuses us
             suspect = why.code
             if time.monotonic() >= give_up_s:
-                raise InputError(
-                    Code.UNREACHABLE, f"the server does not answer (waited {self.wait_s:g} s): {why}"
-                ) from None
+                raise self._gone(why) from None
             if time.monotonic() >= tell_s:
                 tell_s = time.monotonic() + _TELL_S
                 self.on_waiting([self.server], max(0.0, give_up_s - time.monotonic()), str(why))
         self._open(channel)
+
+    @property
+    def _under_way(self) -> bool:
+        """Whether this party has begun a run, and not reported: after that the server may be gone for good."""
+        return self._started and "report" not in self._said
+
+    @property
+    def _patience_s(self) -> float:
+        """How long to look for the server."""
+        return max(self.wait_s, self.back_s) if self._under_way else self.wait_s
+
+    def _gone(self, why: VflError) -> VflError:
+        """Returns the error with which this party gives up a server that does not answer because of ``why``."""
+        if self._under_way:
+            text = f"{self.server} did not come back within {self._patience_s:g} s: {why}"
+            return LostError(Code.PARTY_LOST, text, party=self.server)
+        return InputError(Code.UNREACHABLE, f"the server does not answer (waited {self.wait_s:g} s): {why}")
 
     def _open(self, channel: grpc.Channel) -> None:
         """Opens a stream."""

@@ -249,6 +249,11 @@ class Coordinator:
             for name in membership.silent(now_s, heard, self.recipe.run.lost_after_s):
                 self._lose(self._members[name], f"has been silent for {self.recipe.run.lost_after_s:g} s")
             cut = membership.silent(now_s, self._cut, self.recipe.run.lost_after_s)
+            for name in [name for name in cut if self._can_do_without(name)]:
+                del self._cut[name]
+                self._away.add(name)
+                self._emit("away", party=name, how=f"did not come back within {self.recipe.run.lost_after_s:g} s")
+            cut = tuple(name for name in cut if name in self._cut)
             if cut and self.state is RunState.RUNNING:
                 reason = f"{', '.join(cut)} did not come back within {self.recipe.run.lost_after_s:g} s"
                 self._interrupt(reason, lost=list(cut))
@@ -257,7 +262,7 @@ class Coordinator:
             elif self.state is RunState.RUNNING:
                 began = {name: each.began_s for name, each in self._in_order() if each.joined and each.plan is None}
                 late = membership.unplanned(now_s, began, self.recipe.run.step_timeout_s)
-                for name in [name for name in late if self._can_do_without(self._members[name])]:
+                for name in [name for name in late if self._can_do_without(name)]:
                     self._lose(self._members[name], "did not say what it is going to do")
                 late = tuple(name for name in late if name in self._members)
                 if late:
@@ -384,7 +389,8 @@ class Coordinator:
                 f"{member.name} has finished its part of run {self.run_id}, which continues without it; nothing to do"
             )
             raise PeerError(Code.NAME_TAKEN, text, party=member.name)
-        back = self.state is RunState.RUNNING and member.name in self._away and self.recipe.active.name in self._members
+        away = self._away | (self._cut.keys() if self._can_do_without(member.name) else set())
+        back = self.state is RunState.RUNNING and member.name in away and self.recipe.active.name in self._members
         if back and join.run_id != self.run_id:
             raise self._lacking(member.name, "the step that is under way")
         if self.state is RunState.RUNNING and not back:  # the party left the generation before we noticed
@@ -393,6 +399,7 @@ class Coordinator:
         self._enter(member, join)
         if back:
             self._away.discard(member.name)
+            self._cut.pop(member.name, None)
             self._start(member, returning=True)
             self._emit("back", party=member.name)
         else:
@@ -542,15 +549,13 @@ class Coordinator:
         except VflError as error:
             self._fail(error)
 
-    def _can_do_without(self, member: Member) -> bool:
+    def _can_do_without(self, name: str, *, reported: bool = False) -> bool:
         """Returns whether the generation goes on without a party: the active one said so, and can learn from others."""
         active = self.recipe.active
         at_it = self._members.get(active.name)
-        if at_it is None or member is at_it or not at_it.lenient or not self._agreed or member.report is not None:
+        if at_it is None or name == active.name or not at_it.lenient or not self._agreed or reported:
             return False
-        others = [
-            name for name, each in self._members.items() if each.joined and name not in (active.name, member.name)
-        ]
+        others = [other for other, each in self._members.items() if each.joined and other not in (active.name, name)]
         return active.features or bool(others)
 
     def _lenient(self, member: Member, on: bool) -> None:
@@ -566,7 +571,8 @@ class Coordinator:
         del self._members[member.name]
         member.outbox.put(None)
         self._lock.notify_all()
-        if self.state is RunState.RUNNING and member.joined and self._can_do_without(member):
+        reported = member.report is not None
+        if self.state is RunState.RUNNING and member.joined and self._can_do_without(member.name, reported=reported):
             self._away.add(member.name)
             self._emit("away", party=member.name, how=how)
             return
@@ -592,8 +598,7 @@ class Coordinator:
         for member in self._members.values():
             member.joined, member.report, member.alone, member.lenient = False, None, False, False
             member.outbox.put(control_pb2.ServerMessage(interrupt=interrupt))
-        waits = {} if leaving else {"deadline_s": self._deadline_s}  # for a server, each party has its own patience
-        self._emit("interrupted", reason=reason, **waits)
+        self._emit("interrupted", reason=reason, deadline_s=self._deadline_s)
 
     def _report(self, member: Member, report: control_pb2.Report) -> None:
         if self.state is not RunState.RUNNING or not member.joined:
@@ -650,7 +655,8 @@ class Coordinator:
         # The active party sees the others' data and may blame them; a passive party speaks only for itself.
         may_blame = member.name == self.recipe.active.name and failure.party in self._roster
         culprit, text = failure.party if may_blame else member.name, clean(failure.message)
-        if self.state is RunState.RUNNING and self._can_do_without(member):
+        reported = member.report is not None
+        if self.state is RunState.RUNNING and self._can_do_without(member.name, reported=reported):
             self._lose(member, f"has ended: {text}")
             return
         self._fail(PeerError(code, text, party=culprit).privately(f"{member.name} stopped the run: {text}"))

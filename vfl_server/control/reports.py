@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.stages import MOST_ROUNDS
 from vfl_common.summary import Absence, ExchangeSummary, Privacy
 from vfl_common.text import number
 
@@ -37,7 +38,8 @@ def is_sound(report: control_pb2.Report) -> bool:
 def done_by(report: control_pb2.Report) -> dict[str, int | float | None]:
     """Returns the facts of a report that go into the party's entry of the summary."""
     peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
-    return {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak}
+    skipped = {"skipped_rounds": min(report.skipped_rounds, MOST_ROUNDS)}
+    return {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak, **skipped}
 
 
 def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:

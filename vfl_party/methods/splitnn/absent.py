@@ -58,10 +58,10 @@ class Absent:
         self._missed.update(missing)
         gone, back = self._absences.note(step, missing)
         for name in gone:
-            log.warning("going on without %s at %s", name, step, extra={"event": "away", "away": name})
+            log.warning("going on without %s at %s", name, _place(step), extra={"event": "away", "away": name})
             self._show("away", name, step)
         for name in back:
-            log.info("%s is back at %s", name, step, extra={"event": "back", "back": name})
+            log.info("%s is back at %s", name, _place(step), extra={"event": "back", "back": name})
             self._show("back", name, step)
         if self._cache is not None:
             found = self._cache.filled(found, rows)
@@ -70,7 +70,7 @@ class Absent:
     def _show(self, event: str, name: str, step: StepKey) -> None:
         """Shows who comes and goes; not each time if a party is late again and again."""
         if self._shows.passes(name, time.monotonic()) is not None:
-            self._party.show(event, party=name, at=str(step))
+            self._party.show(event, party=name, at=_place(step))
 
     def words(self, round_: int, steps: int) -> str:
         """Returns a sentence about the round that has ended; '' if nobody, or the same as before, was absent."""
@@ -92,3 +92,8 @@ class Absent:
         self._absences.load_state(tree["absences"])
         if self._cache is not None:
             self._cache.load_state(tree["cache"])
+
+
+def _place(step: StepKey) -> str:
+    """Words a step for people, who count from 1."""
+    return f"phase {step.phase}, round {step.round + 1}, batch {step.batch + 1}"
