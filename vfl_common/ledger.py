@@ -59,9 +59,16 @@ class Ledger:
         self._counts: dict[tuple[str, str, str, Direction], list[int]] = {}  # payload, message bytes, messages
 
     def add(
-        self, peer: str, phase: str, kind: str, direction: Direction, payload_bytes: int, message_bytes: int
+        self,
+        peer: str,
+        phase: str,
+        kind: str,
+        direction: Direction,
+        payload_bytes: int,
+        message_bytes: int,
+        messages: int = 1,
     ) -> None:
-        """Counts one message."""
+        """Counts one message, or several at once."""
         key = (peer, phase, kind, direction)
         with self._lock:
             count = self._counts.get(key)
@@ -69,7 +76,7 @@ class Ledger:
                 count = self._counts[key] = [0, 0, 0]
             count[0] += payload_bytes
             count[1] += message_bytes
-            count[2] += 1
+            count[2] += messages
 
     def carry(self, entries: Iterable[Entry]) -> None:
         """Adds the counts of an earlier process of the same party in this run."""

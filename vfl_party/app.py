@@ -17,8 +17,9 @@ from vfl_common.files import write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.logs import Console, log_to
 from vfl_common.program import resumable
+from vfl_common.rpc.said import Joining, Start
 from vfl_common.rpc.service import ExchangeService
-from vfl_common.rpc.session import Joining, Session, Start
+from vfl_common.rpc.session import Session
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
 from vfl_party.align import Aligned, alignment_of

@@ -13,7 +13,7 @@ from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.rpc.channel import check_address, connect
-from vfl_common.rpc.session import SAID, SIGNS
+from vfl_common.rpc.said import SAID, SIGNS
 from vfl_party.align import alignment_of
 from vfl_party.app import training
 from vfl_party.data import describe

@@ -11,8 +11,7 @@ from typing import Any
 from vfl_common.files import append
 from vfl_common.ledger import Ledger
 from vfl_common.logs import Console, utc
-from vfl_common.rpc import session as rpc
-from vfl_common.rpc.session import Session, Start
+from vfl_common.rpc.said import Membership, ProgressUpdate, Start
 from vfl_common.text import to_json
 from vfl_party.pace import Steps
 from vfl_party.phase import RoundReport
@@ -48,7 +47,7 @@ class Progress:
     ``metrics`` (of split training: the active party's), and the ledger's message bytes so far.
     """
 
-    def __init__(self, console: Console, session: Session, ledger: Ledger, is_active: bool) -> None:
+    def __init__(self, console: Console, session: Membership, ledger: Ledger, is_active: bool) -> None:
         self.standing = Standing()
         self._steps = Steps()
         self._console, self._session, self._ledger, self._is_active = console, session, ledger, is_active
@@ -87,7 +86,7 @@ class Progress:
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
             so_far = self.standing.run_steps  # as of the last round's end
-            self._tell(rpc.ProgressUpdate(phase, round_, rounds, batch, batches, so_far, self._metrics))
+            self._tell(ProgressUpdate(phase, round_, rounds, batch, batches, so_far, self._metrics))
 
     def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
         """Writes the line of a finished round, and reports it if there was no report lately."""
@@ -128,10 +127,10 @@ class Progress:
         nothing = not (report.steps or report.metrics or report.note)
         idle = self._is_active and nothing and rounds > 1  # the others, who may be at work, set the pace
         if report.done or report.note or round_ == rounds or time.monotonic() >= self._next_tell_s:
-            own = rpc.ProgressUpdate(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note)
+            own = ProgressUpdate(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note)
             self._tell(own, idle=idle)
 
-    def _tell(self, progress: rpc.ProgressUpdate, *, idle: bool = False) -> None:
+    def _tell(self, progress: ProgressUpdate, *, idle: bool = False) -> None:
         self._next_tell_s = time.monotonic() + _TELL_S
         if (self._is_active and not idle) or progress.metrics or progress.note:  # the others keep its pace
             self._session.progress(progress)

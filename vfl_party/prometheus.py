@@ -12,7 +12,7 @@ from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metr
 
 from vfl_common.ledger import Ledger
 from vfl_common.prometheus import Labels, awaited, certificates, counter, gauge, state, traffic
-from vfl_common.rpc.session import STATES
+from vfl_common.rpc.said import STATES
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_party.pace import BOUNDS_S, Steps
 from vfl_party.progress import Standing

@@ -39,7 +39,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.ledger import Ledger, load_entries
-from vfl_common.rpc.session import Done, Joining, Session, Start
+from vfl_common.rpc.said import Done, Joining, Membership, PartyReport, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned, ahead, alone_after, label_of, position_of, reachable
 from vfl_common.summary import Absence
@@ -145,7 +145,7 @@ class Runner:
         peak_memory: returns this party's peak of GPU memory for the summary, in bytes; None without a GPU.
     """
 
-    session: Session
+    session: Membership
     joining: Joining
     make_job: Callable[[Start, RunFolder], Job]
     open_folder: Callable[[str], RunFolder]
@@ -226,7 +226,7 @@ class Runner:
             return
         if start.checkpoint not in (offer.checkpoints if same else ("",)):
             text = f"the server starts run {start.run_id} at {start.checkpoint or 'its beginning'}"
-            text = f"{text}, which {self.session.keyring.name} has not offered"
+            text = f"{text}, which {self.session.me} has not offered"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
 
     def _offer(self, folder: RunFolder | None) -> Joining:
@@ -279,16 +279,18 @@ class Runner:
             wall_s = time.monotonic() - started_s
             free = (outcome.label, *reachable(outcome.label, self.plan)) if outcome.label else ()
             outcome.summary_json = self.session.report(
-                outcome.metrics,
-                outcome.steps,
-                wall_s,
-                privacy_json=said.privacy_json,
-                exchanges_json=said.exchanges_json,
-                free_from=free,
-                without=outcome.without,
-                absences_json=to_json([each.model_dump() for phase in outcome.absences.values() for each in phase]),
-                peak_memory_bytes=self.peak_memory(),
-                skipped_rounds=outcome.skipped,
+                PartyReport(
+                    outcome.metrics,
+                    outcome.steps,
+                    wall_s,
+                    privacy_json=said.privacy_json,
+                    exchanges_json=said.exchanges_json,
+                    free_from=free,
+                    without=outcome.without,
+                    absences_json=to_json([each.model_dump() for phase in outcome.absences.values() for each in phase]),
+                    peak_memory_bytes=self.peak_memory(),
+                    skipped_rounds=outcome.skipped,
+                )
             )
             return outcome
         except BaseException as raised:

@@ -18,9 +18,9 @@ from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc.said import Start
 from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.service import SERVICE as EXCHANGE
-from vfl_common.rpc.session import Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_party.files import PartyFiles
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from tests.harness.memory import MemoryHub, MemoryLink
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
@@ -24,6 +23,7 @@ from vfl_common.link import Hub, Link
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc.memory import MemoryHub, MemoryLink
 from vfl_common.rpc.service import ExchangeService
 from vfl_common.rpc.tcp import TcpMeter
 

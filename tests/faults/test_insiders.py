@@ -35,7 +35,8 @@ from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.hub import ExchangeHub, Stream
-from vfl_common.rpc.session import SERVICE, Done, Joining, ProgressUpdate, Session, Start
+from vfl_common.rpc.said import Done, Joining, PartyReport, ProgressUpdate, Start
+from vfl_common.rpc.session import SERVICE, Session
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import encode, parse_frame
 from vfl_server.control.service import MAX_SESSIONS
@@ -244,7 +245,7 @@ def test_how_long_a_server_that_goes_in_a_run_is_waited_for(reported: bool) -> N
     try:
         if reported:
             with pytest.raises(InterruptedRun):
-                session.report({}, 0, 0.0)
+                session.report(PartyReport({}, 0, 0.0))
         began_s = time.monotonic()
         with pytest.raises(VflError) as caught:
             session.join(joining)

@@ -35,7 +35,8 @@ from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
 from vfl_common.rpc import session as sessions
 from vfl_common.rpc.channel import PROTOCOL, dial, listening
 from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.session import SERVICE, Done, Joining, Session
+from vfl_common.rpc.said import Done, Joining
+from vfl_common.rpc.session import SERVICE, Session
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import to_json

@@ -21,7 +21,8 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.rpc.channel import dial
 from vfl_common.rpc.link import ExchangeLink
-from vfl_common.rpc.session import Joining, Session, Start
+from vfl_common.rpc.said import Joining, Start
+from vfl_common.rpc.session import Session
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 from vfl_party.align.digest import rows_digest

@@ -20,7 +20,7 @@ from vfl_common.logs import Console
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.prometheus import exposed, listen_address, traffic
 from vfl_common.rpc.channel import PROTOCOL
-from vfl_common.rpc.session import STATES, Start
+from vfl_common.rpc.said import STATES, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_party.pace import BOUNDS_S, Steps
 from vfl_party.phase import RoundReport

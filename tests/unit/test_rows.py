@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.harness import cases
-from tests.harness.memory import MemoryHub, MemoryLink
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings, TabularSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import Hub, Link
+from vfl_common.rpc.memory import MemoryHub, MemoryLink
 from vfl_party.align.digest import OPENING, DigestAlignment, rows_digest
 from vfl_party.exchange import to_bundle
 from vfl_party.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state

@@ -11,7 +11,7 @@ import pytest
 
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
-from vfl_common.rpc.session import Joining, Start
+from vfl_common.rpc.said import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned
 from vfl_party.phase import Phase, RoundReport, Tree

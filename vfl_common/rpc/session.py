@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -26,67 +26,23 @@ from vfl_common.files import PLAIN_NAME
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, PROTOCOL, connect, split_address
+from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, connect, split_address
 from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.rpc.said import (
+    Done,
+    Joining,
+    PartyReport,
+    ProgressUpdate,
+    Start,
+    join_message,
+    plan_message,
+    progress_message,
+)
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
-from vfl_common.text import clean, to_json
+from vfl_common.text import clean
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
-STATES = ("waiting", "running", "completed", "failed")  # of the run, as a party sees it; the server's are the same
-# All that a party says to the server: {message: in words, with every field}. A test holds it to the schema.
-SAID: dict[str, dict[str, str]] = {
-    "join": {
-        "role": "active or passive",
-        "protocol": "its version",
-        "recipe_json": "the recipe",
-        "job": "train or predict",
-        "run_id": "the run to resume or predict with",
-        "checkpoints": "checkpoints from which it can resume",
-        "exchange_address": "active party: where passive parties reach it",
-        "pid": "its process id",
-        "device": "cpu or GPU",
-        "device_name": "the device's name",
-        "generation": "the generation in which it went on while the server was away",
-    },
-    "plan": {"aggregations": "names and shapes of the weights that it shares"},
-    "heartbeat": {},
-    "progress": {
-        "phase": "phase",
-        "round": "rounds done",
-        "rounds": "rounds planned",
-        "batch": "batches done",
-        "batches": "batches planned",
-        "steps": "steps done",
-        "metrics": "losses and metrics",
-        "note": "a sentence for people",
-    },
-    "report": {
-        "ledger": "its counts of bytes",
-        "tcp": "the kernel's counts of its connections",
-        "interfaces": "the kernel's counts of its network interfaces",
-        "metrics_json": "active party: metrics",
-        "steps": "steps done",
-        "wall_s": "seconds",
-        "privacy_json": "active party: what differential privacy cost",
-        "exchanges_json": "active party: what the phases exchange",
-        "free_from": "checkpoints after which it exchanges nothing",
-        "without": "active party: parties that came too late",
-        "absences_json": "active party: steps computed without a party",
-        "peak_memory_bytes": "GPU memory",
-        "skipped_rounds": "rounds whose updates it has lost",
-    },
-    "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
-    "alone": {},
-    "stopping": {},
-    "lenient": {"on": "active party: whether it goes on without a passive party"},
-}
-# What a message without content says by its coming.
-SIGNS = {
-    "heartbeat": "it is alive",
-    "alone": "active party: it needs nobody any more",
-    "stopping": "somebody has stopped it",
-}
 _CLOSE_S = 5.0
 _STOP_S = 2.0  # for the server to answer a party that was stopped
 _LONGEST_S = 1e6
@@ -94,55 +50,6 @@ _PAUSE_S = 0.5  # before a session that ended is opened again
 _MOST_NAMES = 1_000  # of missing parties
 _PATIENCE_S = 3.0  # without an answer of the server, before a person is told
 _TELL_S = 60.0  # from then on, between two reports
-
-
-@dataclass(frozen=True)
-class Joining:
-    """A party's facts for the server when it joins."""
-
-    role: str
-    recipe_json: str
-    job: str
-    pid: int
-    device: str
-    device_name: str = ""
-    run_id: str = ""
-    checkpoints: tuple[str, ...] = ("",)  # labels at which it can resume; '': at the run's beginning
-    exchange_address: str = ""
-
-
-@dataclass(frozen=True)
-class Start:
-    """The server's answer once all parties have joined."""
-
-    run_id: str
-    generation: int
-    checkpoint: str  # empty: from the beginning
-    exchange_address: str  # of the active party
-    left: tuple[str, ...] = ()  # parties that have left, because they are not needed any more
-    returning: bool = False  # the others are in the middle of the generation, and take this party back
-
-
-@dataclass(frozen=True)
-class Done:
-    """The server's answer if the run is complete: this party did not hear of it, or did not note it, before it died."""
-
-    run_id: str
-    summary_json: str  # the active party's
-
-
-@dataclass(frozen=True)
-class ProgressUpdate:
-    """A party's progress: ``round`` of ``rounds`` rounds are done, and ``batch`` of ``batches`` of the next one."""
-
-    phase: str
-    round: int
-    rounds: int = 0
-    batch: int = 0
-    batches: int = 0
-    steps: int = 0  # since the start of the run
-    metrics: dict[str, float] = field(default_factory=dict)
-    note: str = ""
 
 
 @dataclass
@@ -211,19 +118,9 @@ class Session:
         while True:
             if self._channel is None:
                 self._connect(give_up_s)
-            self._joined = control_pb2.Join(
-                role=joining.role,
-                protocol=PROTOCOL,
-                recipe_json=joining.recipe_json,
-                job=joining.job,
-                run_id=joining.run_id,
-                checkpoints=joining.checkpoints,
-                exchange_address=joining.exchange_address,
-                pid=joining.pid,
-                device=joining.device,
-                device_name=joining.device_name,
-            )
-            self._send(control_pb2.PartyMessage(join=self._joined))
+            message = join_message(joining)
+            self._joined = message.join
+            self._send(message)
             patience_s = self.wait_s
             while True:
                 try:
@@ -279,6 +176,11 @@ class Session:
         )
 
     @property
+    def me(self) -> str:
+        """This party's name."""
+        return self.keyring.name
+
+    @property
     def state(self) -> str:
         """One of STATES; any thread may read it."""
         ended = self._ended
@@ -302,63 +204,18 @@ class Session:
 
     def plan(self, aggregations: Sequence[AggregationPlan]) -> None:
         """Sends the server this party's plan for this generation, once its rows are aligned."""
-        plan = control_pb2.Plan(aggregations=[_described(aggregation) for aggregation in aggregations])
-        self._send(control_pb2.PartyMessage(plan=plan))
+        self._send(plan_message(aggregations))
         with self._lock:
             if self.absent_s and not aggregations and self._ended is None:
                 self._again = self._joined
 
     def progress(self, progress: ProgressUpdate) -> None:
         """Sends the server this party's progress and metrics."""
-        message = control_pb2.Progress(
-            phase=progress.phase,
-            round=progress.round,
-            rounds=progress.rounds,
-            batch=progress.batch,
-            batches=progress.batches,
-            steps=progress.steps,
-            metrics=progress.metrics,
-            note=progress.note,
-        )
-        self._say(control_pb2.PartyMessage(progress=message))
+        self._say(progress_message(progress))
 
-    def report(
-        self,
-        metrics: dict[str, dict[str, float]],
-        steps: int,
-        wall_s: float,
-        privacy_json: str = "",
-        exchanges_json: str = "",
-        free_from: Sequence[str] = (),
-        without: Sequence[str] = (),
-        absences_json: str = "",
-        peak_memory_bytes: int | None = None,
-        skipped_rounds: int = 0,
-    ) -> str:
-        """Sends this party's results, its ledger and the kernel's counts, and waits until it is not needed any more.
-
-        Waits until every party has reported; a passive party with nothing left to send returns at once. ``free_from``:
-        the labels of its last checkpoint and of those after which it has exchanged nothing. ``without``: parties that
-        the model was trained without. ``absences_json``: the steps that were computed without a party.
-        ``peak_memory_bytes``: the peak of its GPU memory. ``skipped_rounds``: those whose updates it has lost.
-
-        Returns the summary (JSON) to the active party, '' to the others. Raises InterruptedRun if a party was lost
-        meanwhile: the run resumes from a checkpoint.
-        """
-        report = control_pb2.Report(steps=steps, wall_s=wall_s, privacy_json=privacy_json, free_from=free_from)
-        report.skipped_rounds = skipped_rounds
-        report.exchanges_json, report.absences_json = exchanges_json, absences_json
-        report.without.extend(without)
-        if peak_memory_bytes is not None:
-            report.peak_memory_bytes = peak_memory_bytes
-        report.metrics_json = to_json(metrics)
-        for entry in self.ledger.entries():
-            report.ledger.add(**asdict(entry))
-        for count in self.meter.counts():
-            report.tcp.add(**asdict(count))
-        for through in self.meter.interfaces():
-            report.interfaces.add(**asdict(through))
-        self._say(control_pb2.PartyMessage(report=report))
+    def report(self, report: PartyReport) -> str:
+        """Sends this party's results, its ledger and the kernel's counts. See ``Membership``."""
+        self._say(report.message(self.ledger, self.meter))
         while True:
             answer = self._inbox.get()
             if isinstance(answer, VflError):
@@ -629,13 +486,6 @@ class Session:
             self._inbox.put(error)
         if watcher is not None:
             watcher(error)
-
-
-def _described(aggregation: AggregationPlan) -> control_pb2.Aggregation:
-    described = control_pb2.Aggregation(phase=aggregation.phase, rounds=aggregation.rounds)
-    for name, each in aggregation.spec.tensors.items():
-        described.tensors.add(name=name, dtype=int(each.dtype), shape=each.shape)
-    return described
 
 
 def _refused(error: grpc.Call) -> bool:

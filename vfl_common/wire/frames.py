@@ -71,16 +71,23 @@ def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> lis
 
 def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Sizes:
     """Returns the size of what ``encode`` would make of a bundle of ``spec``, for a forecast."""
-    payload = spec.payload_bytes
+    return _sizes(step, _spec_header(spec), spec.payload_bytes, frame_bytes)
+
+
+def measure(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> Sizes:
+    """Returns the size of what ``encode`` would make of ``bundle``."""
+    tensors = bundle.tensors
+    header = _header(bundle.kind, tuple((name, each.dtype, each.shape) for name, each in tensors.items()))
+    return _sizes(step, header, sum(each.data.nbytes for each in tensors.values()), frame_bytes)
+
+
+def _sizes(step: StepKey, header: tensor_pb2.BundleHeader, payload: int, frame_bytes: int) -> Sizes:
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
-    around = (_envelope(step, spec, index, count) + len(_data_prefix(each)) for index, each in enumerate(chunks))
+    around = (
+        _frame(step, header, index, count).ByteSize() + len(_data_prefix(each)) for index, each in enumerate(chunks)
+    )
     return Sizes(payload, payload + sum(around), count)
-
-
-def _envelope(step: StepKey, spec: BundleSpec, index: int, count: int) -> int:
-    """Returns the bytes of frame ``index`` of ``count`` without its data."""
-    return _frame(step, _spec_header(spec), index, count).ByteSize()
 
 
 def encode_passed(now: StepKey) -> Encoded:

@@ -1,0 +1,263 @@
+"""Link and Hub without a wire, for parties that are threads of one process.
+
+They keep the contract of every transport (``tests/contract``), and count what the same bundles would be on the wire. A
+bundle is copied when it is sent, because the receiver of a wire has its own memory, too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey, TensorSpec
+from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
+from vfl_common.ledger import Direction, Ledger
+from vfl_common.link import Hub, Lenience, Link, StepPassed
+from vfl_common.rpc.arrivals import Patience, Proceed, TimedOut, decide
+from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.wire.frames import measure
+
+
+class Turns:
+    """The one lock of a hub and its links. A thread that waits gives it up, and others take their turn."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def condition(self) -> threading.Condition:
+        """Returns a condition to wait for."""
+        return threading.Condition(self.lock)
+
+    def wait_for(self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float) -> bool:
+        """Waits, at most ``timeout_s`` (``inf``: for ever), until ``is_so`` is true; returns whether it is."""
+        return bool(condition.wait_for(is_so, None if math.isinf(timeout_s) else timeout_s))
+
+
+class MemoryHub(Hub):
+    """A ``Hub`` that also holds the bundles of its links.
+
+    Args:
+        name: of the party that answers.
+        roster: the parties that ask.
+        timeout_s: the longest time of a step.
+        ledger: of the party that answers.
+        turns: the lock; one that others share, if only one of them is to run at a time.
+        punctual: nobody is ever late: a step waits for all, whatever its deadline is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        roster: Sequence[str],
+        *,
+        timeout_s: float,
+        ledger: Ledger | None = None,
+        turns: Turns | None = None,
+        punctual: bool = False,
+    ) -> None:
+        self.name, self.roster, self._timeout_s = name, tuple(roster), timeout_s
+        self.turns = turns if turns is not None else Turns()
+        self.ended: VflError | None = None
+        self.asked: dict[str, tuple[StepKey, Bundle]] = {}
+        self.replies: dict[str, tuple[StepKey, Bundle | StepKey]] = {}  # or the step that is under way
+        self.changed = self.turns.condition()  # something has come, or the hub has ended
+        self.answered = {party: self.turns.condition() for party in self.roster}
+        self._ledger = ledger if ledger is not None else Ledger()
+        self._punctual = punctual
+        self._step: StepKey | None = None
+        self._due: set[str] = set()
+        self._hurried = True
+        self._patience = Patience()
+        self._behind: set[str] = set()  # parties that were not there at the last step, and do not know the next
+
+    def unhurried(self) -> None:
+        self._hurried = False
+
+    def collect(
+        self,
+        step: StepKey,
+        expect: BundleSpec,
+        arrived: Callable[[str, Bundle], None] | None = None,
+        deadline_s: float = math.inf,
+        lenience: Lenience | None = None,
+    ) -> dict[str, Bundle]:
+        if self._due:
+            raise InternalError(f"collect({step}) before the reply to {self._step}")
+        self._step = step
+        if lenience is not None:
+            deadline_s = lenience.deadline_s
+        if self._punctual:
+            deadline_s = math.inf
+        at_least = lenience.at_least if lenience is not None else 0
+        hurried = self._hurried and (lenience is not None or math.isinf(deadline_s))
+        timeout_s = self._timeout_s if hurried else math.inf
+        began_s = time.monotonic()
+        got: dict[str, Bundle] = {}
+        while True:
+            decision = decide(
+                time.monotonic() - began_s,
+                got.keys(),
+                self.roster,
+                timeout_s,
+                deadline_s,
+                away=self._patience.away,
+                at_least=at_least,
+            )
+            if isinstance(decision, Proceed):
+                self._hurried, self._due = True, set(self.roster if lenience is None else got)
+                self._behind = set(self.roster) - self._due
+                for party in self._behind:
+                    self._patience.missed(party, time.monotonic(), deadline_s)
+                return {party: got[party] for party in self.roster if party in got}
+            if isinstance(decision, TimedOut):
+                text = f"{', '.join(decision.late)} took longer than {self._timeout_s:g} s for {step}"
+                raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
+            for party, (asked, bundle) in self._wait(got, decision.for_s).items():
+                if asked != step and lenience is not None:
+                    self._catch_up(party, asked, step)
+                    continue
+                if asked != step:
+                    text = f"{party} sent {asked} while {step} is under way"
+                    raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
+                check(expect, bundle, party, step)
+                count(self._ledger, party, "received", step, bundle)
+                got[party] = bundle
+                if party in self._patience.away:
+                    self._patience.came(party, time.monotonic())
+                if arrived is not None:
+                    arrived(party, bundle)
+
+    def settle(self) -> None:
+        assert self._step is not None  # noqa: S101 - a phase settles after its steps
+        over = StepKey(self._step.phase, self._step.round + 1, 0)
+        give_up_s = time.monotonic() + self._timeout_s
+        while self._behind:
+            new = self._wait((), give_up_s - time.monotonic(), of=self._behind)
+            if not new:
+                party = next(party for party in self.roster if party in self._behind)
+                raise LostError(Code.STEP_TIMEOUT, f"{party} took longer than {self._timeout_s:g} s", party=party)
+            for party, (asked, _) in new.items():
+                self._catch_up(party, asked, over)
+        self._patience = Patience()
+
+    def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
+        if step != self._step or set(replies) != self._due:
+            raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
+        with self.turns.lock:
+            self._due = set()
+            for party, bundle in replies.items():
+                count(self._ledger, party, "sent", step, bundle)
+                self.replies[party] = (step, copied(bundle))
+                self.answered[party].notify_all()
+
+    def end(self, error: VflError) -> None:
+        """Ends the generation: whoever waits, or calls later, gets ``error``. Any thread may call this."""
+        with self.turns.lock:
+            self.ended = self.ended or error
+            for condition in (self.changed, *self.answered.values()):
+                condition.notify_all()
+
+    def _wait(
+        self, got: Collection[str], timeout_s: float, of: Collection[str] | None = None
+    ) -> dict[str, tuple[StepKey, Bundle]]:
+        """Waits until something new has come, at most ``timeout_s``. Raises the error that has ended the hub."""
+        parties = self.roster if of is None else of
+        with self.turns.lock:
+            self.turns.wait_for(self.changed, lambda: self.ended or self._new(parties, got), timeout_s)
+            if self.ended is not None:
+                raise self.ended
+            return self._new(parties, got)
+
+    def _new(self, parties: Collection[str], got: Collection[str]) -> dict[str, tuple[StepKey, Bundle]]:
+        """Returns the bundles that were sent and are neither answered nor taken; the caller holds the lock."""
+        return {
+            party: self.asked[party]
+            for party in parties
+            if party in self.asked and party not in got and self.replies.get(party, (None,))[0] != self.asked[party][0]
+        }
+
+    def _catch_up(self, party: str, asked: StepKey, now: StepKey) -> None:
+        """Tells a party whose step has passed which one is under way."""
+        with self.turns.lock:
+            self.replies[party] = (asked, now)
+            self._patience.came(party, time.monotonic())
+            self.answered[party].notify_all()
+        self._behind.discard(party)
+
+
+class MemoryLink(Link):
+    """A ``Link`` of the party ``me`` to a ``MemoryHub``. ``ledger``: the party's."""
+
+    def __init__(self, hub: MemoryHub, me: str, *, timeout_s: float, ledger: Ledger | None = None) -> None:
+        self._hub, self._me, self._timeout_s = hub, me, timeout_s
+        self._ledger = ledger if ledger is not None else Ledger()
+        self._ended: VflError | None = None
+        self._hurried = True
+
+    def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
+        self.send(step, bundle)
+        return self.receive(step, expect)
+
+    def unhurried(self) -> None:
+        self._hurried = False
+
+    def send(self, step: StepKey, bundle: Bundle) -> None:
+        hub = self._hub
+        with hub.turns.lock:
+            if self._ended is not None:
+                raise self._ended
+            count(self._ledger, hub.name, "sent", step, bundle)
+            hub.asked[self._me] = (step, copied(bundle))
+            hub.changed.notify_all()
+
+    def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
+        hub = self._hub
+        with hub.turns.lock:
+            timeout_s = self._timeout_s if self._hurried else math.inf
+            mine = hub.answered[self._me]
+            if not hub.turns.wait_for(mine, lambda: self._ended or hub.ended or self._answered(step), timeout_s):
+                text = f"{hub.name} took longer than {self._timeout_s:g} s for {step}"
+                self._ended = LostError(Code.STEP_TIMEOUT, text, party=hub.name)
+            if self._ended is not None:
+                raise self._ended
+            if hub.ended is not None:
+                raise from_failure(to_failure(hub.ended), sender=hub.name, me=self._me)
+            reply = hub.replies[self._me][1]
+        if isinstance(reply, StepKey):
+            raise StepPassed(reply)
+        check(expect, reply, hub.name, step)
+        count(self._ledger, hub.name, "received", step, reply)
+        self._hurried = True
+        return reply
+
+    def end(self, error: VflError) -> None:
+        """Ends the generation for this party; see ``MemoryHub.end``."""
+        with self._hub.turns.lock:
+            self._ended = self._ended or error
+            self._hub.answered[self._me].notify_all()
+
+    def _answered(self, step: StepKey) -> bool:
+        return self._me in self._hub.replies and self._hub.replies[self._me][0] == step
+
+
+def count(ledger: Ledger, peer: str, direction: Direction, step: StepKey, bundle: Bundle) -> None:
+    """Counts a bundle as the frames that it would be on the wire."""
+    size = measure(step, bundle)
+    ledger.add(peer, step.phase, bundle.kind.label, direction, size.payload_bytes, size.message_bytes, size.messages)
+
+
+def check(expect: BundleSpec, bundle: Bundle, party: str, step: StepKey) -> None:
+    """Raises PeerError if ``bundle`` is not what ``expect`` says."""
+    specs = {name: TensorSpec(buffer.dtype, buffer.shape) for name, buffer in bundle.tensors.items()}
+    expect.check(bundle.kind, specs, party=party, step=step)
+
+
+def copied(bundle: Bundle) -> Bundle:
+    """Copies a bundle, so that the receiver has its own memory."""
+    tensors = {
+        name: Buffer(buffer.dtype, buffer.shape, memoryview(bytearray(buffer.data)))
+        for name, buffer in bundle.tensors.items()
+    }
+    return Bundle(bundle.kind, tensors)
