@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from torch import nn
 
@@ -17,37 +15,26 @@ from vfl_common.files import write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.logs import Console, log_to
 from vfl_common.program import resumable
-from vfl_common.rpc.said import Joining, Start
+from vfl_common.rpc.said import Start
 from vfl_common.rpc.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.checkpoint import CheckpointStore
-from vfl_party.context import Hooks, MakeEncoder
-from vfl_party.devices import device_name, keep_freed_memory, peak_memory, set_threads
+from vfl_party.context import MakeEncoder
+from vfl_party.devices import keep_freed_memory, set_threads
 from vfl_party.files import PartyFiles
-from vfl_party.job import Jobs, PartyJob
+from vfl_party.job import Jobs
 from vfl_party.methods import handed_on
 from vfl_party.models import InputSpec
-from vfl_party.party import Assembled, Opened, Spread, Training, Work, assemble, check_ranks, load_encoder, open_party
-from vfl_party.prediction import Prediction, TrainedRun, load_start
+from vfl_party.part import JobName, Part, training
+from vfl_party.party import Assembled, Opened, Spread, Work, assemble, check_ranks, open_party
+from vfl_party.prediction import Prediction, TrainedRun
 from vfl_party.progress import Progress
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
-from vfl_party.runner import Outcome, Runner
+from vfl_party.runner import Outcome
 from vfl_party.transport import Transports
-
-JobName = Literal["train", "predict"]
-
-
-def training(files: PartyFiles) -> Training:
-    """Prepares training from the beginning, or with the encoder of an earlier run. Raises InputError."""
-    recipe = files.recipe
-    start = load_start(recipe, files.name, Path(files.file.out))
-    if start is None or recipe.start is None:
-        return Training(recipe)
-    begin = partial(load_encoder, tree=start.state, run_id=start.run_id, tower=recipe.start.tower)
-    return Training(recipe, begin)
 
 
 @dataclass
@@ -89,7 +76,7 @@ class PartyApp:
             return folder
 
         with resumable(fresh=fresh):
-            return self._run("train", opened, training(files), open_folder, resume)
+            return self._run("train", opened, training(files.recipe, files.name, out), open_folder, resume)
 
     def predict(self, trained: TrainedRun, data: DataSettings, output: Path) -> tuple[Outcome, RunFolder]:
         """Takes part in a joint prediction for the rows of ``data``; the active party writes ``output``."""
@@ -146,52 +133,32 @@ class PartyApp:
         progress = Progress(self.console, session, ledger, files.is_active)
         with transports.listening() as (service, address), self._exposed(session, progress, service):
 
-            def tick(phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
-                session.check()  # so that a party at work on its own notices an interruption too
-                progress.tick(phase, round_, rounds, batch, batches)
-
-            def make_job(start: Start, folder: RunFolder) -> PartyJob:
+            def begun(start: Start, folder: RunFolder) -> None:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=files.name)
                 files.keyring.tell()
-                progress.begin(folder.path / "metrics.jsonl", start)
-                hooks = Hooks(tick, session.lenient, self.console.show)
-                return jobs.make(start.run_id, transports.transport(start, service), hooks)
 
-            runner = Runner(
+            outcome, folder = Part(
+                recipe,
+                files.name,
+                job,
                 session,
-                self._joining(job, work.run_id, address),
-                make_job,
-                open_folder,
-                ledger,
-                checkpoint_every=recipe.run.checkpoint_every,
-                observe=progress.observe,
-                begin_round=progress.begin_round,
+                jobs,
+                progress,
+                self.console,
+                files.device,
+                transport=lambda start: transports.transport(start, service),
+                open_folder=open_folder,
+                trained=work.run_id,
+                devices="" if self.ranks is None else f"{self.ranks.size} x {files.device.type}",
+                address=files.file.advertise or address,
+                begun=begun,
                 plan=plan,
                 resume=resume,
-                show=self.console.show,
-                peak_memory=lambda: peak_memory(files.device),
-            )
-            try:
-                outcome, folder = runner.run()
-            finally:
-                session.close()
+                checkpoint_every=recipe.run.checkpoint_every,
+            ).run()
         if outcome.summary_json:  # only the active party has it; on one machine the server writes the same file
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
         return outcome, folder
-
-    def _joining(self, job: JobName, run_id: str, address: str) -> Joining:
-        """Returns what this party is and offers. ``run_id``: the trained run, for a prediction."""
-        files, ranks = self.files, self.ranks
-        return Joining(
-            role=files.settings.role,
-            recipe_json=files.recipe.canonical_json(),
-            job=job,
-            pid=os.getpid(),
-            device=str(files.device) if ranks is None else f"{ranks.size} x {files.device.type}",
-            device_name=device_name(files.device),
-            run_id=run_id,
-            exchange_address=files.file.advertise or address,
-        )
 
     def _spread(self, make: Callable[..., Assembled], ranks: Ranks, aligned: Aligned) -> Assembled:
         """Returns the party with its encoder on all ranks; a lost rank ends the process, and not the run."""

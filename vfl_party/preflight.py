@@ -15,11 +15,11 @@ from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.rpc.channel import check_address, connect
 from vfl_common.rpc.said import SAID, SIGNS
 from vfl_party.align import alignment_of
-from vfl_party.app import training
 from vfl_party.data import describe
 from vfl_party.devices import resolve_device
 from vfl_party.files import PartyFiles, read_files
 from vfl_party.methods import parse_settings
+from vfl_party.part import training
 from vfl_party.party import assemble
 from vfl_party.prediction import predicted
 
@@ -92,7 +92,7 @@ def _data(files: PartyFiles) -> Iterator[Finding]:
         opened = files.open()
         for line in describe(opened.table):
             yield Finding("data", True, line)
-        work = training(files)
+        work = training(files.recipe, files.name, Path(files.file.out))
         expected = alignment_of(files.recipe).offline(opened.table.ids)
         if expected is None:
             yield Finding("rows", True, "known after alignment: models and phases are made then")

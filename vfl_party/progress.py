@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Progress:
 
     def __init__(self, console: Console, session: Membership, ledger: Ledger, is_active: bool) -> None:
         self.standing = Standing()
+        self.watchers: list[Callable[[str, int, int, dict[str, dict[str, float]]], None]] = []  # after each round
         self._steps = Steps()
         self._console, self._session, self._ledger, self._is_active = console, session, ledger, is_active
         self._path: Path | None = None
@@ -122,6 +124,8 @@ class Progress:
             append(self._path, to_json(line) + "\n")
         facts = {"phase": phase, "round": round_, "rounds": rounds, "steps": steps}
         log.info("round %d of %d done", round_, rounds, extra={"event": "round", **facts})
+        for watch in self.watchers:
+            watch(phase, round_, rounds, report.metrics)
         if report.note:
             log.info(report.note, extra={"event": "note", "phase": phase})
         nothing = not (report.steps or report.metrics or report.note)

@@ -16,7 +16,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import VflError
 from vfl_common.files import write_atomic
 from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount, load_entries
+from vfl_common.ledger import Ledger, load_entries
 from vfl_common.logs import Console, log_to
 from vfl_common.program import Stopped, do_last, resumable
 from vfl_common.rpc.channel import Service, listening
@@ -28,12 +28,12 @@ from vfl_common.rpc.session import SERVICE as SESSIONS
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished
 from vfl_common.stages import AggregationPlan
-from vfl_common.summary import PartySummary, Summary, gather_bytes, load_summary
+from vfl_common.summary import Summary, load_summary
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job
 from vfl_server.control.departures import Departures
-from vfl_server.control.reports import absences_of, exchanges_of, interfaces_of, ledger_of, metrics_of, privacy_of
 from vfl_server.control.service import MAX_SESSIONS, ControlService
+from vfl_server.results import starts, summarise
 
 _TICK_S = 0.2
 _SAVE_S = 1.0
@@ -149,7 +149,7 @@ class ServerApp:
                 with contextlib.suppress(KeyboardInterrupt, Stopped):  # it ends anyway, and says why
                     coordinator.wait_until_empty(_STOP_S)
                 raise coordinator.failure
-            summary = completed or self._summary(coordinator, folder, ledger, meter)
+            summary = completed or summarise(recipe, self.job, coordinator, folder, ledger, meter)
             text = summary.model_dump_json(indent=1) + "\n"
             write_atomic(folder.path.parent / "summary.json", text)
             coordinator.complete(text if len(text) < MAX_SUMMARY else "")
@@ -212,7 +212,7 @@ class ServerApp:
         stem = self.recipe.name if self.job == "train" else f"{self.recipe.name}-predict"
         run_id = self.run_id or (unfinished.run_id if unfinished is not None else _new_run_id(stem))
         folder = create(self.out, run_id, self.recipe.server, self.recipe)
-        folder.note(job=self.job, server_starts=_starts(folder) + 1)
+        folder.note(job=self.job, server_starts=starts(folder) + 1)
         return folder
 
     def _serve(
@@ -230,58 +230,10 @@ class ServerApp:
         meter.sample()
         ledger.save(folder.path / "ledger.json", meter.counts())
 
-    def _summary(self, coordinator: Coordinator, folder: RunFolder, ledger: Ledger, meter: TcpMeter) -> Summary:
-        recipe = self.recipe
-        ledgers: dict[str, list[Entry]] = {}
-        kernel: dict[str, list[TcpCount]] = {recipe.server: meter.counts()}
-        machines = {recipe.server: meter.interfaces()}
-        reports = coordinator.reports()
-        for name, report in reports.items():
-            ledgers[name], kernel[name] = ledger_of(report)
-            machines[name] = interfaces_of(report)
-        # The server's count of its sessions is the later one: a party's report cannot count itself.
-        for name in ledgers:
-            ledgers[name] = [entry for entry in ledgers[name] if (entry.peer, entry.phase) != (recipe.server, CONTROL)]
-        active = reports[recipe.active.name]
-        return Summary(
-            run_id=folder.run_id,
-            name=recipe.name,
-            job=self.job,
-            method=recipe.method,
-            preset=recipe.preset,
-            seed=recipe.seed,
-            recipe_digest=recipe.digest(),
-            metrics=metrics_of(active) or {},
-            bytes=gather_bytes(
-                {**ledgers, recipe.server: ledger.entries()},
-                kernel,
-                server=recipe.server,
-                phases=["open", *(phase.name for phase in recipe.phases)],
-                interfaces=machines,
-            ),
-            parties=[
-                PartySummary(name=recipe.server, role="server", pid=os.getpid(), device="cpu"),
-                *coordinator.parties(),
-            ],
-            steps=active.steps,
-            wall_s=round(coordinator.wall_s, 3),
-            interruptions=coordinator.generation - 1,
-            server_restarts=max(0, _starts(folder) - 1),
-            privacy=privacy_of(active),
-            exchanges=exchanges_of(active) or [],
-            absences=[each for each in absences_of(active) or [] if recipe.party(each.party) is not None],
-            without=[name for name in active.without if recipe.party(name) is not None],
-        )
-
 
 def note_start(folder: RunFolder, generation: int, wall_s: float) -> None:
     """Notes that a generation starts, ``wall_s`` after the run's first start, and when that was."""
     folder.note(generation=generation, started_s=time.time() - wall_s)
-
-
-def _starts(folder: RunFolder) -> int:
-    """Returns how many processes of the server have served this run, this one included once it has its folder."""
-    return int(folder.facts().get("server_starts", 0))
 
 
 def ran_s(folder: RunFolder) -> float:

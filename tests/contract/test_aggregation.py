@@ -20,6 +20,7 @@ from vfl_common.bundle import Bundle, Kind, StepKey
 from vfl_common.errors import AbortedError, Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL, Direction
 from vfl_common.link import Link
+from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.stages import AggregationPlan
 from vfl_party.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import Aggregator
@@ -142,7 +143,12 @@ def test_a_generation_that_is_interrupted_between_collecting_and_replying_begins
 
 def assert_is_waiting(run: Run, party: str) -> None:
     """The hub has the whole bundle of ``party``."""
-    wait_until(lambda: run.aggregator._hub is not None and party in run.aggregator._hub._arrived)
+
+    def is_waiting() -> bool:
+        hub = run.aggregator._hub
+        return isinstance(hub, ExchangeHub) and party in hub._arrived
+
+    wait_until(is_waiting)
 
 
 def test_the_clock_of_a_step_starts_with_the_first_party() -> None:

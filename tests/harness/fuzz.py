@@ -26,11 +26,10 @@ from google.protobuf.message import Message
 from tests.contract.exchanges import ACTIVE, GrpcExchange, credentials, keyring
 from tests.harness import cases
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
-from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.ledger import Entry, Ledger
-from vfl_common.logs import Console, _sentence
+from vfl_common.logs import _sentence
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
 from vfl_common.rpc import session as sessions
 from vfl_common.rpc.channel import PROTOCOL, dial, listening
@@ -41,10 +40,10 @@ from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import to_json
 from vfl_common.wire.frames import Assembly, announced, encode, parse_frame
-from vfl_server.app import ServerApp
 from vfl_server.control.coordinator import Coordinator, Member
 from vfl_server.control.run_state import RunState
 from vfl_server.control.service import ControlService, _parse
+from vfl_server.results import summarise
 
 ROSTER = ("p0", "p1", "p2")
 RECIPE = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05, "server_absent_s": 60.0}))
@@ -321,9 +320,6 @@ def joined(run: Coordinator) -> dict[str, Member]:
     return members
 
 
-SERVER = ServerApp(RECIPE, TlsSettings(ca="", certificate="", key=""), "", Path(), Console("vfl-server"))
-
-
 def hear_parties(outcomes: Outcomes, chance: Random) -> None:
     """Lets a server hear mutated messages, before a run or in it, and makes the summary if the run completes."""
     run = coordinator(restarted=chance.random() < 0.3)
@@ -346,7 +342,7 @@ def hear_parties(outcomes: Outcomes, chance: Random) -> None:
                 message.SerializeToString()
     if run.state is RunState.COMPLETED:
         with outcomes.judged("summaries", "made"):
-            SERVER._summary(run, RunFolder(Path("nowhere"), "run"), Ledger(), TcpMeter()).model_dump_json()
+            summarise(RECIPE, "train", run, RunFolder(Path("nowhere"), "run"), Ledger(), TcpMeter()).model_dump_json()
 
 
 class _Silent:

@@ -57,14 +57,14 @@ class MemoryHub(Hub):
         turns: Turns | None = None,
         punctual: bool = False,
     ) -> None:
-        self.name, self.roster, self._timeout_s = name, tuple(roster), timeout_s
+        self.name, self.roster, self.timeout_s = name, tuple(roster), timeout_s
         self.turns = turns if turns is not None else Turns()
         self.ended: VflError | None = None
         self.asked: dict[str, tuple[StepKey, Bundle]] = {}
         self.replies: dict[str, tuple[StepKey, Bundle | StepKey]] = {}  # or the step that is under way
         self.changed = self.turns.condition()  # something has come, or the hub has ended
         self.answered = {party: self.turns.condition() for party in self.roster}
-        self._ledger = ledger if ledger is not None else Ledger()
+        self.ledger = ledger if ledger is not None else Ledger()
         self._punctual = punctual
         self._step: StepKey | None = None
         self._due: set[str] = set()
@@ -92,7 +92,7 @@ class MemoryHub(Hub):
             deadline_s = math.inf
         at_least = lenience.at_least if lenience is not None else 0
         hurried = self._hurried and (lenience is not None or math.isinf(deadline_s))
-        timeout_s = self._timeout_s if hurried else math.inf
+        timeout_s = self.timeout_s if hurried else math.inf
         began_s = time.monotonic()
         got: dict[str, Bundle] = {}
         while True:
@@ -112,7 +112,7 @@ class MemoryHub(Hub):
                     self._patience.missed(party, time.monotonic(), deadline_s)
                 return {party: got[party] for party in self.roster if party in got}
             if isinstance(decision, TimedOut):
-                text = f"{', '.join(decision.late)} took longer than {self._timeout_s:g} s for {step}"
+                text = f"{', '.join(decision.late)} took longer than {self.timeout_s:g} s for {step}"
                 raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
             for party, (asked, bundle) in self._wait(got, decision.for_s).items():
                 if asked != step and lenience is not None:
@@ -122,7 +122,7 @@ class MemoryHub(Hub):
                     text = f"{party} sent {asked} while {step} is under way"
                     raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
                 check(expect, bundle, party, step)
-                count(self._ledger, party, "received", step, bundle)
+                count(self.ledger, party, "received", step, bundle)
                 got[party] = bundle
                 if party in self._patience.away:
                     self._patience.came(party, time.monotonic())
@@ -132,12 +132,12 @@ class MemoryHub(Hub):
     def settle(self) -> None:
         assert self._step is not None  # noqa: S101 - a phase settles after its steps
         over = StepKey(self._step.phase, self._step.round + 1, 0)
-        give_up_s = time.monotonic() + self._timeout_s
+        give_up_s = time.monotonic() + self.timeout_s
         while self._behind:
             new = self._wait((), give_up_s - time.monotonic(), of=self._behind)
             if not new:
                 party = next(party for party in self.roster if party in self._behind)
-                raise LostError(Code.STEP_TIMEOUT, f"{party} took longer than {self._timeout_s:g} s", party=party)
+                raise LostError(Code.STEP_TIMEOUT, f"{party} took longer than {self.timeout_s:g} s", party=party)
             for party, (asked, _) in new.items():
                 self._catch_up(party, asked, over)
         self._patience = Patience()
@@ -148,7 +148,7 @@ class MemoryHub(Hub):
         with self.turns.lock:
             self._due = set()
             for party, bundle in replies.items():
-                count(self._ledger, party, "sent", step, bundle)
+                count(self.ledger, party, "sent", step, bundle)
                 self.replies[party] = (step, copied(bundle))
                 self.answered[party].notify_all()
 
@@ -191,7 +191,7 @@ class MemoryLink(Link):
     """A ``Link`` of the party ``me`` to a ``MemoryHub``. ``ledger``: the party's."""
 
     def __init__(self, hub: MemoryHub, me: str, *, timeout_s: float, ledger: Ledger | None = None) -> None:
-        self._hub, self._me, self._timeout_s = hub, me, timeout_s
+        self._hub, self._me, self.timeout_s = hub, me, timeout_s
         self._ledger = ledger if ledger is not None else Ledger()
         self._ended: VflError | None = None
         self._hurried = True
@@ -215,10 +215,10 @@ class MemoryLink(Link):
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
         hub = self._hub
         with hub.turns.lock:
-            timeout_s = self._timeout_s if self._hurried else math.inf
+            timeout_s = self.timeout_s if self._hurried else math.inf
             mine = hub.answered[self._me]
             if not hub.turns.wait_for(mine, lambda: self._ended or hub.ended or self._answered(step), timeout_s):
-                text = f"{hub.name} took longer than {self._timeout_s:g} s for {step}"
+                text = f"{hub.name} took longer than {self.timeout_s:g} s for {step}"
                 self._ended = LostError(Code.STEP_TIMEOUT, text, party=hub.name)
             if self._ended is not None:
                 raise self._ended

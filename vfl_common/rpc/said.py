@@ -252,3 +252,13 @@ def progress_message(progress: ProgressUpdate) -> control_pb2.PartyMessage:
 def join_message(joining: Joining) -> control_pb2.PartyMessage:
     """Returns what a party says when it joins."""
     return control_pb2.PartyMessage(join=control_pb2.Join(protocol=PROTOCOL, **asdict(joining)))
+
+
+def lenient_message(on: bool) -> control_pb2.PartyMessage:
+    """Returns what the active party says when it goes on without lost parties, or does not any more."""
+    return control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on))
+
+
+def alone_message() -> control_pb2.PartyMessage:
+    """Returns what the active party says when it needs nobody any more."""
+    return control_pb2.PartyMessage(alone=control_pb2.Alone())

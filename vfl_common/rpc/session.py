@@ -34,7 +34,9 @@ from vfl_common.rpc.said import (
     PartyReport,
     ProgressUpdate,
     Start,
+    alone_message,
     join_message,
+    lenient_message,
     plan_message,
     progress_message,
 )
@@ -226,11 +228,11 @@ class Session:
 
     def lenient(self, on: bool) -> None:
         """Reports to the server whether this party, the active one, goes on without a passive party that is lost."""
-        self._say(control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on)))
+        self._say(lenient_message(on))
 
     def alone(self) -> None:
         """Reports to the server that this party, the active one, needs nobody any more: others may leave."""
-        self._say(control_pb2.PartyMessage(alone=control_pb2.Alone()))
+        self._say(alone_message())
 
     def stopping(self) -> None:
         """Reports to the server that this party was stopped: the others wait for it, as for one that was lost.

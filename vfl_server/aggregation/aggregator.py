@@ -5,18 +5,35 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from vfl_common.bundle import BundleSpec, StepKey
 from vfl_common.errors import Code, InputError, InternalError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
+from vfl_common.link import Hub
 from vfl_common.rpc.hub import ExchangeHub
-from vfl_common.rpc.service import ExchangeService
 from vfl_common.stages import AggregationPlan, rounds_done
 from vfl_server.aggregation.mean import mean
 
 log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
+
+
+class EndingHub(Hub, Protocol):
+    """The hub of one generation."""
+
+    def end(self, error: VflError) -> None:
+        """Wakes every waiting call with ``error``; any thread may call this."""
+        ...
+
+
+class Service(Protocol):
+    """Brings the parties' bundles to the hub of the current generation."""
+
+    def use(self, hub: Any) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Aggregator:
@@ -28,11 +45,12 @@ class Aggregator:
         phases: the names of the recipe's phases, in order.
         timeout_s: the longest time of a living party for one step, counted from the first party's arrival.
         fail: called, from the aggregation's thread, with the error that ends the run.
+        make_hub: makes the hub of a generation; None: one for streams over gRPC.
     """
 
     def __init__(
         self,
-        service: ExchangeService,
+        service: Service,
         run_id: str,
         roster: Sequence[str],
         phases: Sequence[str],
@@ -40,11 +58,13 @@ class Aggregator:
         *,
         timeout_s: float,
         fail: Callable[[VflError], None],
+        make_hub: Callable[[int], EndingHub] | None = None,
     ) -> None:
         self._service, self._run_id, self._roster, self._phases = service, run_id, roster, phases
         self._ledger, self._timeout_s, self._fail = ledger, timeout_s, fail
         self._lock = threading.Lock()
-        self._hub: ExchangeHub | None = None  # of the current generation
+        self._make_hub = make_hub if make_hub is not None else self._over_grpc
+        self._hub: EndingHub | None = None  # of the current generation
         self._thread: threading.Thread | None = None
 
     def begin(self, generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]) -> None:
@@ -56,15 +76,18 @@ class Aggregator:
             self._service.close()  # no party swaps anything from here on
             return
         steps = list(remaining(self._phases, checkpoint, aggregations))
-        hub = ExchangeHub(
-            self._run_id, generation, self._roster, self._ledger, timeout_s=self._timeout_s, from_first=True
-        )
+        hub = self._make_hub(generation)
         self.end(InterruptedRun("another generation begins"))
         with self._lock:
             self._hub = hub
         self._service.use(hub)
         self._thread = threading.Thread(target=self._run, args=[hub, steps], name="aggregation", daemon=True)
         self._thread.start()
+
+    def _over_grpc(self, generation: int) -> ExchangeHub:
+        return ExchangeHub(
+            self._run_id, generation, self._roster, self._ledger, timeout_s=self._timeout_s, from_first=True
+        )
 
     def end(self, error: VflError) -> None:
         """Ends the generation, from any thread; waiting parties get ``error``. Does nothing if there is none."""
@@ -80,7 +103,7 @@ class Aggregator:
         if self._thread is not None:
             self._thread.join(timeout=_JOIN_S)
 
-    def _run(self, hub: ExchangeHub, steps: Sequence[tuple[StepKey, BundleSpec]]) -> None:
+    def _run(self, hub: EndingHub, steps: Sequence[tuple[StepKey, BundleSpec]]) -> None:
         try:
             for step, spec in steps:
                 _answer(hub, step, spec)
@@ -92,7 +115,7 @@ class Aggregator:
             log.exception("aggregation")
             self._failed(hub, InternalError(f"aggregation: {error!r}"))
 
-    def _failed(self, hub: ExchangeHub, error: VflError) -> None:
+    def _failed(self, hub: EndingHub, error: VflError) -> None:
         hub.end(error)
         with self._lock:
             goes_on = self._hub is hub
@@ -100,7 +123,7 @@ class Aggregator:
             self._fail(error)
 
 
-def _answer(hub: ExchangeHub, step: StepKey, spec: BundleSpec) -> None:
+def _answer(hub: EndingHub, step: StepKey, spec: BundleSpec) -> None:
     """Answers one step. Frees its memory on return, except for the last reply, which a party may request again."""
     bundles = hub.collect(step, spec)
     average = mean(bundles, step)

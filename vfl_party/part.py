@@ -1,0 +1,111 @@
+"""A party's part in one run: its jobs, its session with the server, its progress and its runner, put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.logs import Console
+from vfl_common.rpc.said import Joining, Membership, Start
+from vfl_common.run_folder import RunFolder
+from vfl_common.stages import Planned
+from vfl_party.context import Hooks
+from vfl_party.devices import device_name, peak_memory
+from vfl_party.job import Jobs, PartyJob, Transport
+from vfl_party.party import Training, load_encoder
+from vfl_party.prediction import load_start
+from vfl_party.progress import Progress
+from vfl_party.runner import Outcome, Runner
+
+JobName = Literal["train", "predict"]
+
+
+def training(recipe: Recipe, name: str, out: Path) -> Training:
+    """Prepares training from the beginning, or with the encoder of an earlier run in ``out``. Raises InputError."""
+    start = load_start(recipe, name, out)
+    if start is None or recipe.start is None:
+        return Training(recipe)
+    begin = partial(load_encoder, tree=start.state, run_id=start.run_id, tower=recipe.start.tower)
+    return Training(recipe, begin)
+
+
+@dataclass
+class Part:
+    """One party in one run.
+
+    Args:
+        job: training or prediction.
+        trained: the trained run, for a prediction; '' for training.
+        device: where this party computes, and ``devices`` in words, if it is more than one.
+        address: where passive parties reach this party; '' if they do not.
+        transport: makes the links and the hub of a generation.
+        begun: called with each generation and the run's folder, before anything else of it.
+    """
+
+    recipe: Recipe
+    name: str
+    job: JobName
+    session: Membership
+    jobs: Jobs
+    progress: Progress
+    console: Console
+    device: torch.device
+    transport: Callable[[Start], Transport]
+    open_folder: Callable[[str], RunFolder]
+    trained: str = ""
+    devices: str = ""
+    address: str = ""
+    begun: Callable[[Start, RunFolder], None] = lambda _start, _folder: None
+    plan: Sequence[Planned] = ()
+    resume: RunFolder | None = None
+    checkpoint_every: int = 1
+
+    def run(self) -> tuple[Outcome, RunFolder]:
+        """Takes part in the run to its end. Raises VflError, after the server was informed of it."""
+        settings = self.recipe.party(self.name)
+        assert settings is not None  # noqa: S101 - the party's data were opened by its place in the recipe
+        joining = Joining(
+            role=settings.role,
+            recipe_json=self.recipe.canonical_json(),
+            job=self.job,
+            pid=os.getpid(),
+            device=self.devices or str(self.device),
+            device_name=device_name(self.device),
+            run_id=self.trained,
+            exchange_address=self.address,
+        )
+        runner = Runner(
+            self.session,
+            joining,
+            self._make_job,
+            self.open_folder,
+            self.session.ledger,
+            checkpoint_every=self.checkpoint_every,
+            observe=self.progress.observe,
+            begin_round=self.progress.begin_round,
+            plan=self.plan,
+            resume=self.resume,
+            show=self.console.show,
+            peak_memory=lambda: peak_memory(self.device),
+        )
+        try:
+            return runner.run()
+        finally:
+            self.session.close()
+
+    def _make_job(self, start: Start, folder: RunFolder) -> PartyJob:
+        self.begun(start, folder)
+        self.progress.begin(folder.path / "metrics.jsonl", start)
+        hooks = Hooks(self._tick, self.session.lenient, self.console.show)
+        return self.jobs.make(start.run_id, self.transport(start), hooks)
+
+    def _tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
+        self.session.check()  # so that a party at work on its own notices an interruption too
+        self.progress.tick(phase, round_, rounds, batch, batches)

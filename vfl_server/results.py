@@ -1,0 +1,67 @@
+"""Makes the summary of a complete run from what the parties have reported and the server has counted."""
+
+from __future__ import annotations
+
+import os
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount
+from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.run_folder import RunFolder
+from vfl_common.summary import PartySummary, Summary, gather_bytes
+from vfl_server.control.coordinator import Coordinator, Job
+from vfl_server.control.reports import absences_of, exchanges_of, interfaces_of, ledger_of, metrics_of, privacy_of
+
+
+def summarise(
+    recipe: Recipe, job: Job, coordinator: Coordinator, folder: RunFolder, ledger: Ledger, meter: TcpMeter
+) -> Summary:
+    """Returns the summary of a run that the coordinator has completed.
+
+    ``folder``: the server's folder of the run. ``ledger``, ``meter``: the server's.
+    """
+    ledgers: dict[str, list[Entry]] = {}
+    kernel: dict[str, list[TcpCount]] = {recipe.server: meter.counts()}
+    machines = {recipe.server: meter.interfaces()}
+    reports = coordinator.reports()
+    for name, report in reports.items():
+        ledgers[name], kernel[name] = ledger_of(report)
+        machines[name] = interfaces_of(report)
+    # The server's count of its sessions is the later one: a party's report cannot count itself.
+    for name in ledgers:
+        ledgers[name] = [entry for entry in ledgers[name] if (entry.peer, entry.phase) != (recipe.server, CONTROL)]
+    active = reports[recipe.active.name]
+    return Summary(
+        run_id=folder.run_id,
+        name=recipe.name,
+        job=job,
+        method=recipe.method,
+        preset=recipe.preset,
+        seed=recipe.seed,
+        recipe_digest=recipe.digest(),
+        metrics=metrics_of(active) or {},
+        bytes=gather_bytes(
+            {**ledgers, recipe.server: ledger.entries()},
+            kernel,
+            server=recipe.server,
+            phases=["open", *(phase.name for phase in recipe.phases)],
+            interfaces=machines,
+        ),
+        parties=[
+            PartySummary(name=recipe.server, role="server", pid=os.getpid(), device="cpu"),
+            *coordinator.parties(),
+        ],
+        steps=active.steps,
+        wall_s=round(coordinator.wall_s, 3),
+        interruptions=coordinator.generation - 1,
+        server_restarts=max(0, starts(folder) - 1),
+        privacy=privacy_of(active),
+        exchanges=exchanges_of(active) or [],
+        absences=[each for each in absences_of(active) or [] if recipe.party(each.party) is not None],
+        without=[name for name in active.without if recipe.party(name) is not None],
+    )
+
+
+def starts(folder: RunFolder) -> int:
+    """Returns how many processes of the server have served this run, this one included once it has its folder."""
+    return int(folder.facts().get("server_starts", 0))
