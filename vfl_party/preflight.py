@@ -133,7 +133,8 @@ def _network(files: PartyFiles, offline: bool) -> Iterator[Finding]:
     if files.is_active:
         try:
             check_address(files.file.listen)
-            reach = "; passive parties must be able to reach it" if files.recipe.passives else ""
+            told = f" at {files.file.advertise}" if files.file.advertise is not None else ""
+            reach = f"; passive parties must be able to reach it{told}" if files.recipe.passives else ""
             yield Finding("listen", True, f"{files.file.listen} is free{reach}")
         except VflError as error:
             yield Finding("listen", False, str(error))

@@ -123,6 +123,11 @@ def test_model_of_another_embedding_size(federation: Federation) -> None:
     refused(federation.start_party("p1"), "p1", "5", "embedding_size", "8")
 
 
+def test_an_active_party_that_nobody_could_dial(federation: Federation) -> None:
+    federation.extra["p0"] = {"listen": "0.0.0.0:7001"}
+    refused(federation.start_party("p0"), "p0.toml: listen: 0.0.0.0:7001", "cannot dial it; set advertise")
+
+
 def test_device_that_is_not_there(federation: Federation) -> None:
     refused(federation.start_party("p1", "--device", "cuda:7"), "cuda:7", "this machine has: cpu")
 

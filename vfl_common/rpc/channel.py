@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -189,6 +190,15 @@ def split_address(address: str) -> tuple[str, int]:
         return host_and_port(address)
     except ValueError as error:
         raise InputError(Code.ADDRESS_IN_USE, str(error)) from None
+
+
+def means_all_addresses(address: str) -> bool:
+    """Whether an address means all interfaces of a machine, such as 0.0.0.0:7001: nobody can dial that."""
+    host, _ = split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
 
 
 def check_address(address: str) -> None:
