@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +20,8 @@ _DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the 
 _WAIT = click.option(
     "--wait", "wait_s", default=60.0, show_default=True, help="Seconds to wait for a server that does not answer."
 )
+
+_WIDTH = 120  # of long lines, unless the terminal is narrower
 
 
 @click.group(epilog=EXIT_CODES)
@@ -92,7 +95,8 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     for finding in look(party, device, offline=offline):
         findings.append(finding)
         verdict = "FAIL" if not finding.fine else "SOON" if finding.soon else "ok  "
-        click.echo(f"{verdict}  {finding.about:<12}  {finding.text}")
+        head = f"{verdict}  {finding.about:<12}  "
+        click.echo(_broken(head, finding.text) if finding.about == "leaves" else head + finding.text)
     require(findings)
 
 
@@ -181,6 +185,20 @@ def health(party: Path, wait_s: float) -> None:
         raise InputError(Code.CONFIG_INVALID, text)
     address = require_serving(file.listen, load_credentials(file.tls, name=file.name), wait_s)
     click.echo(f"{file.name} at {address} serves")
+
+
+def _broken(head: str, text: str) -> str:
+    """Returns ``head`` and ``text``, over several lines if one is too long; breaks only after semicolons."""
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
+    first, *items = text.split("; ")
+    lines = [head + first]
+    for item in items:
+        if len(f"{lines[-1]}; {item};") > width:
+            lines[-1] += ";"
+            lines.append(" " * len(head) + item)
+        else:
+            lines[-1] += f"; {item}"
+    return "\n".join(lines)
 
 
 def _reporters() -> list[Callable[[Path], list[Path]]]:

@@ -113,7 +113,7 @@ def _data(files: PartyFiles) -> Iterator[Finding]:
             what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
             yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
         for message, fields in SAID.items():
-            said = ", ".join(fields.values()) or f"no content ({SIGNS[message]})"
+            said = "; ".join(fields.values()) or f"no content ({SIGNS[message]})"
             yield Finding("leaves", True, f"session with {files.recipe.server}: {message}: {said}")
     except VflError as error:
         yield Finding("data", False, str(error))

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.harness import cases
 from tests.harness.federation import toml
 from vfl.certs.authority import create_authority, issue
+from vfl_party.cli import cli
 from vfl_party.preflight import Finding, check
 
 
@@ -58,6 +60,16 @@ def test_the_relayed_address_is_said(tmp_path: Path) -> None:
     assert all(finding.fine for finding in found)
     # At a passive party the key has no effect.
     assert all(finding.fine for finding in checked(tmp_path / "p1.toml", listen="0.0.0.0:7001"))
+
+
+def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    shown = CliRunner(env={"COLUMNS": "500"}).invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False)
+    lines = shown.output.split("ok    leaves        ", 1)[1].splitlines()
+    assert lines[0] == "splitnn: embedding: gradient dz float32 [rows, width] to passive parties, every step;"
+    assert lines[1] == f"{' ' * 20}chain: allow all -> identity"
+    assert all(len(line) <= 120 for line in lines)
+    assert " ".join(line.strip() for line in lines).count("the device's name; the generation in which") == 1
 
 
 def test_what_is_said_to_the_server_has_plain_words(tmp_path: Path) -> None:
