@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from vfl_common.config.party import load_party
-from vfl_common.config.recipe import load_recipe
+from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, METRICS, do_last, run_program
@@ -70,7 +70,8 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
         if ranks is not None and ranks.rank:
             lend(files, ranks)
             return
-        _, folder = PartyApp(files, console, wait_s, metrics=metrics, ranks=ranks).train(fresh=fresh)
+        with naming(Path(files.file.recipe)):
+            _, folder = PartyApp(files, console, wait_s, metrics=metrics, ranks=ranks).train(fresh=fresh)
     if report:
         charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
@@ -159,7 +160,9 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
     from vfl_party.forecast.count import forecast as count
     from vfl_party.forecast.count import read_outlook, read_rounds
 
-    found = count(read_outlook(plan), rows, read_rounds(ended))
+    outlook = read_outlook(plan)
+    with naming(outlook.file):
+        found = count(outlook, rows, read_rounds(ended))
     click.echo(to_json({"event": "forecast", **found.model_dump(mode="json")}, compact=True))
 
 

@@ -103,9 +103,10 @@ def test_missing_party_file_and_recipe(federation: Federation) -> None:
     ("key", "value", "words"),
     [
         ("modle", {}, ("recipe.toml", "'modle'", "'model'")),
-        ("phases", [{"kind": "splitn", "epochs": 1}], ("'splitn'", "'splitnn'")),
-        ("phases", [{"kind": "splitnn", "epoch": 1}], ("splitnn", "'epoch'", "'epochs'")),
-        ("phases", [{"kind": "splitnn", "epochs": 0}], ("splitnn", "epochs", "greater than 0")),
+        ("phases", [{"kind": "splitn", "epochs": 1}], ("recipe.toml: phases: ", "'splitn'", "'splitnn'")),
+        ("phases", [{"kind": "splitnn", "epoch": 1}], ("recipe.toml: phases: splitnn: ", "'epoch'", "'epochs'")),
+        ("phases", [{"kind": "splitnn", "epochs": 0}], ("recipe.toml: phases: splitnn: epochs: ", "greater than 0")),
+        ("phases", [{"kind": "splitnn", "epochs": "3"}], ("recipe.toml: phases: splitnn: epochs: ", "and is '3'")),
         ("seed", -1, ("recipe.toml", "seed")),
     ],
 )

@@ -62,6 +62,28 @@ def test_the_relayed_address_is_said(tmp_path: Path) -> None:
     assert all(finding.fine for finding in checked(tmp_path / "p1.toml", listen="0.0.0.0:7001"))
 
 
+@pytest.mark.parametrize(
+    ("phase", "about", "text"),
+    [
+        ({"codec": "float61"}, "recipe", "phases: splitnn: exchange embedding: there is no codec 'float61'; did you"),
+        ({"early_stopping": {"metric": "rmse"}}, "recipe", "phases: splitnn: early_stopping.metric: a multiclass task"),
+        ({"epochs": 0}, "phases", "phases: splitnn: epochs: must be greater than 0, and is 0"),
+        ({"kind": "Split"}, "recipe", "phases.0.kind: 'Split' cannot be used"),
+    ],
+)
+def test_an_error_in_the_recipe_names_its_file(tmp_path: Path, phase: dict[str, Any], about: str, text: str) -> None:
+    path = federation(tmp_path, phase=phase) / "p0.toml"
+    (found,) = [finding for finding in checked(path) if not finding.fine]
+    assert found.about == about
+    assert found.text.startswith(f"{tmp_path / 'recipe.toml'}: {text}")
+
+
+def test_an_error_in_the_data_is_about_them(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    (found,) = [finding for finding in checked(path, data={"source": "x.csv"}) if not finding.fine]
+    assert found.about == "data"
+
+
 def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:
     path = federation(tmp_path) / "p0.toml"
     shown = CliRunner(env={"COLUMNS": "500"}).invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 from vfl_common.config.base import Section, parse, read_toml, spelt
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
+from vfl_common.errors import VflError
 from vfl_common.files import PLAIN_NAME
 
 Name = Annotated[  # a party's name also serves as a host name and a folder
@@ -218,6 +221,18 @@ def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
     if seed is not None:
         tables["seed"] = seed
     return parse(Recipe, tables, str(path))
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names the recipe's file in errors of the block: code that has only the recipe begins them with ``recipe: ``."""
+    try:
+        yield
+    except VflError as error:
+        text = str(error)
+        if text.startswith("recipe: "):
+            error.privately(f"{path}: {text.removeprefix('recipe: ')}")
+        raise
 
 
 def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
