@@ -153,21 +153,26 @@ def forecast(
 def report(run: Path) -> None:
     """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
 
-    RUN is the folder of a run, or a party's folder in it, or its summary.json. A passive party gets no summary: the
-    table shows its own counts.
+    RUN is the folder of a run, or a party's folder in it, or its summary.json. A passive party gets no summary, and
+    nobody has one before the run ends: the table shows the party's own counts.
 
     \b
     Example:
       vfl report runs/20260101-120000-digits-1f2e
     """
     from vfl.report.charts import draw
-    from vfl.report.reading import find, own_ledger
+    from vfl.report.reading import find, own_notes
     from vfl.report.table import show, show_own
 
-    own = own_ledger(run)
+    own = own_notes(run)
     if own is not None:
-        show_own(*own)
-        click.echo(f"{run}: a passive party has no summary of the run; the server and the active party do")
+        show_own(own)
+        if own.goes_on:
+            click.echo(f"{run}: the run has not ended yet; if it was interrupted, the same commands resume it")
+        if own.role == "passive":
+            click.echo(f"{run}: a passive party has no summary of the run; the server and the active party do")
+        else:
+            click.echo(f"{run}: {'its summary comes at the end' if own.goes_on else 'its summary.json is missing'}")
         return
     found = find(run)
     show(found.summary, found.phases)

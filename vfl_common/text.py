@@ -24,6 +24,15 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_NAMES])} and {more} more" if more > 0 else ", ".join(names)
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises ValueError, for a person, if it is none."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
+        what = "write host:port, such as 127.0.0.1:7000, with a port of at most 65535"
+        raise ValueError(f"{clean(address, 100)!r} is not an address; {what}")
+    return host.strip("[]"), int(port)
+
+
 def to_json(value: object, *, compact: bool = False) -> str:
     """Writes JSON on one line: NaN and infinity, which JSON does not have, become null."""
     separators = (",", ":") if compact else None

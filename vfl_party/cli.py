@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import click
 
 from vfl_common.config.party import load_party
-from vfl_common.config.recipe import load_recipe
+from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, METRICS, do_last, run_program
@@ -23,6 +24,8 @@ _WAIT = click.option(
     show_default=True,
     help="Seconds to wait for a server that does not answer; for one that is lost in a run, run.rejoin_deadline_s.",
 )
+
+_WIDTH = 120  # of long lines, unless the terminal is narrower
 
 
 @click.group(epilog=EXIT_CODES)
@@ -71,7 +74,8 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
         if ranks is not None and ranks.rank:
             lend(files, ranks)
             return
-        _, folder = PartyApp(files, console, wait_s, metrics=metrics, ranks=ranks).train(fresh=fresh)
+        with naming(Path(files.file.recipe)):
+            _, folder = PartyApp(files, console, wait_s, metrics=metrics, ranks=ranks).train(fresh=fresh)
     if report:
         charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
@@ -96,7 +100,8 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     for finding in look(party, device, offline=offline):
         findings.append(finding)
         verdict = "FAIL" if not finding.fine else "SOON" if finding.soon else "ok  "
-        click.echo(f"{verdict}  {finding.about:<12}  {finding.text}")
+        head = f"{verdict}  {finding.about:<12}  "
+        click.echo(_broken(head, finding.text) if finding.about == "leaves" else head + finding.text)
     require(findings)
 
 
@@ -159,7 +164,9 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
     from vfl_party.forecast.count import forecast as count
     from vfl_party.forecast.count import read_outlook, read_rounds
 
-    found = count(read_outlook(plan), rows, read_rounds(ended))
+    outlook = read_outlook(plan)
+    with naming(outlook.file):
+        found = count(outlook, rows, read_rounds(ended))
     click.echo(to_json({"event": "forecast", **found.model_dump(mode="json")}, compact=True))
 
 
@@ -185,6 +192,20 @@ def health(party: Path, wait_s: float) -> None:
         raise InputError(Code.CONFIG_INVALID, text)
     address = require_serving(file.listen, load_credentials(file.tls, name=file.name), wait_s)
     click.echo(f"{file.name} at {address} serves")
+
+
+def _broken(head: str, text: str) -> str:
+    """Returns ``head`` and ``text``, over several lines if one is too long; breaks only after semicolons."""
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
+    first, *items = text.split("; ")
+    lines = [head + first]
+    for item in items:
+        if len(f"{lines[-1]}; {item};") > width:
+            lines[-1] += ";"
+            lines.append(" " * len(head) + item)
+        else:
+            lines[-1] += f"; {item}"
+    return "\n".join(lines)
 
 
 def _reporters() -> list[Callable[[Path], list[Path]]]:

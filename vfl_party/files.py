@@ -14,6 +14,7 @@ from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.keyring import Keyring
+from vfl_common.rpc.channel import means_all_addresses
 from vfl_party.devices import resolve_device
 from vfl_party.party import Opened, encoder_settings, open_party
 from vfl_party.policies import Policy
@@ -69,9 +70,19 @@ def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None =
         raise InputError(
             Code.NOT_IN_RECIPE, f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
         )
+    _check_relayed(path, file, recipe)
     keyring = Keyring(file.tls, file.name)
     resolved = resolve_device(device or file.device)
     encoder = encoder_settings(recipe, file.name, file.encoder)
     files = PartyFiles(file, recipe, settings, keyring, resolved, encoder)
     files.policy()  # so that a wrong one is found now
     return files
+
+
+def _check_relayed(path: Path, file: PartyFile, recipe: Recipe) -> None:
+    """Raises InputError if the server would tell passive parties an address that nobody can dial."""
+    relayed, key = (file.advertise, "advertise") if file.advertise is not None else (file.listen, "listen")
+    if file.name == recipe.active.name and recipe.passives and means_all_addresses(relayed):
+        text = f"{path}: {key}: {relayed} means all addresses of this machine, and the other parties cannot dial it"
+        remedy = f"set advertise to the address at which they reach {file.name}, such as {file.name}.example.org:7001"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; {remedy}")

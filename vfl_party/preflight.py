@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vfl_common.config.party import PartyFile, load_party
-from vfl_common.config.recipe import load_recipe
+from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.rpc.channel import check_address, connect
@@ -20,10 +20,11 @@ from vfl_party.devices import resolve_device
 from vfl_party.files import PartyFiles, read_files
 from vfl_party.methods import parse_settings
 from vfl_party.part import training
-from vfl_party.party import assemble
+from vfl_party.party import Opened, assemble
 from vfl_party.prediction import predicted
 
 _CONNECT_S = 3.0
+_ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}  # errors that are about neither data nor recipe
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,15 @@ class Finding:
 
 def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]:
     """Yields all findings about a party file, in the order in which they stop a run; ``offline``: tries no peer."""
+    about = "party file"
     try:
         file = load_party(path)
-        yield Finding("party file", True, f"{path}: {file.name}")
+        yield Finding(about, True, f"{path}: {file.name}")
+        about = "recipe"
         recipe = load_recipe(Path(file.recipe))
-        yield Finding("recipe", True, f"{recipe.name}, digest {recipe.digest()[:16]} (the same at every party)")
+        yield Finding(about, True, f"{recipe.name}, digest {recipe.digest()[:16]} (the same at every party)")
     except VflError as error:
-        yield Finding("files", False, str(error))
+        yield Finding(about, False, str(error))
         return
     found: list[Finding] = []
     looks: list[tuple[str, Callable[[], str]]] = [
@@ -57,7 +60,8 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     ]
     for about, look in looks:
         try:
-            found.append(Finding(about, True, look()))
+            with naming(Path(file.recipe)):
+                found.append(Finding(about, True, look()))
         except VflError as error:
             found.append(Finding(about, False, str(error)))
     yield from found
@@ -70,7 +74,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         yield Finding("party file", False, str(error))
         return
     yield Finding("role", True, files.settings.role)
-    yield from _data(files)
+    yield from _work(files)
     yield from _network(files, offline)
 
 
@@ -87,36 +91,45 @@ def _ending(file: PartyFile) -> Iterator[Finding]:
                 yield Finding(about, True, f"{path} {text}", soon=True)
 
 
-def _data(files: PartyFiles) -> Iterator[Finding]:
+def _work(files: PartyFiles) -> Iterator[Finding]:
+    """Yields what is found while the party is made as for a run: its data, rows, models and phases."""
+    path = Path(files.file.recipe)
     try:
         opened = files.open()
         for line in describe(opened.table):
             yield Finding("data", True, line)
-        work = training(files.recipe, files.name, Path(files.file.out))
-        expected = alignment_of(files.recipe).offline(opened.table.ids)
-        if expected is None:
-            yield Finding("rows", True, "known after alignment: models and phases are made then")
-            return
-        party = assemble(opened, expected, work, policy=files.policy())
-        yield Finding("rows", True, _rows({split: len(rows) for split, rows in party.prepared.splits.items()}))
-        if files.recipe.start is not None:
-            yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
-        for name, model in party.party.models.items():
-            count = sum(parameter.numel() for parameter in model.parameters())
-            yield Finding("model", True, f"{name}: {count:,} parameters")
-        rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
-        yield Finding("rounds", True, rounds)
-        for each in party.leaves:
-            what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
-            yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
-        for each in predicted(party.party):
-            what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
-            yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
-        for message, fields in SAID.items():
-            said = ", ".join(fields.values()) or f"no content ({SIGNS[message]})"
-            yield Finding("leaves", True, f"session with {files.recipe.server}: {message}: {said}")
+        with naming(path):
+            yield from _assembled(files, opened)
     except VflError as error:
-        yield Finding("data", False, str(error))
+        about = "recipe" if str(error).startswith(f"{path}: ") else _ABOUT.get(error.code, "data")
+        yield Finding(about, False, str(error))
+
+
+def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
+    """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
+    work = training(files.recipe, files.name, Path(files.file.out))
+    expected = alignment_of(files.recipe).offline(opened.table.ids)
+    if expected is None:
+        yield Finding("rows", True, "known after alignment: models and phases are made then")
+        return
+    party = assemble(opened, expected, work, policy=files.policy())
+    yield Finding("rows", True, _rows({split: len(rows) for split, rows in party.prepared.splits.items()}))
+    if files.recipe.start is not None:
+        yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
+    for name, model in party.party.models.items():
+        count = sum(parameter.numel() for parameter in model.parameters())
+        yield Finding("model", True, f"{name}: {count:,} parameters")
+    rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
+    yield Finding("rounds", True, rounds)
+    for each in party.leaves:
+        what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
+        yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
+    for each in predicted(party.party):
+        what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
+        yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
+    for message, fields in SAID.items():
+        said = "; ".join(fields.values()) or f"no content ({SIGNS[message]})"
+        yield Finding("leaves", True, f"session with {files.recipe.server}: {message}: {said}")
 
 
 def _rows(sizes: dict[str, int]) -> str:
@@ -133,7 +146,8 @@ def _network(files: PartyFiles, offline: bool) -> Iterator[Finding]:
     if files.is_active:
         try:
             check_address(files.file.listen)
-            reach = "; passive parties must be able to reach it" if files.recipe.passives else ""
+            told = f" at {files.file.advertise}" if files.file.advertise is not None else ""
+            reach = f"; passive parties must be able to reach it{told}" if files.recipe.passives else ""
             yield Finding("listen", True, f"{files.file.listen} is free{reach}")
         except VflError as error:
             yield Finding("listen", False, str(error))

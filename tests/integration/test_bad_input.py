@@ -103,9 +103,10 @@ def test_missing_party_file_and_recipe(federation: Federation) -> None:
     ("key", "value", "words"),
     [
         ("modle", {}, ("recipe.toml", "'modle'", "'model'")),
-        ("phases", [{"kind": "splitn", "epochs": 1}], ("'splitn'", "'splitnn'")),
-        ("phases", [{"kind": "splitnn", "epoch": 1}], ("splitnn", "'epoch'", "'epochs'")),
-        ("phases", [{"kind": "splitnn", "epochs": 0}], ("splitnn", "epochs", "greater than 0")),
+        ("phases", [{"kind": "splitn", "epochs": 1}], ("recipe.toml: phases: ", "'splitn'", "'splitnn'")),
+        ("phases", [{"kind": "splitnn", "epoch": 1}], ("recipe.toml: phases: splitnn: ", "'epoch'", "'epochs'")),
+        ("phases", [{"kind": "splitnn", "epochs": 0}], ("recipe.toml: phases: splitnn: epochs: ", "greater than 0")),
+        ("phases", [{"kind": "splitnn", "epochs": "3"}], ("recipe.toml: phases: splitnn: epochs: ", "and is '3'")),
         ("seed", -1, ("recipe.toml", "seed")),
     ],
 )
@@ -121,6 +122,11 @@ def test_model_of_another_embedding_size(federation: Federation) -> None:
     )
     federation.extra["p1"] = {"encoder": {"kind": "custom", "factory": "mine:make"}}
     refused(federation.start_party("p1"), "p1", "5", "embedding_size", "8")
+
+
+def test_an_active_party_that_nobody_could_dial(federation: Federation) -> None:
+    federation.extra["p0"] = {"listen": "0.0.0.0:7001"}
+    refused(federation.start_party("p0"), "p0.toml: listen: 0.0.0.0:7001", "cannot dial it; set advertise")
 
 
 def test_device_that_is_not_there(federation: Federation) -> None:

@@ -193,7 +193,7 @@ OWN = str(REPO / "examples" / "own-files")
         pytest.param(
             "breast-cancer.toml",
             [("epochs = 30", "epoks = 30")],
-            "phases: splitnn: unknown key 'epoks'; did you mean 'epochs'?",
+            ": recipe: phases: splitnn: unknown key 'epoks'; did you mean 'epochs'?",
             id="unknown-method-key",
             marks=pytest.mark.slow,
         ),

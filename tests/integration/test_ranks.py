@@ -114,7 +114,7 @@ def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> Non
         assert program.wait() != 0
     errors = [line for line in program.stderr.splitlines() if line.startswith("error:")]
     assert errors == [
-        "error: recipe: phases: fedonce: a phase of kind 'fedonce' runs in only one process of a party; "
-        "start p1 without torchrun"
+        f"error: {tmp_path}/recipe.toml: phases: fedonce: a phase of kind 'fedonce' runs in only one process of a "
+        "party; start p1 without torchrun"
     ]
     assert not (tmp_path / "runs").exists()

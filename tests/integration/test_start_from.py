@@ -46,7 +46,7 @@ def test_encoders_are_those_of_the_earlier_run(tmp_path: Path) -> None:
     [
         ("gone", {}, ("start.run", "gone", "holds no run of p1")),
         ("begun", {}, ("start.run", "begun", "was not finished")),
-        ("../elsewhere", {}, ("start.run", "should match pattern")),
+        ("../elsewhere", {}, ("start.run", "write the name of a folder of runs")),
         (None, {"model": {"encoder": {"kind": "mlp", "hidden": [9]}}}, ("start.run", "differs from what this recipe")),
     ],
     ids=["missing", "unfinished", "no-plain-name", "other-model"],

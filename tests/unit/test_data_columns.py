@@ -111,7 +111,7 @@ def test_numbers_are_inferred_from_all_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", ["", "NA", "NaN", " null "])
 def test_missing_numbers(tmp_path: Path, cell: str) -> None:
     source = write(tmp_path / "x.csv", f"pid,v,w\na,1,2\nb,{cell},3\nc,{cell},4\n")
-    refused(source, "column 'v' has 2 missing values, first in row 2; .*data.missing")
+    refused(source, "column 'v' has 2 missing values, first in row 2 below the header; .*data.missing")
     table = load(source, missing="median")
     assert table.numeric_NF is not None
     assert np.isnan(table.numeric_NF[:, 0]).tolist() == [False, True, True]
@@ -129,18 +129,20 @@ def test_several_incomplete_columns_are_one_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", ["inf", "-Infinity", "1e39"])
 def test_infinity_is_refused_whatever_the_policy(tmp_path: Path, cell: str) -> None:
     source = write(tmp_path / "x.csv", f"pid,v\nb,1\na,{cell}\n")
-    refused(source, "column 'v' is infinite or beyond 3.4e38 in row 2", missing="mean")
+    refused(source, "column 'v' is infinite or beyond 3.4e38 in row 2 below the header", missing="mean")
 
 
 def test_text_in_a_numeric_column_names_row_not_value(tmp_path: Path) -> None:
     rows = "".join(f"{row},{'secret' if row in (776, 900) else row}\n" for row in range(1000))
-    text = refused(write(tmp_path / "x.csv", "pid,v\n" + rows), "column 'v' .* text in row 777", numeric=("v",))
+    text = refused(
+        write(tmp_path / "x.csv", "pid,v\n" + rows), "column 'v' .* text in row 777 below the header", numeric=("v",)
+    )
     assert "secret" not in text
 
 
 def test_repeated_ids(tmp_path: Path) -> None:
     source = write(tmp_path / "x.csv", "pid,v\nsecret,1\nb,2\nsecret,3\nsecret,4\n")
-    text = refused(source, "2 rows repeat the id of an earlier row, first in rows 1 and 3")
+    text = refused(source, "2 rows repeat the id of an earlier row, first in rows 1 and 3 below the header")
     assert "secret" not in text
 
 
@@ -184,9 +186,11 @@ def test_bad_files(tmp_path: Path) -> None:
 
     file_refused(str(tmp_path / "none.csv"), "no such file")
     file_refused(write(tmp_path / "x.txt", "a"), "has no known kind")
-    text = file_refused(write(tmp_path / "x.csv", "pid,v\na,1\nb,2,secret\n"), "row 2 has 3 cells, .* header has 2")
+    text = file_refused(
+        write(tmp_path / "x.csv", "pid,v\na,1\nb,2,secret\n"), "row 2 below the header has 3 cells, .* has 2"
+    )
     assert "secret" not in text
-    file_refused(write(tmp_path / "x.csv", "pid,v\na,1\nb\n"), "row 2 has 1 cells")
+    file_refused(write(tmp_path / "x.csv", "pid,v\na,1\nb\n"), "row 2 below the header has 1 cells")
     (tmp_path / "x.csv").write_bytes(b"pid,v\na,\xff\xfe\n")
     file_refused(str(tmp_path / "x.csv"), "not a CSV file in UTF-8")
     (tmp_path / "x.csv").write_bytes(b"\xff\xfep\x00")
@@ -260,7 +264,7 @@ def test_parquet_ids_as_dictionary_and_missing(tmp_path: Path) -> None:
         "a",
         "b",
     )
-    refused(write_parquet(tmp_path / "x.parquet", pid=pa.array([1, None]), v=[1, 2]), "first in row 2")
+    refused(write_parquet(tmp_path / "x.parquet", pid=pa.array([1, None]), v=[1, 2]), "first in row 2; ")
 
 
 def test_limit_takes_the_first_rows_of_the_file(tmp_path: Path) -> None:

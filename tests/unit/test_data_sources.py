@@ -87,7 +87,7 @@ def test_npz_several_arrays_types_and_view(tmp_path: Path) -> None:
 
 def test_npz_bad_values(tmp_path: Path) -> None:
     source = npz(tmp_path / "x.npz", x=np.array([[1.0], [np.nan]]))
-    refused(source, "column 'x.0' has 1 missing value, first in row 2")
+    refused(source, "column 'x.0' has 1 missing value, first in row 2; ")
     refused(npz(tmp_path / "x.npz", x=np.zeros((2, 1)), i=np.zeros(2)), "id column 'i' holds double", id="i")
     refused(npz(tmp_path / "x.npz", x=np.zeros((2, 1)), y=np.zeros(3)), "different numbers of rows", columns=("x", "y"))
     refused(npz(tmp_path / "x.npz", x=np.zeros((0, 1))), "has no rows")
@@ -221,17 +221,21 @@ def test_bad_folders(tmp_path: Path) -> None:
     refused(source, "has no index.csv", Code.FILE_INVALID)
     refused(folder(tmp_path / "a", "name\nx\n"), "no column 'file'")
     refused(folder(tmp_path / "a", "file\n"), "has no rows")
-    refused(folder(tmp_path / "a", "file\nx.png\n"), "image in row 1 does not exist", Code.FILE_INVALID)
-    refused(folder(tmp_path / "a", "file\nx.png\nx.png\n", x=image), "1 row repeats the id of an earlier row")
+    refused(
+        folder(tmp_path / "a", "file\nx.png\n"), "image in row 1 below the header does not exist", Code.FILE_INVALID
+    )
+    refused(
+        folder(tmp_path / "a", "file\nx.png\nx.png\n", x=image), "earlier row, first in rows 1 and 2 below the header"
+    )
     refused(str(tmp_path / "a"), "no column 'who'", id="who")
     refused(str(tmp_path / "a"), "needs data.label", with_label=True)
     refused(str(tmp_path / "a"), "remove data.columns", columns=("file",))
     two = folder(tmp_path / "b", "file\nx.png\ny.png\n", x=image, y=Image.new("L", (5, 3)))
-    refused(two, "image in row 2 has 5 x 3, the first has 4 x 3 pixels")
+    refused(two, "image in row 2 below the header has 5 x 3, the first has 4 x 3 pixels")
     good = (tmp_path / "b" / "x.png").read_bytes()
     for content in (b"", b"text", good[:45], good[:20]):
         (tmp_path / "b" / "y.png").write_bytes(content)
-        refused(two, "image in row 2 cannot be read", Code.FILE_INVALID)
+        refused(two, "image in row 2 below the header cannot be read", Code.FILE_INVALID)
 
 
 # --- named sets -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 import vfl_party.forecast.count
 from tests.harness import cases
+from tests.harness.federation import toml
+from vfl.forecasting import show
 from vfl.forecasting.network import Network, read_bandwidth, read_latency
 from vfl.forecasting.show import as_tables, duration, notes, rate, render
 from vfl.report.table import wide_console
@@ -168,6 +170,14 @@ def test_what_a_party_would_refuse_is_refused_with_its_sentence(phase: dict[str,
 def test_phases_that_do_not_fit_together_are_refused_without_data() -> None:
     with pytest.raises(InputError, match="make it the only phase"):
         of({"kind": "gbdt"}, {"kind": "evaluate"})
+
+
+def test_an_error_in_the_recipe_names_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(toml(cases.recipe(2) | {"phases": [{"kind": "gbdt"}, {"kind": "evaluate"}]}))
+    with pytest.raises(InputError) as told:
+        show.counted(path, rows=100)
+    assert str(told.value).startswith(f"{path}: phases: gbdt trains a model of its own")
 
 
 def test_a_billion_steps_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,28 +2,96 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.harness import cases
 from tests.harness.federation import toml
 from vfl.certs.authority import create_authority, issue
-from vfl_party.preflight import check
+from vfl_party.cli import cli
+from vfl_party.preflight import Finding, check
+
+
+def federation(folder: Path, *, phase: dict[str, Any] | None = None, **splits: Any) -> Path:
+    """Writes the files of p0, the active party, and of p1; returns the folder."""
+    create_authority(folder / "certs", "f")
+    recipe = cases.recipe(2, phase=phase, rows={"validation": 0.1, "test": 0.2, **splits})
+    (folder / "recipe.toml").write_text(toml(recipe))
+    for name, data in cases.digits(2).items():
+        tls = issue(folder / "certs", name).model_dump(mode="json", exclude_defaults=True)
+        party = {"name": name, "recipe": "recipe.toml", "server": "127.0.0.1:9", "tls": tls, "data": data}
+        (folder / f"{name}.toml").write_text(toml(party))
+    return folder
+
+
+def checked(path: Path, **keys: Any) -> list[Finding]:
+    """What ``check`` finds about a party file with other keys."""
+    path.write_text(toml(tomllib.loads(path.read_text()) | keys))
+    return list(check(path, None, offline=True))
 
 
 def said(folder: Path, about: str, **splits: Any) -> list[str]:
     """What ``check`` finds at p1 about one subject."""
-    create_authority(folder / "certs", "f")
-    tls = issue(folder / "certs", "p1").model_dump(mode="json", exclude_defaults=True)
-    recipe = cases.recipe(2, rows={"validation": 0.1, "test": 0.2, **splits})
-    (folder / "recipe.toml").write_text(toml(recipe))
-    party = {"name": "p1", "recipe": str(folder / "recipe.toml"), "server": "127.0.0.1:9", "tls": tls}
-    (folder / "p1.toml").write_text(toml(party | {"data": cases.digits(2)["p1"]}))
-    found = list(check(folder / "p1.toml", None, offline=True))
+    found = checked(federation(folder, **splits) / "p1.toml")
     assert all(finding.fine for finding in found), found
     return [finding.text for finding in found if finding.about == about]
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7001", "[::]:7001", "[0:0::0]:0"])
+def test_an_address_that_nobody_can_dial_is_not_relayed(tmp_path: Path, listen: str) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    (found,) = [finding for finding in checked(path, listen=listen) if not finding.fine]
+    assert found.text == (
+        f"{path}: listen: {listen} means all addresses of this machine, and the other parties cannot dial it; "
+        "set advertise to the address at which they reach p0, such as p0.example.org:7001"
+    )
+    (found,) = [finding for finding in checked(path, listen=listen, advertise=listen) if not finding.fine]
+    assert found.text.startswith(f"{path}: advertise: {listen} means all addresses")
+
+
+def test_the_relayed_address_is_said(tmp_path: Path) -> None:
+    found = checked(federation(tmp_path) / "p0.toml", listen="0.0.0.0:0", advertise="bank.example.org:7001")
+    text = "0.0.0.0:0 is free; passive parties must be able to reach it at bank.example.org:7001"
+    assert [finding.text for finding in found if finding.about == "listen"] == [text]
+    assert all(finding.fine for finding in found)
+    # At a passive party the key has no effect.
+    assert all(finding.fine for finding in checked(tmp_path / "p1.toml", listen="0.0.0.0:7001"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "about", "text"),
+    [
+        ({"codec": "float61"}, "recipe", "phases: splitnn: exchange embedding: there is no codec 'float61'; did you"),
+        ({"early_stopping": {"metric": "rmse"}}, "recipe", "phases: splitnn: early_stopping.metric: a multiclass task"),
+        ({"epochs": 0}, "phases", "phases: splitnn: epochs: must be greater than 0, and is 0"),
+        ({"kind": "Split"}, "recipe", "phases.0.kind: 'Split' cannot be used"),
+    ],
+)
+def test_an_error_in_the_recipe_names_its_file(tmp_path: Path, phase: dict[str, Any], about: str, text: str) -> None:
+    path = federation(tmp_path, phase=phase) / "p0.toml"
+    (found,) = [finding for finding in checked(path) if not finding.fine]
+    assert found.about == about
+    assert found.text.startswith(f"{tmp_path / 'recipe.toml'}: {text}")
+
+
+def test_an_error_in_the_data_is_about_them(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    (found,) = [finding for finding in checked(path, data={"source": "x.csv"}) if not finding.fine]
+    assert found.about == "data"
+
+
+def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    shown = CliRunner(env={"COLUMNS": "500"}).invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False)
+    lines = shown.output.split("ok    leaves        ", 1)[1].splitlines()
+    assert lines[0] == "splitnn: embedding: gradient dz float32 [rows, width] to passive parties, every step;"
+    assert lines[1] == f"{' ' * 20}chain: allow all -> identity"
+    assert all(len(line) <= 120 for line in lines)
+    assert " ".join(line.strip() for line in lines).count("the device's name; the generation in which") == 1
 
 
 def test_what_is_said_to_the_server_has_plain_words(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from PIL import Image, ImageColor
 from rich.console import Console
 
+from tests.harness import cases
 from vfl.cli import cli
 from vfl.report import charts
 from vfl.report.charts import draw
@@ -282,6 +283,64 @@ def test_a_party_s_folder_stands_for_its_run(tmp_path: Path, monkeypatch: pytest
     assert find(folder / "bank") == find(folder)
     monkeypatch.chdir(folder / "bank")
     assert find(Path()) == find(folder)
+
+
+def begun(folder: Path, name: str, **facts: Any) -> Path:
+    """A process's folder of a run, as it is before the run ends, with a ledger."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "run.json").write_text(json.dumps({"run_id": folder.name, "job": "train"} | facts))
+    (folder / name / "recipe.json").write_text(json.dumps(cases.recipe(2)))
+    entry = OWN | {"payload_bytes": 5_000_000, "message_bytes": 5_020_000, "messages": 10}
+    (folder / name / "ledger.json").write_text(json.dumps({"entries": [entry], "tcp": []}))
+    return folder
+
+
+def reported(path: Path) -> str:
+    """What is shown, in single spaces; the command succeeds."""
+    result = CliRunner().invoke(cli, ["report", str(path)], catch_exceptions=False)
+    assert result.exit_code == 0
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("name", ["p0", "server"])
+def test_a_run_that_goes_on_is_said_to(tmp_path: Path, name: str) -> None:
+    folder = begun(tmp_path / "run", name)
+    if name == "p0":
+        lines = [COUNTED | line(number, 1 / number) for number in (1, 4)]
+        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    for path in (folder, folder / name):
+        shown = reported(path)
+        assert f"What {name} has counted so far" in shown
+        assert f"{path}: the run has not ended yet; " in shown
+        assert f"{path}: its summary comes at the end" in shown
+        assert "passive" not in shown
+        assert ("newest round: 4 of phase train: train loss 0.25; validation loss 0.35, accuracy" in shown) == (
+            name == "p0"
+        )
+
+
+def test_a_passive_party_s_run_may_go_on_too(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", "p1")
+    shown = reported(folder)
+    assert f"{folder}: the run has not ended yet; " in shown
+    assert "a passive party has no summary" in shown
+    (folder / "p1" / "run.json").write_text(json.dumps({"run_id": "run", "finished": True}))
+    shown = reported(folder)
+    assert "not ended" not in shown
+    assert "a passive party has no summary" in shown
+
+
+def test_an_active_party_that_has_lost_its_summary(tmp_path: Path) -> None:
+    assert "its summary.json is missing" in reported(begun(tmp_path / "run", "p0", finished=True))
+
+
+def test_a_run_on_one_machine_that_goes_on(tmp_path: Path) -> None:
+    """As of `vfl simulate`: each process has a folder in the run's."""
+    for name in ("p0", "p1"):
+        begun(tmp_path / "run", name)
+    with pytest.raises(InputError, match=r"summary\.json: no such file yet: the run has not ended"):
+        find(tmp_path / "run")
+    assert "What p1 has counted so far" in reported(tmp_path / "run" / "p1")
 
 
 def test_a_passive_party_s_own_count_where_it_has_no_summary(tmp_path: Path) -> None:

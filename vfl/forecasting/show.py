@@ -14,6 +14,7 @@ from rich.text import Text
 
 from vfl.forecasting.network import Network
 from vfl.report.table import WORDS, new_table, size, wide_console
+from vfl_common.config.recipe import naming
 from vfl_common.summary import ByteCount, LinkBytes
 from vfl_party.forecast.result import Forecast, PhaseForecast
 
@@ -39,7 +40,9 @@ def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> 
     """
     from vfl_party.forecast.count import forecast, read_outlook, read_rounds  # imports torch
 
-    return forecast(read_outlook(plan), rows, read_rounds(rounds))
+    outlook = read_outlook(plan)
+    with naming(outlook.file):
+        return forecast(outlook, rows, read_rounds(rounds))
 
 
 def total(links: Iterable[LinkBytes]) -> ByteCount:

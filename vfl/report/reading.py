@@ -8,9 +8,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from vfl.report.rounds import History, Source
+from vfl.report.rounds import History, Round, Source
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Entry, read_entries
+from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Summary, load_summary
 
 OWN = ("local", "cross")  # the splits of a party's own losses; other metrics have "train", "validation", "test"
@@ -36,6 +37,8 @@ def find(path: Path) -> Run:
         what = "no such run"
         if path.is_dir():
             what = "no such file; only the server and the active party get it, at the end of a run"
+            if any(_goes_on(Source(folder)) for folder in path.glob("*")):
+                what = "no such file yet: the run has not ended; wait for its end, or give one process's folder in it"
         if (path / "results.csv").exists():
             what = "this is a study's folder, not a run's; its results are results.csv and results.png beside it"
         raise InputError(Code.FILE_INVALID, f"{file}: {what}") from None
@@ -51,16 +54,48 @@ def of_run(path: Path) -> Path:
     return path.resolve().parent if (path / "run.json").is_file() else path
 
 
-def own_ledger(path: Path) -> tuple[str, list[Entry]] | None:
-    """Returns (party, its ledger) if the run's folder holds a single party's ledger and no summary; else None.
+@dataclass(frozen=True)
+class Own:
+    """What one process has noted of a run of which there is no summary.
 
-    Raises InputError if the ledger is damaged.
+    ``role``: passive if its folder does not say. ``goes_on``: the run has not ended, or was interrupted.
     """
-    path = of_run(path)
-    ledgers = list(path.glob("*/ledger.json")) if not (path / "summary.json").exists() else []
-    if len(ledgers) != 1:
+
+    name: str
+    role: str
+    goes_on: bool
+    entries: list[Entry]
+    last: Round | None
+
+
+def own_notes(path: Path) -> Own | None:
+    """Returns what a process has noted, from its folder or as the only one in the run's folder; None with a summary.
+
+    None, too, if it has counted nothing yet. Raises InputError if its ledger is damaged.
+    """
+    folder = of_run(path)
+    ledgers = [path.resolve() / "ledger.json"] if folder != path else list(folder.glob("*/ledger.json"))
+    if (folder / "summary.json").exists() or len(ledgers) != 1 or not ledgers[0].exists():
         return None
-    return ledgers[0].parent.name, read_entries(ledgers[0])
+    source = Source(ledgers[0].parent)
+    rounds = _history(source.folder)
+    last = rounds[-1] if rounds else None
+    return Own(source.party, _role(source), _goes_on(source), read_entries(ledgers[0]), last)
+
+
+def _role(source: Source) -> str:
+    """Returns the role that the run's recipe gives to the process; passive if the copy of it cannot be read."""
+    try:
+        recipe = RunFolder(source.folder, source.run_id).recipe()
+    except InputError:
+        return "passive"
+    place = recipe.party(source.party)
+    return "server" if source.party == recipe.server else place.role if place is not None else "passive"
+
+
+def _goes_on(source: Source) -> bool:
+    """Whether the process has begun a run and has not noted its end."""
+    return "run_id" in source.read("run.json") and not source.finished
 
 
 def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
@@ -97,10 +132,14 @@ def own_curves(run: Run) -> dict[str, dict[str, Rounds]]:
 def _noted(folder: Path) -> dict[str, Rounds]:
     """Reads one party's {phase: its rounds}; after a rollback the repeated round counts. Empty without the file."""
     found: dict[str, Rounds] = {}
-    source = Source(folder)
-    if source.has_rounds:
-        history = History(source)
-        history.update()
-        for each in history.rounds:
-            found.setdefault(each.phase, {})[each.round] = each.metrics
+    for each in _history(folder):
+        found.setdefault(each.phase, {})[each.round] = each.metrics
     return found
+
+
+def _history(folder: Path) -> list[Round]:
+    """Reads one party's rounds in order; none without the file."""
+    history = History(Source(folder))
+    if history.source.has_rounds:
+        history.update()
+    return history.rounds

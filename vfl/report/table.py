@@ -10,7 +10,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl_common.ledger import CONTROL, Entry
+from vfl.report.reading import Own
+from vfl.report.rounds import Round
+from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
 from vfl_common.text import clean
 
@@ -39,19 +41,29 @@ def show(summary: Summary, phases: Sequence[str] = (), console: Console | None =
     (console or wide_console()).print(render(summary, phases))
 
 
-def show_own(party: str, entries: Sequence[Entry]) -> None:
-    """Prints the ledger of one party without a summary: a passive party gets none."""
-    table = new_table(f"What {party} has counted")
+def show_own(own: Own) -> None:
+    """Prints what one process has noted of a run without a summary: its ledger, and its newest round if it goes on."""
+    table = new_table(f"What {own.name} has counted{' so far' if own.goes_on else ''}")
     for heading in ("phase", "peer", "what", "direction"):
         table.add_column(heading)
     for heading in ("payload", "message bytes", "messages"):
         table.add_column(heading, justify="right")
-    for each in entries:
+    for each in own.entries:
         counts = (size(each.payload_bytes), size(each.message_bytes), f"{each.messages:,}")
         table.add_row(clean(each.phase), clean(each.peer), clean(each.kind), each.direction, *counts)
-    wide_console().print(
-        Group(Text(), table, Text(f"\n{WORDS}\ncontrol: the session with the server, and opening streams.\n", "dim"))
-    )
+    words = f"\n{WORDS}\ncontrol: the session with the server, and opening streams.\n"
+    newest = [Text(f"{_round(own.last)}\n")] if own.goes_on and own.last is not None else []
+    wide_console().print(Group(Text(), table, Text(words, "dim"), *newest))
+
+
+def _round(last: Round) -> str:
+    """Says which round a party has finished last, with its metrics."""
+    splits = [
+        f"{clean(split)} {', '.join(f'{clean(name)} {value:.4g}' for name, value in named.items())}"
+        for split, named in last.metrics.items()
+        if named
+    ]
+    return f"newest round: {last.round} of phase {clean(last.phase)}{': ' if splits else ''}{'; '.join(splits)}"
 
 
 def wide_console() -> Console:

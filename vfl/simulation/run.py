@@ -127,14 +127,20 @@ class Simulation:
                 raise ProcessFailed(self.folder.name, "stopped", 130)
             if self._note_failures():
                 self._settle()
-                raise culprit(self._failed).failure()
+                raise self._failure()
             if self.processes[server].status == 0:
                 server_ended_s = server_ended_s or time.monotonic()
                 if time.monotonic() - server_ended_s > _LINGER_S:
                     late = next(name for name, process in self.processes.items() if process.status is None)
                     raise ProcessFailed(late, f"did not end within {_LINGER_S:g} s of the server", 3)
         if self._note_failures():
-            raise culprit(self._failed).failure()
+            raise self._failure()
+
+    def _failure(self) -> ProcessFailed:
+        """Returns the failure to raise. Of the recipe it says no file: the parties read a copy that nobody edits."""
+        found = culprit(self._failed)
+        sentence = found.sentence().replace(f"{self.federation.recipe_path.resolve()}: ", "recipe: ")
+        return ProcessFailed(found.name, sentence, found.failure().exit_code)
 
     def _show(self, timeout_s: float) -> None:
         """Shows the server's events; waits at most ``timeout_s`` for the first."""

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, InitErrorDetails
 
 from vfl_common.errors import Code, InputError
+from vfl_common.text import clean
 
 S = TypeVar("S", bound="Section")
+
+_MOST_SHOWN = 60  # characters of a wrong value in a message
+_WORDS = {  # pydantic's types, for a person
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text in quotes",
+    "tuple": "a list",
+    "dict": "a table",
+    "model": "a table",
+    "model_attributes": "a table",
+}
+_BARE = ("int", "float", "bool")  # a file has them without quotes
+_UNQUOTED = re.compile(r"true|false|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
 class Section(BaseModel):
@@ -21,14 +38,18 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_keys(cls, value: Any) -> Any:
+    def _check_as_written(cls, value: Any) -> Any:
+        """Refuses unknown keys, and "3" or 3.0 where 3 is meant, which pydantic would take for it."""
         if isinstance(value, dict):
-            known = {field.alias or name for name, field in cls.model_fields.items()}
-            for key in value:
+            known = {field.alias or name: field for name, field in cls.model_fields.items()}
+            for key, item in value.items():
                 if key not in known:
                     near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
                     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
                     raise ValueError(f"unknown key {key!r}; {hint}")
+                wrong = _other_type(_kinds(known[key].annotation), item)
+                if wrong is not None:
+                    raise ValidationError.from_exception_data(key, [{**wrong, "loc": (key, *wrong["loc"])}])
         return value
 
 
@@ -45,6 +66,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(Code.CONFIG_INVALID, f"{path}: is not valid TOML: {error}") from None
 
 
+def spelt(pattern: str, words: str) -> AfterValidator:
+    """Makes the check that a text has a form. Its message says in ``words`` what to write, and shows no pattern."""
+    form = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not form.fullmatch(text):
+            raise ValueError(f"{_shown(text)} cannot be used; write {words}")
+        return text
+
+    return AfterValidator(check)
+
+
 def parse(model: type[S], value: Any, where: str) -> S:
     """Returns ``value`` as ``model``. Raises InputError with the first mistake: ``where: key: what``."""
     try:
@@ -52,10 +85,70 @@ def parse(model: type[S], value: Any, where: str) -> S:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
-        what = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "union_tag_invalid":
-            known = [tag.strip(" '") for tag in str(first["ctx"]["expected_tags"]).split(",")]
-            near = difflib.get_close_matches(str(first["ctx"]["tag"]), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(known)}"
-            what = f"there is no kind {first['ctx']['tag']!r}; {hint}"
-        raise InputError(Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{what}") from None
+        raise InputError(Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{_sentence(first)}") from None
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """Says what is wrong with a value, with the value that was found."""
+    kind, text, context = error["type"], error["msg"], error.get("ctx", {})
+    if kind == "value_error":
+        return text.removeprefix("Value error, ")
+    if kind == "missing":
+        return "missing; add it"
+    if kind == "too_short":
+        return f"needs at least {context['min_length']}, and has {context['actual_length']}"
+    if kind == "union_tag_not_found":
+        return "has no 'kind'; add it"
+    if kind == "union_tag_invalid":
+        known = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
+        near = difflib.get_close_matches(str(context["tag"]), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(known)}"
+        return f"there is no kind {context['tag']!r}; {hint}"
+    if kind.endswith("_type") and kind.removesuffix("_type") in _WORDS:
+        return _wrong(kind.removesuffix("_type"), error["input"])
+    if text.startswith("Input should be "):  # a choice, or a bound
+        return f"must be {text.removeprefix('Input should be ')}, and is {_shown(error['input'])}"
+    return text
+
+
+def _wrong(wanted: str, value: Any) -> str:
+    """Says that a value has another type than ``wanted``, a key of ``_WORDS``."""
+    bare = wanted in _BARE and isinstance(value, str) and _UNQUOTED.fullmatch(value)
+    quotes = "; write it without quotes" if bare else ""
+    return f"must be {_WORDS[wanted]}, and is {_shown(value)}{quotes}"
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """Returns the types in a field's annotation: int and None of ``tuple[PositiveInt, ...] | None``."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    parts = [part for part in get_args(annotation) if part is not Ellipsis]
+    return set[Any]().union(*map(_kinds, parts)) if parts else {annotation}
+
+
+def _other_type(kinds: set[Any], value: Any) -> InitErrorDetails | None:
+    """Returns pydantic's error if a field of numbers has a value of another type; None if it may be right.
+
+    A whole number may stand for any other. What is neither text nor number is left to pydantic.
+    """
+    if not kinds <= {int, float, bool, type(None)}:
+        return None
+    wanted = "bool_type" if bool in kinds else "float_type" if float in kinds else "int_type"
+    right = (kinds - {type(None)}) | ({int} if float in kinds else set())
+    several = isinstance(value, list | tuple)
+    for place, each in enumerate(value if several else [value]):
+        # True is an int to Python, and no number to a person.
+        fits = isinstance(each, tuple(right)) and (bool in right or not isinstance(each, bool))
+        if isinstance(each, str | int | float) and not fits:
+            return {"type": wanted, "loc": (place,) if several else (), "input": each}
+    return None
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as a TOML file has it; lists and tables only by these words."""
+    if isinstance(value, dict | list | tuple):
+        return "a table" if isinstance(value, dict) else "a list"
+    if isinstance(value, str):
+        text = clean(value, _MOST_SHOWN)
+        return repr(text if len(value) <= _MOST_SHOWN else f"{text}…")
+    return str(value).lower()  # true, false, inf, nan

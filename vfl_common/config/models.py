@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vfl_common.config.base import Section
+from vfl_common.config.base import Section, spelt
 
 PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]  # widths and sizes: more is a typing mistake
 Rate = Annotated[float, Field(gt=0.0, le=1e3)]  # learning rates
@@ -63,7 +63,7 @@ class CustomSettings(Section):
     """The user's own encoder: ``factory(input_spec, embedding_size, **options) -> torch.nn.Module``."""
 
     kind: Literal["custom"]
-    factory: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # module:callable
+    factory: Annotated[str, spelt(r"[\w.]+:\w+", "module:callable")]
     options: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from vfl_common.config.base import Section, parse, read_toml
+from vfl_common.config.base import Section, parse, read_toml, spelt
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Name
+from vfl_common.text import host_and_port
 
-Address = Annotated[str, Field(pattern=r"^.+:\d{1,5}$")]  # host:port
+
+def _address(text: str) -> str:
+    host_and_port(text)
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]  # host:port
 
 
 class TlsSettings(Section):
@@ -35,7 +42,7 @@ class PartyFile(Section):
     )
     listen: Address = "127.0.0.1:0"  # active: where it waits for passive parties; port 0 takes a free one
     advertise: Address | None = None  # active: the address that the server relays; default: `listen` with its real port
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    device: Annotated[str, spelt(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
     out: str = "runs"  # a folder for this party's runs
     tls: TlsSettings

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vfl_common.config.base import Section, parse, read_toml
+from vfl_common.config.base import Section, parse, read_toml, spelt
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
+from vfl_common.errors import VflError
 from vfl_common.files import PLAIN_NAME
 
-Name = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")
-]  # a party's name also serves as a host name and a folder
+Name = Annotated[  # a party's name also serves as a host name and a folder
+    str,
+    spelt(
+        r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?",
+        "1 to 64 letters, digits, '.', '_' or '-', with a letter or digit at both ends",
+    ),
+]
+KindName = Annotated[str, spelt(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")]
 Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -62,7 +70,7 @@ class TransformSettings(Section):
     their requests, or the active party to its replies.
     """
 
-    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    kind: KindName
     exchange: str
     sent_by: Literal["passive", "active"] = "passive"
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -79,9 +87,9 @@ class PhaseSettings(Section):
     ``codec``: the wire format of the phase's float32 tensors between parties. ``transforms``: applied before the codec.
     """
 
-    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
-    codec: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] = "identity"
+    kind: KindName
+    name: Annotated[str, spelt(r"[a-z][a-z0-9_-]*", "lower-case letters, digits, '_' and '-', a letter first")]
+    codec: KindName = "identity"
     transforms: tuple[TransformSettings, ...] = ()
     settings: dict[str, Any] = Field(default_factory=dict)
 
@@ -100,7 +108,7 @@ class StartSettings(Section):
     ``phases``: the phases in that run's recipe; they decide the encoder's structure.
     """
 
-    run: Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
+    run: Annotated[str, spelt(PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'")]
     phases: tuple[PhaseSettings, ...] = ()
     tower: Literal["cross", "local"] | None = None  # start from only this one of two encoders (FedGSSL*, FedHSSL*)
 
@@ -213,6 +221,18 @@ def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
     if seed is not None:
         tables["seed"] = seed
     return parse(Recipe, tables, str(path))
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names the recipe's file in errors of the block: code that has only the recipe begins them with ``recipe: ``."""
+    try:
+        yield
+    except VflError as error:
+        text = str(error)
+        if text.startswith("recipe: "):
+            error.privately(f"{path}: {text.removeprefix('recipe: ')}")
+        raise
 
 
 def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:

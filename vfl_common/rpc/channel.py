@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from vfl_common.identity.revoked import require_unrevoked
 from vfl_common.rpc.door import Door
 from vfl_common.rpc.limits import most_connections, raise_file_limit
 from vfl_common.rpc.rate import Rate
+from vfl_common.text import host_and_port
 from vfl_common.wire.frames import FRAME_BYTES
 
 PROTOCOL = 6  # compared at joining and attaching; raise it with any change that an older peer would misread
@@ -184,12 +186,19 @@ def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
 
 def split_address(address: str) -> tuple[str, int]:
     """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises InputError (ADDRESS_IN_USE) if it is none."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
-        raise InputError(
-            Code.ADDRESS_IN_USE, f"{address[:100]!r} is not an address; write host:port, port at most 65535"
-        )
-    return host.strip("[]"), int(port)
+    try:
+        return host_and_port(address)
+    except ValueError as error:
+        raise InputError(Code.ADDRESS_IN_USE, str(error)) from None
+
+
+def means_all_addresses(address: str) -> bool:
+    """Whether an address means all interfaces of a machine, such as 0.0.0.0:7001: nobody can dial that."""
+    host, _ = split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
 
 
 def check_address(address: str) -> None:

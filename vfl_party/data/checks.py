@@ -1,12 +1,14 @@
 """Checks a party's rows; the sentences about mistakes hold neither ids nor values.
 
-Rows are counted from 1 in the order of the source, so that a person finds them there.
+Rows are counted from 1 in the order of the source, so that a person finds them there. In a CSV file that is below the
+header, without empty lines, and the sentences say so: an editor counts the header too.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,13 @@ def unreadable(source: str, what: str) -> InputError:
 def unusable(source: str, what: str) -> InputError:
     """Returns the error for a file that can be read but has unusable content."""
     return InputError(Code.DATA_INVALID, f"{source}: {what}")
+
+
+def rows(source: str, *numbers: int) -> str:
+    """Names one row or two: ``row 4 below the header`` of a CSV file, or of a folder's index; ``row 4`` of others."""
+    header = source.lower().endswith((".csv", ".csv.gz")) or Path(source).is_dir()
+    word = "row" if len(numbers) == 1 else "rows"
+    return f"{word} {' and '.join(map(str, numbers))}{' below the header' if header else ''}"
 
 
 def require_names(source: str, key: str, wanted: Sequence[str], names: Sequence[str], *, noun: str = "column") -> None:
@@ -55,9 +64,9 @@ def require_unique(source: str, ids: Sequence[str]) -> None:
     first_row: dict[str, int] = {}
     for row, name in enumerate(ids, 1):
         if first_row.setdefault(name, row) != row:
-            rows = "row repeats the id of an earlier row" if repeated == 1 else "rows repeat the id of an earlier row"
-            where = f"rows {first_row[name]} and {row}"
-            raise unusable(source, f"{repeated} {rows}, first in {where}; keep one row for each id")
+            what = "row repeats the id of an earlier row" if repeated == 1 else "rows repeat the id of an earlier row"
+            where = rows(source, first_row[name], row)
+            raise unusable(source, f"{repeated} {what}, first in {where}; keep one row for each id")
 
 
 def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], advice: str) -> None:
@@ -65,7 +74,8 @@ def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], ad
     count = int(missing_N.sum())
     if count:
         cells = "1 missing value" if count == 1 else f"{count} missing values"
-        raise unusable(source, f"{what} has {cells}, first in row {int(missing_N.argmax()) + 1}; {advice}")
+        where = rows(source, int(missing_N.argmax()) + 1)
+        raise unusable(source, f"{what} has {cells}, first in {where}; {advice}")
 
 
 def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str]) -> None:
@@ -73,11 +83,9 @@ def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str
     infinite_NF = np.isinf(values_NF)
     if infinite_NF.any():
         column = int(infinite_NF.any(axis=0).argmax())
-        row = int(infinite_NF[:, column].argmax()) + 1
-        raise unusable(
-            source,
-            f"column {names[column]!r} is infinite or beyond 3.4e38 in row {row}; correct the value or leave it out",
-        )
+        where = rows(source, int(infinite_NF[:, column].argmax()) + 1)
+        what = f"column {names[column]!r} is infinite or beyond 3.4e38 in {where}"
+        raise unusable(source, f"{what}; correct the value or leave it out")
 
 
 def require_complete(source: str, values_NF: npt.NDArray[np.float32], names: Sequence[str]) -> None:

@@ -168,7 +168,8 @@ def csv_text(source: str, names: list[str], wanted: list[str]) -> pa.Table:
     except (pa.ArrowException, OSError):
         if ragged:
             row = ragged[0]
-            what = f"row {row.number - 1} has {row.actual_columns} cells, but the header has {row.expected_columns}"
+            where = checks.rows(source, row.number - 1)
+            what = f"{where} has {row.actual_columns} cells, but the header has {row.expected_columns}"
             raise checks.unreadable(source, f"{what}; correct it") from None
         raise _not_csv(source) from None
 
@@ -294,7 +295,8 @@ def _demanded_numbers(source: str, name: str, column: pa.ChunkedArray) -> npt.ND
         raise checks.unusable(source, f"column {name!r} is in data.numeric and holds {column.type}; take it out")
     numbers = parse_numbers(column)
     if numbers is None:
-        what = f"column {name!r} is in data.numeric and holds text in row {_first_text_row(column)}"
+        where = checks.rows(source, _first_text_row(column))
+        what = f"column {name!r} is in data.numeric and holds text in {where}"
         raise checks.unusable(source, f"{what}; correct the value, or take the column out of data.numeric")
     return _float_values(numbers)
 

@@ -62,7 +62,8 @@ def _read_all(folder: Path, index: str, files: list[str]) -> npt.NDArray[Any]:
         image = _read_one(folder / file, index, row, first)
         if image.shape != first.shape:
             sizes = f"{image.shape[1]} x {image.shape[0]}, the first has {first.shape[1]} x {first.shape[0]}"
-            raise checks.unusable(index, f"the image in row {row} has {sizes} pixels; bring all to one size")
+            where = checks.rows(index, row)
+            raise checks.unusable(index, f"the image in {where} has {sizes} pixels; bring all to one size")
         images[row - 1] = image
     return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
 
@@ -76,7 +77,9 @@ def _read_one(path: Path, index: str, row: int, like: npt.NDArray[Any] | None) -
                 mode = "L" if like.ndim == 2 else "RGB"
             pixels: npt.NDArray[Any] = np.asarray(image if image.mode == mode else image.convert(mode))
     except FileNotFoundError:
-        raise checks.unreadable(index, f"the image in row {row} does not exist; correct or remove the row") from None
+        where = checks.rows(index, row)
+        raise checks.unreadable(index, f"the image in {where} does not exist; correct or remove the row") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        raise checks.unreadable(index, f"the image in row {row} cannot be read; replace it or remove the row") from None
+        where = checks.rows(index, row)
+        raise checks.unreadable(index, f"the image in {where} cannot be read; replace it or remove the row") from None
     return pixels

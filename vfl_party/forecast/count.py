@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -41,13 +41,15 @@ MOST_STEPS = 1_000_000  # of a phase: counting them takes about half a minute
 class Outlook:
     """The party whose data the forecast reads. One is enough: all hold the same ids.
 
-    ``data``: None if it has none here. ``folder``: a recipe's relative paths start there; None for a party file.
+    ``data``: None if it has none here. ``file``: the recipe's. ``folder``: a recipe's relative paths start there; None
+    for a party file.
     """
 
     recipe: Recipe
     name: str
     data: DataSettings | None
     encoder: EncoderSettings
+    file: Path = Path("recipe")
     folder: Path | None = None
     policy: Policy = field(default_factory=AllowAll)
 
@@ -58,7 +60,7 @@ def read_outlook(path: Path) -> Outlook:
     sys.path.append(str(folder))  # for the user's own encoder
     tables = read_toml(path)
     if "recipe" not in tables:
-        return outlook_of(parse(Recipe, tables, str(path)), folder)
+        return replace(outlook_of(parse(Recipe, tables, str(path)), folder), file=path)
     file = load_party(path)
     recipe = load_recipe(Path(file.recipe))
     place = recipe.party(file.name)
@@ -68,7 +70,7 @@ def read_outlook(path: Path) -> Outlook:
         raise InputError(Code.NOT_IN_RECIPE, text)
     data = file.data if file.data is None or place.features else ids_only(file.data)
     encoder, policy = encoder_settings(recipe, file.name, file.encoder), load_policy(file.policy, f"{path}: policy")
-    return Outlook(recipe, file.name, data, encoder, policy=policy)
+    return Outlook(recipe, file.name, data, encoder, Path(file.recipe), policy=policy)
 
 
 def outlook_of(recipe: Recipe, folder: Path) -> Outlook:
@@ -78,7 +80,7 @@ def outlook_of(recipe: Recipe, folder: Path) -> Outlook:
     """
     name = (recipe.passives or recipe.parties)[0].name
     data = divide(recipe, folder)[name] if recipe.simulate is not None else None
-    return Outlook(recipe, name, data, encoder_settings(recipe, name, None), folder)
+    return Outlook(recipe, name, data, encoder_settings(recipe, name, None), folder=folder)
 
 
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:

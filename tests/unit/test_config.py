@@ -1,0 +1,122 @@
+"""What is said of mistakes in recipes and party files: where, what was found, and what to write instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.harness import cases
+from vfl_common.config.base import Section, parse
+from vfl_common.config.party import PartyFile
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import InputError
+from vfl_party.methods.splitnn.settings import SplitNNSettings
+
+BARE = "; write it without quotes"
+TLS = {"ca": "ca.pem", "certificate": "bank.pem", "key": "bank.key"}
+PARTY = {"name": "bank", "recipe": "recipe.toml", "server": "127.0.0.1:7000", "tls": TLS}
+
+
+def told(model: type[Section], tables: dict[str, Any]) -> str:
+    """What is said of the tables of a file ``x.toml``, without the file's name."""
+    with pytest.raises(InputError) as caught:
+        parse(model, tables, "x.toml")
+    text = str(caught.value)
+    assert text.startswith("x.toml: ")
+    return text.removeprefix("x.toml: ")
+
+
+@pytest.mark.parametrize("key", ["server", "active", "listen", "advertise"])
+@pytest.mark.parametrize("address", ["localhost", "localhost:", ":7000", "localhost:http", "localhost:99999"])
+def test_an_address_is_asked_for_in_words(key: str, address: str) -> None:
+    what = "write host:port, such as 127.0.0.1:7000, with a port of at most 65535"
+    assert told(PartyFile, PARTY | {key: address}) == f"{key}: {address!r} is not an address; {what}"
+
+
+def test_addresses_that_are_some() -> None:
+    for address in ("localhost:0", "[::1]:7000", "fed.example.org:65535"):
+        assert parse(PartyFile, PARTY | {"server": address}, "x.toml").server == address
+
+
+@pytest.mark.parametrize(
+    ("model", "tables", "text"),
+    [
+        (
+            Recipe,
+            {"parties": [{"name": "p0", "role": "activ"}]},
+            "parties.0.role: must be 'active' or 'passive', and is 'activ'",
+        ),
+        (
+            Recipe,
+            {"model": {"embedding_size": 8, "combine": "ad"}},
+            "model.combine: must be 'concat', 'sum', 'mean' or 'max', and is 'ad'",
+        ),
+        (Recipe, {"preset": 3}, "preset: must be 'paper' or 'released', and is 3"),
+        (Recipe, {"rows": {"test": 1.5}}, "rows.test: must be less than 1, and is 1.5"),
+        (Recipe, {"parties": [{"name": "p0"}]}, "parties.0.role: missing; add it"),
+        (Recipe, {"phases": ["splitnn"]}, "phases.0: must be a table, and is 'splitnn'"),
+        (Recipe, {"model": {"embedding_size": 8, "encoder": {"hidden": [4]}}}, "model.encoder: has no 'kind'; add it"),
+        (Recipe, {"phases": []}, "phases: needs at least 1, and has 0"),
+        (Recipe, {"name": 7}, "name: must be text in quotes, and is 7"),
+        (PartyFile, PARTY | {"device": "gpu"}, "device: 'gpu' cannot be used; write 'cpu', 'cuda' or 'cuda:N'"),
+        (
+            PartyFile,
+            PARTY | {"data": {"source": "x.csv", "scale": "z"}},
+            "data.scale: must be 'standard', 'minmax' or 'none', and is 'z'",
+        ),
+    ],
+)
+def test_what_was_found_is_said(model: type[Section], tables: dict[str, Any], text: str) -> None:
+    assert told(model, cases.recipe(2) | tables if model is Recipe else tables) == text
+
+
+def test_no_pattern_is_shown() -> None:
+    phase = {"kind": "splitnn", "epochs": 1}
+    for tables in (
+        {"name": "a b"},
+        {"name": "x" * 65},
+        {"server": "-x"},
+        {"phases": [phase | {"kind": "Split"}]},
+        {"phases": [phase | {"name": "1st"}]},
+        {"phases": [phase | {"codec": "float 16"}]},
+        {"start": {"run": "../elsewhere"}},
+        {"model": {"embedding_size": 8, "encoder": {"kind": "custom", "factory": "mine"}}},
+    ):
+        text = told(Recipe, cases.recipe(2) | tables)
+        assert "cannot be used; write " in text
+        assert not set(text) & set("^$[]*")
+
+
+@pytest.mark.parametrize(
+    ("model", "tables", "text"),
+    [
+        (SplitNNSettings, {"epochs": "3"}, f"epochs: must be a whole number, and is '3'{BARE}"),
+        (SplitNNSettings, {"epochs": 3.0}, "epochs: must be a whole number, and is 3.0"),
+        (SplitNNSettings, {"epochs": True}, "epochs: must be a whole number, and is true"),
+        (SplitNNSettings, {"epochs": 3, "deadline_s": "1"}, f"deadline_s: must be a number, and is '1'{BARE}"),
+        (Recipe, {"seed": "3"}, f"seed: must be a whole number, and is '3'{BARE}"),
+        (Recipe, {"rows": {"test": "0.2"}}, f"rows.test: must be a number, and is '0.2'{BARE}"),
+        (
+            Recipe,
+            {"model": {"embedding_size": 8, "top": {"hidden": [4, "8"]}}},
+            f"model.top.hidden.1: must be a whole number, and is '8'{BARE}",
+        ),
+        (
+            Recipe,
+            {"parties": [{"name": "p0", "role": "active", "features": "true"}]},
+            f"parties.0.features: must be true or false, and is 'true'{BARE}",
+        ),
+        (PartyFile, PARTY | {"threads": "many"}, "threads: must be a whole number, and is 'many'"),
+        (PartyFile, PARTY | {"threads": "2"}, f"threads: must be a whole number, and is '2'{BARE}"),
+    ],
+)
+def test_a_text_is_no_number(model: type[Section], tables: dict[str, Any], text: str) -> None:
+    assert told(model, cases.recipe(2) | tables if model is Recipe else tables) == text
+
+
+def test_a_whole_number_stands_for_any_other() -> None:
+    settings = parse(SplitNNSettings, {"epochs": 3, "late_policy": "zeros", "deadline_s": 2}, "x.toml")
+    assert settings.deadline_s == 2.0
+    ours, theirs = (cases.recipe(2, rows={"validation": share, "test": 0.1}) for share in (0, 0.0))
+    assert parse(Recipe, ours, "x.toml").digest() == parse(Recipe, theirs, "x.toml").digest()
