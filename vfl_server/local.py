@@ -167,10 +167,10 @@ class LocalSession:
         self._say(alone_message())
 
     def stopping(self) -> None:
-        self._server.fail(self.me, InterruptedRun(f"{self.me} was stopped"))
+        """Nothing: whoever runs the party's thread tells the server why it ends."""
 
     def abort(self, error: BaseException) -> None:
-        self._server.fail(self.me, error)
+        """Nothing, as ``stopping``."""
 
     def close(self) -> None:
         self._server.coordinator.closed(self._member)

@@ -1,0 +1,171 @@
+"""A federation in one process computes what separate processes compute, bit for bit, and fails as they do."""
+
+from __future__ import annotations
+
+import _thread
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.harness import cases
+from tests.harness.federation import Federation
+from vfl.simulation.threads import run_in_threads
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import InputError
+from vfl_common.ledger import read_entries
+from vfl_common.summary import Summary
+from vfl_party.checkpoint import CheckpointStore
+from vfl_party.models import InputSpec
+
+CNN = {"kind": "cnn", "channels": [4, 6]}
+MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.5}
+EVALUATE = {"kind": "evaluate"}
+SSL = {"rounds": 2, "batch_size": 24, "queue": 32, "projector": [16, 16, 12], "augment": {"flip": 0.0}}
+
+
+def made(parties: int, *phases: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return cases.recipe(parties, **more) | {"phases": [*phases, EVALUATE]}
+
+
+def split(**more: Any) -> dict[str, Any]:
+    return {"kind": "splitnn", "epochs": 2, "batch_size": 24} | more
+
+
+BINARY: dict[str, Any] = {"kind": "binary"}
+TABLE = cases.columns("sklearn:breast_cancer", 3, limit=120)
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "split training with dropout": (
+        made(4, split(), model={"encoder": CNN, "top": {"hidden": [8], "dropout": 0.4}}),
+        cases.digits(4),
+    ),
+    "labels only, two bytes a number, early stopping": (
+        made(
+            3,
+            split(codec="float16", epochs=6, early_stopping={"patience": 2}),
+            task=BINARY,
+            active_features=False,
+            model={"encoder": MLP, "combine": "sum"},
+        ),
+        cases.columns("sklearn:breast_cancer", 2, limit=120, active_features=False),
+    ),
+    "a late policy": (
+        made(3, split(late_policy="cached", deadline_s=60.0), task=BINARY, model={"encoder": MLP}),
+        TABLE,
+    ),
+    "FedHSSL with the server's mean, then split training": (
+        made(
+            2,
+            {"kind": "fedhssl", "ssl": "moco", "predictor": 8, "aggregate": True, **SSL},
+            split(),
+            model={"encoder": CNN},
+            rows={"aligned": 0.5},
+        ),
+        cases.digits(2),
+    ),
+    "SS-VFL": (
+        made(2, {"kind": "contrastive", "ssl": "simclr", **{k: v for k, v in SSL.items() if k != "queue"}}, split()),
+        cases.digits(2),
+    ),
+    "FedOnce": (
+        made(
+            3,
+            {"kind": "fedonce", "epochs": 3, "batch_size": 24},
+            {"kind": "head", "epochs": 3, "batch_size": 24, "own_encoder": "trained"},
+            task=BINARY,
+            model={"embedding_size": 3, "encoder": MLP},
+        ),
+        TABLE,
+    ),
+    "trees of one party": (
+        made(1, {"kind": "gbdt", "trees": 5}, task=BINARY) | {"phases": [{"kind": "gbdt", "trees": 5}]},
+        cases.columns("sklearn:breast_cancer", 1, limit=120),
+    ),
+}
+
+
+def in_threads(folder: Path, tables: dict[str, Any], data: dict[str, Any], **more: Any) -> Summary:
+    recipe = Recipe.model_validate(tables | {"simulate": {}})
+    return run_in_threads(recipe, {name: DataSettings(**each) for name, each in data.items()}, folder, **more)
+
+
+def parameters(folder: Path) -> dict[str, Tensor]:
+    """All weights and buffers of a party's newest checkpoint."""
+    store = CheckpointStore(folder / "checkpoints", 2)
+    models = store.load(store.labels()[-1])["job"]["models"]
+    return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
+
+
+def lines(path: Path) -> list[tuple[Any, ...]]:
+    """A party's notes, without times and bytes of its sessions."""
+    notes = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [(note["phase"], note["round"], note["steps"], note["metrics"], note.get("note")) for note in notes]
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_threads_compute_what_processes_compute(case: str, tmp_path: Path) -> None:
+    tables, data = CASES[case]
+    before = torch.get_rng_state(), torch.get_num_threads()
+    ours = in_threads(tmp_path / "ours" / "run", tables, data)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_num_threads() == before[1]
+    with Federation(tmp_path / "theirs", tables, data) as federation:
+        federation.start_all()
+        theirs = Summary.model_validate(federation.finish())
+        assert ours.metrics == theirs.metrics
+        assert ours.steps == theirs.steps
+        assert ours.bytes.agrees
+        names = federation.names
+        for name in names:
+            got, want = parameters(tmp_path / "ours" / "run" / name), federation.parameters(name)
+            assert got.keys() == want.keys()
+            assert all(torch.equal(got[key], want[key]) for key in want), name
+            assert lines(tmp_path / "ours" / "run" / name) == lines(federation.run_folder / name)
+        for name in names:
+            counted = [
+                {
+                    (entry.peer, entry.phase, entry.kind, entry.direction): (entry.payload_bytes, entry.message_bytes)
+                    for entry in read_entries(folder / name / "ledger.json")
+                    if entry.phase != "control"
+                }
+                for folder in (tmp_path / "ours" / "run", federation.run_folder)
+            ]
+            assert counted[0] == counted[1]
+
+
+class Failing(torch.nn.Module):
+    """An encoder of a user's own that fails on its third batch."""
+
+    def __init__(self, spec: InputSpec, width: int) -> None:
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(spec.width if hasattr(spec, "width") else 64, width), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            raise ZeroDivisionError("the third batch")
+        return self.layer(x.flatten(1))
+
+
+def test_a_wrong_column_is_one_error_before_anything_runs(tmp_path: Path) -> None:
+    tables, data = CASES["SS-VFL"]
+    wrong = data | {"p1": data["p1"] | {"source": str(tmp_path / "none.csv")}}
+    with pytest.raises(InputError, match=r"none\.csv: no such file or folder"):
+        in_threads(tmp_path / "run", tables, wrong)
+    assert threading.active_count() == 1 or not [t for t in threading.enumerate() if t.name in data]
+
+
+def test_somebody_who_stops_a_run_leaves_no_thread_behind(tmp_path: Path) -> None:
+    tables, data = CASES["split training with dropout"]
+
+    def stop(_party: str, _phase: str, _round: int, _rounds: int, _metrics: Any) -> None:
+        _thread.interrupt_main()  # as Ctrl-C
+
+    with pytest.raises(KeyboardInterrupt):
+        in_threads(tmp_path / "run", tables, data, observe=stop)
+    assert not [thread for thread in threading.enumerate() if thread.name in data]
