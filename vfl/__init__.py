@@ -1,1 +1,47 @@
-"""The ``vfl`` program: whole federations on one machine, studies, forecasts, reports and certificates."""
+"""Vertical federated learning: the library, and the ``vfl`` program.
+
+>>> import vfl
+>>> run = vfl.simulate("digits.toml")  # doctest: +SKIP
+>>> run.metrics["test"]["accuracy"]  # doctest: +SKIP
+0.9777
+
+``docs/library.md`` lists every public name. Names are imported when they are asked for, and torch when a run needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vfl.library.data import Data
+    from vfl.library.recipe import Recipe
+    from vfl.library.run import Run
+    from vfl.library.simulate import Round, simulate
+    from vfl_common.errors import Code, VflError
+
+__all__ = ["Code", "Data", "Recipe", "Round", "Run", "VflError", "simulate"]
+
+_FROM = {
+    "Code": "vfl_common.errors",
+    "Data": "vfl.library.data",
+    "Recipe": "vfl.library.recipe",
+    "Round": "vfl.library.simulate",
+    "Run": "vfl.library.run",
+    "VflError": "vfl_common.errors",
+    "simulate": "vfl.library.simulate",
+}
+
+for _name in ("vfl", "vfl_common", "vfl_party", "vfl_server"):
+    logging.getLogger(_name).addHandler(logging.NullHandler())  # a library's log goes where its user sends it
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM:
+        raise AttributeError(f"module 'vfl' has no attribute {name!r}")
+    return getattr(import_module(_FROM[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

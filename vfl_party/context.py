@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, InputError, InternalError
+from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.link import Hub, Link
 from vfl_party.absence import LatePolicy
 from vfl_party.chains import make_chains
@@ -113,9 +114,21 @@ class Party:
 
     def __post_init__(self) -> None:
         if self.encode is _without_encoder and "encoder" in self.models:
-            self.encode = partial(forward, self.models["encoder"], precision=self.recipe.model.precision)
+            self.encode = self._encode
 
     # -- what the phases exchange -------------------------------------------------------------------------------
+
+    def _encode(self, *inputs: Tensor) -> Tensor:
+        """Passes inputs through the encoder, which may be the user's own. Raises InputError if it fails."""
+        try:
+            return forward(self.models["encoder"], *inputs, precision=self.recipe.model.precision)
+        except VflError:
+            raise
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            text = f"the encoder of {self.name} failed in {Path(at.filename).name}, line {at.lineno}: {why}"
+            raise InputError(Code.MODEL_INVALID, text) from error
 
     @property
     def role(self) -> Role:

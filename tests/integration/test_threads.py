@@ -149,7 +149,8 @@ class Failing(torch.nn.Module):
         self.calls += 1
         if self.calls == 3:
             raise ZeroDivisionError("the third batch")
-        return self.layer(x.flatten(1))
+        out: Tensor = self.layer(x.flatten(1))
+        return out
 
 
 def test_a_wrong_column_is_one_error_before_anything_runs(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_the_culprit_is_who_failed_first_on_its_own_account(start: Callable[...,
     bad = ended(start("b", failing(2, "x.csv: no such file")))
     late = ended(start("c", failing(3, "b did not come")))
     failure = culprit([stopped, server, late, bad]).failure()
-    assert (failure.exit_code, failure.message) == (2, "b: x.csv: no such file")
+    assert (failure.exit_code, str(failure)) == (2, "b: x.csv: no such file")
     assert culprit([stopped, late]).failure().exit_code == 3
 
 
@@ -239,12 +239,12 @@ def test_a_killed_process_is_told_by_its_signal(start: Callable[..., Process]) -
     process = start("a", "import time; time.sleep(60)")
     process.signal(signal.SIGKILL)
     failure = ended(process).failure()
-    assert (failure.exit_code, failure.message) == (3, "a: was killed by SIGKILL")
+    assert (failure.exit_code, str(failure)) == (3, "a: was killed by SIGKILL")
 
 
 def test_without_a_sentence_the_last_line_stands(start: Callable[..., Process]) -> None:
     failure = ended(start("a", "raise RuntimeError('odd')")).failure()
-    assert (failure.exit_code, failure.message) == (1, "a: ended with exit code 1 (RuntimeError: odd)")
+    assert (failure.exit_code, str(failure)) == (1, "a: ended with exit code 1 (RuntimeError: odd)")
 
 
 def test_events_are_read_and_other_words_passed_over(start: Callable[..., Process]) -> None:

@@ -14,23 +14,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from vfl.launcher.forks import Forked, Launcher
+from vfl_common.errors import Code, VflError
 
 _ORDERLY_S = 5.0  # between SIGTERM and SIGKILL
 LOST = 3  # the exit code for a process that was killed: see EXIT_CODES
 
 
-class ProcessFailed(click.ClickException):
+_CODES = {2: Code.CONFIG_INVALID, 3: Code.PARTY_LOST, 4: Code.ABORTED}  # what an exit code says of the cause
+
+
+class ProcessFailed(VflError):  # noqa: N818 - it says what happened
     """A process of the federation failed; the launcher ends with its exit code."""
 
     def __init__(self, name: str, sentence: str, exit_code: int) -> None:
-        super().__init__(f"{name}: {sentence}")
-        self.exit_code = exit_code  # type: ignore[misc]
+        super().__init__(_CODES.get(exit_code, Code.INTERNAL), f"{name}: {sentence}", party=name)
+        self._exit_code = exit_code
 
-    def show(self, file: Any = None) -> None:
-        click.echo(f"error: {self.message}", err=True, file=file)
+    @property
+    def exit_code(self) -> int:
+        return self._exit_code
 
 
 class Process:

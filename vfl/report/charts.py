@@ -40,7 +40,7 @@ def draw(run: Run) -> list[Path]:
     """Writes ``learning-curves.png`` (if the folder has metrics that make a curve) and ``bytes.png``; returns paths."""
     paths = []
     rounds, own = curves(run), own_curves(run)
-    phases = {phase: rounds.get(phase, {}) for phase in (*run.phases, *rounds) if phase in rounds or phase in own}
+    phases = _in_phases(run, rounds, own)
     if any(has_curve(each) for each in (*rounds.values(), *(each for of in own.values() for each in of.values()))):
         paths.append(draw_curves(run.summary, phases, run.folder / "learning-curves.png", own))
     if run.summary.bytes.by_link:
@@ -51,7 +51,24 @@ def draw(run: Run) -> list[Path]:
 def draw_curves(
     summary: Summary, phases: Mapping[str, Rounds], path: Path, own: Mapping[str, Mapping[str, Rounds]] = NOBODY
 ) -> Path:
-    """Draws one row of panels a phase: the loss, and the task's metric, by round. Returns ``path``.
+    """Draws what ``curves_of`` returns. Returns ``path``."""
+    return _save(curves_of(summary, phases, own), path)
+
+
+def figure_of(run: Run) -> Figure:
+    """Returns the learning curves of a run, as ``draw`` writes them."""
+    rounds, own = curves(run), own_curves(run)
+    return curves_of(run.summary, _in_phases(run, rounds, own), own)
+
+
+def _in_phases(run: Run, rounds: Mapping[str, Rounds], own: Mapping[str, Mapping[str, Rounds]]) -> dict[str, Rounds]:
+    return {phase: rounds.get(phase, {}) for phase in (*run.phases, *rounds) if phase in rounds or phase in own}
+
+
+def curves_of(
+    summary: Summary, phases: Mapping[str, Rounds], own: Mapping[str, Mapping[str, Rounds]] = NOBODY
+) -> Figure:
+    """Draws one row of panels a phase: the loss, and the task's metric, by round.
 
     ``phases``: the active party's rounds; ``own``: {phase: {party: rounds}} of phases with a loss at each party.
     """
@@ -77,7 +94,7 @@ def draw_curves(
             else:
                 row[1].axis("off")
     figure.suptitle(f"{summary.run_id}\n{_final(summary)}", fontsize="medium", x=0.01, ha="left")
-    return _save(figure, path)
+    return figure
 
 
 def has_curve(rounds: Rounds) -> bool:

@@ -78,7 +78,7 @@ def own_notes(path: Path) -> Own | None:
     if (folder / "summary.json").exists() or len(ledgers) != 1 or not ledgers[0].exists():
         return None
     source = Source(ledgers[0].parent)
-    rounds = _history(source.folder)
+    rounds = history(source.folder)
     last = rounds[-1] if rounds else None
     return Own(source.party, _role(source), _goes_on(source), read_entries(ledgers[0]), last)
 
@@ -132,12 +132,12 @@ def own_curves(run: Run) -> dict[str, dict[str, Rounds]]:
 def _noted(folder: Path) -> dict[str, Rounds]:
     """Reads one party's {phase: its rounds}; after a rollback the repeated round counts. Empty without the file."""
     found: dict[str, Rounds] = {}
-    for each in _history(folder):
+    for each in history(folder):
         found.setdefault(each.phase, {})[each.round] = each.metrics
     return found
 
 
-def _history(folder: Path) -> list[Round]:
+def history(folder: Path) -> list[Round]:
     """Reads one party's rounds in order; none without the file."""
     history = History(Source(folder))
     if history.source.has_rounds:

@@ -39,7 +39,7 @@ def simulate(recipe_path: Path, out: Path, *, seed: int | None = None, keep_goin
     """
     tables = on_one_machine(read_toml(recipe_path) | ({} if seed is None else {"seed": seed}))
     recipe = parse(Recipe, tables, str(recipe_path))
-    base, folder = recipe_path.resolve().parent, out / _new_run_id(recipe.name)
+    base, folder = recipe_path.resolve().parent, out / new_run_id(recipe.name)
     divide(recipe, base)  # reports wrong settings before anything starts
     with launching(settings_of(recipe).threads) as launcher, view(recipe) as screen:
         screen.say(f"run {folder.name}: all its files are in {folder}")
@@ -186,6 +186,6 @@ class Simulation:
             self._note_failures()
 
 
-def _new_run_id(name: str) -> str:
+def new_run_id(name: str) -> str:
     """Returns ``YYYYmmdd-HHMMSS-<recipe>-xxxx``, UTC."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{os.urandom(2).hex()}"

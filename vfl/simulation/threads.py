@@ -7,16 +7,17 @@ run for all, and is raised here, with its own traceback.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl_common.config.data import DataSettings, ids_only
-from vfl_common.config.division import settings_of
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, SimulateSettings
 from vfl_common.errors import AbortedError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     import torch
 
     from vfl_party.draws import OwnDraws
-    from vfl_party.part import Part
-    from vfl_party.party import Load
+    from vfl_party.part import JobName, Part
+    from vfl_party.party import Load, Opened, Work
+
+    Cast = tuple[Opened, Work]
 
 Event = dict[str, Any]
 Observe = Callable[[str, str, int, int, dict[str, dict[str, float]]], None]
@@ -93,47 +96,113 @@ def run_in_threads(
 
     Raises VflError; whatever else a party raises is raised as it is.
     """
+    from vfl_party import party as assembly
+    from vfl_party.checkpoint import CheckpointStore
+    from vfl_party.part import training
+
+    def cast(name: str) -> Cast:
+        settings = recipe.party(name)
+        own = data[name] if settings is not None and settings.features else ids_only(data[name])
+        encoder = assembly.encoder_settings(recipe, name, None)
+        opened = assembly.open_party(recipe, name, own, encoder, load or assembly.load)
+        return opened, training(recipe, name, folder.parent)
+
+    def note(opened: RunFolder) -> None:
+        opened.note(job="train")
+        opened.checkpoints = CheckpointStore(opened.path / "checkpoints", recipe.run.kept_checkpoints)
+
+    with _federation(recipe, "train", folder, show, observe) as federation:
+        return federation.run(cast, note)
+
+
+def predict_in_threads(
+    run: Path, data: Mapping[str, DataSettings], output: Path, folder: Path, *, load: Load | None = None
+) -> None:
+    """Predicts new rows with the models of a finished run, of which all parties' folders are in ``run``.
+
+    Args:
+        data: {party: the data of training, with the new rows as source}.
+        output: where the active party writes the result, CSV or Parquet.
+        folder: of the prediction's own files; it must not exist yet.
+        load: as in ``run_in_threads``.
+
+    Raises VflError.
+    """
+    from vfl_party import party as assembly
+    from vfl_party.prediction import Prediction, check_output, load_trained, prediction_data
+
+    check_output(output)
+    trained = {name: load_trained(run, name) for name in data}
+    recipe = next(iter(trained.values())).recipe
+
+    def cast(name: str) -> Cast:
+        settings = recipe.party(name)
+        assert settings is not None  # noqa: S101 - its folder is in the run's
+        own = prediction_data(data[name], None, trained[name].state)
+        encoder = assembly.encoder_settings(recipe, name, None)
+        opened = assembly.open_party(recipe, name, own, encoder, load or assembly.load, labels=False)
+        return opened, Prediction(trained[name], settings, output)
+
+    with _federation(recipe, "predict", folder, lambda _event: None, None) as federation:
+        federation.run(cast, lambda opened: opened.note(job="predict", trained_run=run.name))
+
+
+@contextlib.contextmanager
+def _federation(
+    recipe: Recipe, job: JobName, folder: Path, show: Callable[[Event], None], observe: Observe | None
+) -> Iterator[_Federation]:
+    """Gives the block this process's torch; another run waits."""
     from vfl_party.devices import resolve_device
     from vfl_party.draws import alone
 
-    simulate = settings_of(recipe)
+    simulate = recipe.simulate if recipe.simulate is not None else SimulateSettings()
     devices = {party.name: resolve_device(simulate.devices.get(party.name, "cpu")) for party in recipe.parties}
     with _RUNNING, alone(simulate.threads, list(devices.values())) as turns:
-        return _Federation(recipe, folder, turns, devices, show, observe).run(data, load)
+        yield _Federation(recipe, job, folder, turns, devices, show, observe)
 
 
-@dataclass
+def _tell(show: Callable[[Event], None], event: str, **facts: Any) -> None:
+    if event != "waiting":  # all are on their way
+        show({"event": event, **facts})
+
+
 class _Federation:
-    recipe: Recipe
-    folder: Path
-    turns: OwnDraws
-    devices: Mapping[str, torch.device]
-    show: Callable[[Event], None]
-    observe: Observe | None
-    exchange: MemoryHub | None = None
-    weights: MemoryHub | None = None
+    """The server and all parties of one run."""
 
-    def run(self, data: Mapping[str, DataSettings], load: Load | None) -> Summary:
-        recipe = self.recipe
-        ledgers = {party.name: Ledger() for party in recipe.parties}
-        opened = create(self.folder.parent, self.folder.name, recipe.server, recipe)
-        opened.note(job="train")
-        patience_s = recipe.run.step_timeout_s * (1 + len(recipe.parties))  # they compute one after the other
-        self.exchange = MemoryHub(
-            recipe.active.name,
+    def __init__(
+        self,
+        recipe: Recipe,
+        job: JobName,
+        folder: Path,
+        turns: OwnDraws,
+        devices: Mapping[str, torch.device],
+        show: Callable[[Event], None],
+        observe: Observe | None,
+    ) -> None:
+        self._recipe, self._job, self._folder = recipe, job, folder
+        self._turns, self._devices, self._observe = turns, devices, observe
+        self._ledgers = {party.name: Ledger() for party in recipe.parties}
+        active = recipe.active.name
+        self._exchange = MemoryHub(
+            active,
             [party.name for party in recipe.passives],
-            timeout_s=patience_s,
-            ledger=ledgers[recipe.active.name],
-            turns=self.turns,
+            timeout_s=recipe.run.step_timeout_s * (1 + len(recipe.parties)),  # they compute one after the other
+            ledger=self._ledgers[active],
+            turns=turns,
             punctual=True,
         )
-        names = [party.name for party in recipe.parties]
-        self.weights = MemoryHub(recipe.server, names, timeout_s=float("inf"), turns=self.turns, punctual=True)
-        server = LocalServer(recipe, "train", opened, self.weights, self.turns, self._emit)
+        self._weights = MemoryHub(recipe.server, list(self._ledgers), timeout_s=math.inf, turns=turns, punctual=True)
+        opened = create(folder.parent, folder.name, recipe.server, recipe)
+        opened.note(job=job)
+        self._server = LocalServer(recipe, job, opened, self._weights, turns, partial(_tell, show))
+
+    def run(self, cast: Callable[[str], Cast], note: Callable[[RunFolder], None]) -> Summary:
+        """Runs all to the end. ``cast``: gives a party's data and work; ``note``: prepares a party's folder."""
+        server = self._server
         # All parties are made before any of them runs: they share torch's generators.
-        parts = {name: self._part(name, data[name], ledgers[name], server, load) for name in names}
+        parts = {name: self._part(name, *cast(name), note) for name in self._ledgers}
         threads = [
-            threading.Thread(target=self._take_part, args=[name, part, server], name=name, daemon=True)
+            threading.Thread(target=self._take_part, args=[name, part], name=name, daemon=True)
             for name, part in parts.items()
         ]
         try:
@@ -142,11 +211,11 @@ class _Federation:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(_WATCH_S)
-        except BaseException as error:  # somebody stops it: the parties notice at their next step
-            server.fail(recipe.server, AbortedError("the run was stopped", party=recipe.server))
+        except BaseException:  # somebody stops it: the parties notice at their next step
+            server.fail(server.recipe.server, AbortedError("the run was stopped", party=server.recipe.server))
             for thread in threads:
                 thread.join(_END_S)
-            raise error
+            raise
         finally:
             server.close()
         if server.failure is not None:
@@ -155,75 +224,58 @@ class _Federation:
         server.folder.finishing()()
         return server.summary
 
-    def _part(
-        self, name: str, data: DataSettings, ledger: Ledger, server: LocalServer, load: Load | None
-    ) -> Callable[[], None]:
-        """Makes a party, as before joining. Returns what runs it."""
-        from vfl_party import party as assembly
+    def _part(self, name: str, opened: Opened, work: Work, note: Callable[[RunFolder], None]) -> Part:
+        """Makes a party, as before joining."""
         from vfl_party.align import Aligned, alignment_of
-        from vfl_party.checkpoint import CheckpointStore
         from vfl_party.job import Jobs
-        from vfl_party.part import Part, training
+        from vfl_party.part import Part
+        from vfl_party.party import Assembled, assemble
         from vfl_party.policies.allow_all import AllowAll
         from vfl_party.progress import Progress
 
-        recipe, out = self.recipe, self.folder.parent
-        settings = recipe.party(name)
-        assert settings is not None  # noqa: S101 - a name of the roster
-        own = data if settings.features else ids_only(data)
-        encoder = assembly.encoder_settings(recipe, name, None)
-        opened = assembly.open_party(recipe, name, own, encoder, load or assembly.load)
-        work = training(recipe, name, out)
+        recipe, ledger = self._recipe, self._ledgers[name]
 
-        def make(aligned: Aligned) -> assembly.Assembled:
-            return assembly.assemble(opened, aligned, work, device=self.devices[name])
+        def make(aligned: Aligned) -> Assembled:
+            return assemble(opened, aligned, work, device=self._devices[name])
 
         def open_folder(run_id: str) -> RunFolder:
-            folder = create(out, run_id, name, recipe)
-            folder.note(job="train")
-            folder.checkpoints = CheckpointStore(folder.path / "checkpoints", recipe.run.kept_checkpoints)
+            folder = create(self._folder.parent, run_id, name, recipe)
+            note(folder)
             return folder
 
         jobs = Jobs(opened, alignment_of(recipe, AllowAll()), make)
-        session, console = server.session(name, ledger), Quiet()
-        progress = Progress(console, session, ledger, settings.role == "active")
-        if self.observe is not None:
-            progress.watchers.append(partial(self.observe, name))
-        part = Part(
+        session, console = self._server.session(name, ledger), Quiet()
+        progress = Progress(console, session, ledger, name == recipe.active.name)
+        if self._observe is not None:
+            progress.watchers.append(partial(self._observe, name))
+        return Part(
             recipe,
             name,
-            "train",
+            self._job,
             session,
             jobs,
             progress,
             console,
-            self.devices[name],
+            self._devices[name],
             transport=lambda _start: self._transport(name, ledger),
             open_folder=open_folder,
+            trained=work.run_id,
             plan=jobs.expected.plan if jobs.expected is not None else (),
             checkpoint_every=_NEVER,  # but at the end of each phase: nothing here can be resumed
         )
-        return partial(self._run_part, part)
 
-    def _run_part(self, part: Part) -> None:
-        _, folder = part.run()
-        folder.finishing()()
-
-    def _take_part(self, name: str, run: Callable[[], None], server: LocalServer) -> None:
-        with self.turns.turn():
+    def _take_part(self, name: str, part: Part) -> None:
+        with self._turns.turn():
             try:
-                run()
+                _, folder = part.run()
+                folder.finishing()()
             except BaseException as error:  # noqa: BLE001 - raised where the run was asked for
-                server.fail(name, error)
+                self._server.fail(name, error)
 
     def _transport(self, name: str, ledger: Ledger) -> MemoryTransport:
-        assert self.exchange is not None  # noqa: S101 - made before the parties
-        assert self.weights is not None  # noqa: S101
-        server = MemoryLink(self.weights, name, timeout_s=float("inf"), ledger=ledger)
-        if name == self.recipe.active.name:
-            return MemoryTransport(self.exchange, None, server, [self.exchange, server])
-        link = MemoryLink(self.exchange, name, timeout_s=self.exchange.timeout_s, ledger=ledger)
+        exchange = self._exchange
+        server = MemoryLink(self._weights, name, timeout_s=math.inf, ledger=ledger)
+        if name == exchange.name:
+            return MemoryTransport(exchange, None, server, [exchange, server])
+        link = MemoryLink(exchange, name, timeout_s=exchange.timeout_s, ledger=ledger)
         return MemoryTransport(None, link, server, [link, server])
-
-    def _emit(self, event: str, **facts: Any) -> None:
-        self.show({"event": event, **facts})

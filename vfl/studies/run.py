@@ -22,7 +22,6 @@ from typing import Any
 import click
 
 from vfl.launcher.forks import Launcher, launching
-from vfl.launcher.processes import ProcessFailed
 from vfl.simulation.live import View, view
 from vfl.simulation.run import run_federation
 from vfl.studies.plan import Pipeline, PlannedRun, Study, load_study
@@ -249,10 +248,10 @@ class Running:
             try:
                 self._federation(run, launcher)
                 summary = load_summary(self.folder / run.run_id / "summary.json")
-            except (VflError, ProcessFailed) as error:
+            except VflError as error:
                 if self._stop.is_set():
                     return
-                self._fail(run, str(getattr(error, "message", error)), error.exit_code)
+                self._fail(run, str(error), error.exit_code)
                 continue
             self._check_metric(run, summary)
             self._done(run, summary, time.monotonic() - began_s)

@@ -8,6 +8,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from vfl_common.config.base import Section
 
+FRAME = "frame of "  # before a party's name: the source is a table in memory, which the library was given
+
 
 class ViewSettings(Section):
     """The part of a data set's features that this party holds, for experiments in which one file has all of them.
@@ -56,8 +58,8 @@ class DataSettings(Section):
 
     @property
     def is_table(self) -> bool:
-        """Whether the source is a CSV or Parquet file."""
-        return self.source.endswith((".csv", ".csv.gz", ".parquet"))
+        """Whether the source is a CSV or Parquet file, or a table in memory."""
+        return self.source.endswith((".csv", ".csv.gz", ".parquet")) or self.source.startswith(FRAME)
 
     @property
     def is_named(self) -> bool:

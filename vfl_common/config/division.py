@@ -6,11 +6,11 @@ import difflib
 from pathlib import Path
 
 from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings, ViewSettings
+from vfl_common.config.data import FRAME, DataSettings, ViewSettings
 from vfl_common.config.recipe import PartySettings, Recipe, SimulateSettings
 from vfl_common.errors import Code, InputError
 
-_NAMED = ("sklearn:", "torchvision:")
+_NAMED = ("sklearn:", "torchvision:", FRAME)
 
 
 def settings_of(recipe: Recipe) -> SimulateSettings:

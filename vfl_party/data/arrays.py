@@ -17,13 +17,17 @@ from vfl_party.data.columns import Rows, choose_features, id_texts, label_values
 
 
 def read_npz(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads arrays of an NPZ file. ``data.columns`` names the feature arrays, unless there is only one.
+    """Reads arrays of an NPZ file; see ``array_rows``. Raises InputError."""
+    return array_rows(_load(settings, with_label), settings, with_label)
+
+
+def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with_label: bool) -> Rows:
+    """Takes ids, labels and features from named arrays. ``data.columns`` names the feature arrays of a file.
 
     Arrays of one or two dimensions are columns, named after the array: ``x``, or ``x.0``, ``x.1``, …; an array of three
     or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises InputError.
     """
     source = settings.source
-    arrays = _load(settings, with_label)
     names = [name for name in arrays if name not in (settings.id, settings.label)]
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:

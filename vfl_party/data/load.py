@@ -26,8 +26,12 @@ def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     ``with_label``: read the label too (the active party). The label column is never a feature, even without it. Raises
     InputError, with the column and the row, if the source or its content cannot be used.
     """
+    return tabulate(_read(settings, with_label), settings, with_label=with_label)
+
+
+def tabulate(rows: Rows, settings: DataSettings, *, with_label: bool) -> Table:
+    """Checks rows in the order of their source, cuts them to the party's view, sorts them. Raises InputError."""
     source = settings.source
-    rows = _read(settings, with_label)
     checks.require_rows(source, len(rows.ids))
     checks.require_unique(source, rows.ids)
     if isinstance(rows.features, pa.Table):

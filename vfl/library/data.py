@@ -1,0 +1,88 @@
+"""The data of the parties, if they are in memory: frames, and what their columns mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vfl_common.config.data import FRAME
+from vfl_common.errors import Code, InputError
+
+
+@dataclass(frozen=True)
+class Data:
+    """One party's rows, and what its columns mean.
+
+    Args:
+        frame: a pandas or polars frame, an Arrow table, or a dict of NumPy arrays.
+        id: the column of ids, by which the parties' rows are compared; a dict may do without, if all parties have the
+            same rows in the same order.
+        label: the column to predict; the active party's.
+        settings: any other key of a party's ``[data]`` table, such as ``drop`` or ``missing`` (``docs/how-to.md``).
+    """
+
+    frame: Any
+    id: str | None = None
+    label: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def table(self) -> dict[str, Any]:
+        """Returns the keys that are set, as in a party's [data] table."""
+        named = {"id": self.id, "label": self.label}
+        return {**self.settings, **{key: value for key, value in named.items() if value is not None}}
+
+
+def with_data(tables: dict[str, Any], data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a recipe's tables with each party's data in memory, and {party: its frame}.
+
+    ``data``: {party: a frame, ``Data``, or a path}. What the recipe's ``[simulate.parties.NAME]`` says of the columns
+    holds, unless ``Data`` says otherwise. Raises InputError for a name that is no party.
+    """
+    names = [str(party.get("name")) for party in tables.get("parties", ()) if isinstance(party, dict)]
+    for name in data:
+        if name not in names:
+            text = f"data: {name!r} is no party of the recipe (parties: {', '.join(names)})"
+            raise InputError(Code.CONFIG_INVALID, text)
+    simulate = dict(tables.get("simulate", {}))
+    parties, frames = dict(simulate.get("parties", {})), {}
+    for name, given in data.items():
+        known = dict(parties.get(name, {}))
+        if isinstance(given, str | os.PathLike):
+            parties[name] = known | {"source": str(Path(given).resolve())}
+            continue
+        found = given if isinstance(given, Data) else Data(given)
+        frames[name] = found.frame
+        parties[name] = _with_id(known | found.table(), found.frame) | {"source": f"{FRAME}{name}"}
+    return tables | {"simulate": simulate | {"parties": parties}}, frames
+
+
+def _with_id(table: dict[str, Any], frame: Any) -> dict[str, Any]:
+    """Takes the column ``id`` if nothing says which column has the ids."""
+    columns = frame.keys() if isinstance(frame, Mapping) else getattr(frame, "columns", ())
+    names = getattr(frame, "column_names", columns)  # of an Arrow table, whose ``columns`` are the values
+    return table if "id" in table or "id" not in list(names) else table | {"id": "id"}
+
+
+def write_frames(frames: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Writes frames as files that only their owner may read, for parties in processes; returns {party: path}."""
+    import numpy as np
+    import pyarrow.parquet
+
+    from vfl_party.data.frames import as_arrow, is_arrays
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    paths = {}
+    for name, frame in frames.items():
+        ending = "npz" if is_arrays(frame) else "parquet"
+        path = folder / f"{name}.{ending}"
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+            if is_arrays(frame):
+                arrays: dict[str, Any] = {str(key): np.asarray(value) for key, value in frame.items()}
+                np.savez(file, **arrays)
+            else:
+                pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}"), file)
+        paths[name] = str(path.resolve())
+    return paths

@@ -1,0 +1,130 @@
+"""Recipes as values: read from a file, made from a dict, changed by key."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vfl.library import cells
+from vfl.simulation.federation import to_toml
+from vfl_common.config import recipe as schema
+from vfl_common.config.base import parse, read_toml
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+
+
+class Recipe:
+    """A recipe: what the parties of a run agree on, and, under ``simulate``, where their data lie.
+
+    It never changes; ``replace`` returns another one. ``docs/how-to.md`` has every key.
+
+    >>> recipe = Recipe.from_dict({
+    ...     "name": "demo", "method": "splitnn", "task": {"kind": "binary"},
+    ...     "parties": [{"name": "bank", "role": "active"}, {"name": "shop", "role": "passive"}],
+    ...     "model": {"embedding_size": 8},
+    ...     "phases": [{"kind": "splitnn", "epochs": 3}, {"kind": "evaluate"}],
+    ... })
+    >>> recipe.replace({"phases.splitnn.epochs": 5}, seed=3)
+    Recipe('demo', seed 3, parties bank and shop, phases splitnn, evaluate)
+    """
+
+    def __init__(self, tables: Mapping[str, Any], base: Path, source: str) -> None:
+        """Use ``load`` or ``from_dict``. ``base``: where relative paths start; ``source``: for messages."""
+        self._tables, self.base, self._source = cells.named(copy.deepcopy(dict(tables))), base, source
+        self.settings = parse(schema.Recipe, self._tables, source)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """Reads a TOML file; relative paths in it start at its folder. Raises VflError."""
+        path = Path(path)
+        return cls(read_toml(path), path.resolve().parent, str(path))
+
+    @classmethod
+    def from_dict(cls, tables: Mapping[str, Any], base: str | Path = ".") -> Recipe:
+        """Makes a recipe of the tables of a file. ``base``: where relative paths start. Raises VflError."""
+        return cls(tables, Path(base).resolve(), "recipe")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the tables as they were written; changes of them change nothing here."""
+        return copy.deepcopy(self._tables)
+
+    def save(self, path: str | Path) -> None:
+        """Writes a TOML file, which the commands take. Raises VflError if it cannot be written."""
+        write_atomic(Path(path), to_toml(self._tables))
+
+    def replace(self, changes: Mapping[str, Any] | None = None, /, **named: Any) -> Recipe:
+        """Returns a recipe with other values.
+
+        Args:
+            changes: {key: value}; a dotted key goes into tables, a phase or a party goes by its name or number:
+                ``{"phases.splitnn.optimizer.lr": 0.01, "parties.shop.features": True}``.
+            named: keys of the recipe itself: ``seed=3``.
+
+        Raises VflError if a key leads nowhere, or if the recipe does not hold with the new value.
+        """
+        tables = self.to_dict()
+        for key, value in {**(changes or {}), **named}.items():
+            _put(tables, key.split("."), value, key)
+        return Recipe(tables, self.base, self._source)
+
+    @property
+    def name(self) -> str:
+        """The recipe's name, with which its runs begin."""
+        return self.settings.name
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The parties' names, in the recipe's order."""
+        return tuple(party.name for party in self.settings.parties)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recipe) and self.settings == other.settings
+
+    def __hash__(self) -> int:
+        return hash(self.settings.digest())
+
+    def __repr__(self) -> str:
+        *most, last = self.parties
+        names = f"{', '.join(most)} and {last}" if most else last
+        phases = ", ".join(phase.name for phase in self.settings.phases)
+        word = "parties" if most else "party"
+        return f"Recipe({self.name!r}, seed {self.settings.seed}, {word} {names}, phases {phases})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(to_toml(self._tables))}</pre>"
+
+
+def _put(tables: dict[str, Any], keys: Sequence[str], value: Any, whole: str) -> None:
+    """Puts ``value`` where the keys lead; tables on the way are made if they are missing."""
+    at: Any = tables
+    for place, key in enumerate(keys):
+        last = place == len(keys) - 1
+        if isinstance(at, list):
+            number = _place(at, key, whole)
+            if last:
+                at[number] = value
+                return
+            at = at[number]
+        elif isinstance(at, dict):
+            if last:
+                at[key] = value
+                return
+            at = at.setdefault(key, {})
+        else:
+            raise InputError(Code.CONFIG_INVALID, f"recipe: {whole}: {keys[place - 1]} is no table")
+
+
+def _place(entries: list[Any], key: str, whole: str) -> int:
+    """Returns which entry of an array of tables has that name or number."""
+    names = [str(entry.get("name", entry.get("kind"))) for entry in entries if isinstance(entry, dict)]
+    if key in names:
+        return names.index(key)
+    if key.isdecimal() and int(key) < len(entries):
+        return int(key)
+    near = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+    raise InputError(Code.CONFIG_INVALID, f"recipe: {whole}: there is no {key!r}; {hint}")

@@ -1,0 +1,145 @@
+"""A finished run: its numbers, curves, bytes, pictures and predictions."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.library.data import Data
+from vfl_common.config.data import FRAME, DataSettings
+from vfl_common.errors import Code, InputError
+from vfl_common.summary import Bytes, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Run:
+    """A finished run in its folder.
+
+    ``folder``: as ``vfl simulate`` leaves it, so that ``vfl report`` and ``vfl export`` take it, too.
+    """
+
+    def __init__(self, folder: Path, _keeps: object = None) -> None:
+        """Use ``simulate`` or ``Run.load``."""
+        from vfl.report.reading import find
+
+        self._found, self._keeps = find(folder), _keeps  # a temporary folder goes with the run
+        self.folder = self._found.folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Run:
+        """Opens the folder of a finished run. Raises VflError if it holds none."""
+        return cls(Path(folder))
+
+    @property
+    def summary(self) -> Summary:
+        """All that ``summary.json`` says."""
+        return self._found.summary
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """The metrics of the whole model: {split: {name: value}}."""
+        return {str(split): dict(named) for split, named in self.summary.metrics.items()}
+
+    @property
+    def bytes(self) -> Bytes:
+        """What crossed between the parties; ``bytes.total.payload_bytes`` is all tensors."""
+        return self.summary.bytes
+
+    def curves(self, party: str | None = None) -> dict[str, list[Any]]:
+        """Returns the metrics round by round, as columns: ``phase``, ``round``, ``train loss``, ``validation auc``, ….
+
+        ``pandas.DataFrame(run.curves())`` takes them as they are; a metric that a round lacks is None. ``party``: whose
+        notes; the active party's if not given. Raises VflError if that party's folder is not in the run's.
+        """
+        from vfl.report.reading import history
+
+        name = party or next(each.name for each in self.summary.parties if each.role == "active")
+        if not (self.folder / name / "run.json").exists():
+            raise InputError(Code.FILE_INVALID, f"{self.folder}: the folder of {name} is not in it")
+        rounds = history(self.folder / name)
+        names = dict.fromkeys(f"{s} {n}" for each in rounds for s, named in each.metrics.items() for n in named)
+        columns: dict[str, list[Any]] = {
+            "phase": [each.phase for each in rounds],
+            "round": [each.round for each in rounds],
+        }
+        for whole in names:
+            split, _, of = whole.partition(" ")
+            columns[whole] = [each.metrics.get(split, {}).get(of) for each in rounds]
+        return columns
+
+    def predict(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Predicts new rows, with all parties in this process.
+
+        Args:
+            data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each party that has features.
+                The columns are those of training; no label is needed.
+
+        Returns columns: ``id``; ``value`` (regression), ``score`` and ``class`` (binary), or a ``score_…`` for each
+        class and ``class``. Raises VflError.
+        """
+        import pyarrow.parquet
+
+        from vfl.simulation.threads import predict_in_threads
+        from vfl_party.data import loading
+
+        trained = {each.name: self._data(each.name) for each in self.summary.parties if each.role != "server"}
+        settings, frames = {}, {}
+        for name, known in trained.items():
+            given = data.get(name, data[self._first(data)] if known.columns == () else None)
+            if given is None:
+                raise InputError(Code.DATA_INVALID, f"predict: rows of {name} are missing; the model needs its columns")
+            found = given if isinstance(given, Data) else Data(given)
+            is_path = isinstance(found.frame, str | Path)
+            source = str(Path(found.frame).resolve()) if is_path else f"{FRAME}{name}"
+            changes = {**({"id": found.id} if found.id else {}), "source": source, "limit": None, "unaligned": None}
+            settings[name] = known.model_copy(update=changes)
+            if not is_path:
+                frames[name] = found.frame
+        with tempfile.TemporaryDirectory(prefix="vfl-") as place:
+            output = Path(place) / "predictions.parquet"
+            predict_in_threads(self.folder, settings, output, Path(place) / "prediction", load=loading(frames))
+            return {name: list(values) for name, values in pyarrow.parquet.read_table(output).to_pydict().items()}
+
+    def plot(self) -> Figure:
+        """Draws loss and metrics by round; a notebook shows the figure, ``.savefig(path)`` keeps it."""
+        from vfl.report.charts import figure_of
+
+        return figure_of(self._found)
+
+    def _data(self, name: str) -> DataSettings:
+        """Returns what a party's data was in training."""
+        from vfl_common.config.base import read_toml
+
+        noted, written = self.folder / name / "data.json", self.folder / "federation" / f"{name}.toml"
+        if noted.exists():
+            return DataSettings.model_validate(json.loads(noted.read_text(encoding="utf-8")))
+        if written.exists():
+            return DataSettings.model_validate(read_toml(written)["data"])
+        text = f"{self.folder}: does not say what data {name} had; predict a run of separate machines with vfl-party"
+        raise InputError(Code.FILE_INVALID, text)
+
+    @staticmethod
+    def _first(data: Mapping[str, Any]) -> str:
+        """Returns a party whose rows have the ids, for one that has labels only."""
+        if not data:
+            raise InputError(Code.DATA_INVALID, "predict: give {party: its rows}")
+        return next(iter(data))
+
+    def _repr_html_(self) -> str:
+        """Shows the tables of ``vfl report`` in a notebook."""
+        from rich.console import Console
+
+        from vfl.report.table import render
+
+        console = Console(record=True, width=120, file=io.StringIO())
+        console.print(render(self.summary, self._found.phases))
+        return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, {self.metrics.get('test') or self.metrics})"

@@ -1,0 +1,142 @@
+"""Runs a recipe in this process or in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vfl.library import cells
+from vfl.library.data import with_data, write_frames
+from vfl.library.recipe import Recipe
+from vfl.library.run import Run
+from vfl_common.config.base import parse
+from vfl_common.config.data import FRAME, DataSettings
+from vfl_common.config.division import divide, settings_of
+from vfl_common.config.recipe import Recipe as Settings
+from vfl_common.errors import Code, InputError, InternalError, VflError
+from vfl_common.files import write_atomic
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that a party has finished.
+
+    ``round``: of ``rounds``, from 1. ``metrics``: {split: {name: value}}; of split training, the active party has them.
+    """
+
+    party: str
+    phase: str
+    round: int
+    rounds: int
+    metrics: dict[str, dict[str, float]]
+
+
+def simulate(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    data: Mapping[str, Any] | None = None,
+    *,
+    processes: bool = False,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    on_round: Callable[[Round], None] | None = None,
+) -> Run:
+    """Runs the server and all parties of a recipe on this machine, and returns the finished run.
+
+    Args:
+        recipe: a recipe, a dict of its tables, or the path of its file.
+        data: {party: its rows}: a frame, ``vfl.Data`` (which also names the columns of ids and labels), or a path.
+            Without it, the recipe says under ``simulate`` where data lie.
+        processes: whether each party is a process of its own, over gRPC, as under ``vfl simulate``; otherwise each is a
+            thread of this process. Both compute the same, bit for bit.
+        out: the folder of runs; a new one is made in it. Without it, the run's files go when the ``Run`` does.
+        quiet: whether to show nothing on standard error while the run goes on.
+        on_round: called after each round of each party, unless ``processes``. What it raises ends the run.
+
+    Raises VflError: bad input, or a party that failed. Its traceback leads to the line of an encoder of your own.
+    """
+    made = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
+    if processes and on_round is not None:
+        raise InputError(Code.CONFIG_INVALID, "on_round: parties in processes call nothing here; set processes=False")
+    tables, frames = with_data(made.to_dict(), data or {})
+    settings = parse(Settings, tables, "recipe")
+    divided = divide(settings, made.base)
+    kept = None if out is not None else tempfile.TemporaryDirectory(prefix="vfl-")
+    folder = _folder(Path(out) if out is not None else Path(str(kept and kept.name)), settings)
+    if processes:
+        _in_processes(tables, settings, made.base, folder, frames, quiet=quiet)
+    else:
+        _in_threads(settings, divided, made.base, folder, frames, quiet, on_round)
+        for name, of_party in divided.items():
+            write_atomic(folder / name / "data.json", of_party.model_dump_json(exclude_defaults=True) + "\n")
+    return Run(folder, _keeps=kept)
+
+
+def _recipe(given: Mapping[str, Any] | str | Path) -> Recipe:
+    return Recipe.from_dict(given) if isinstance(given, Mapping) else Recipe.load(given)
+
+
+def _folder(out: Path, settings: Settings) -> Path:
+    from vfl.simulation.run import new_run_id
+
+    return out / new_run_id(settings.name)
+
+
+def _in_threads(
+    settings: Settings,
+    data: Mapping[str, DataSettings],
+    base: Path,
+    folder: Path,
+    frames: Mapping[str, Any],
+    quiet: bool,
+    on_round: Callable[[Round], None] | None,
+) -> None:
+    from vfl.simulation.live import View, view
+    from vfl.simulation.threads import run_in_threads
+    from vfl_party.data import loading
+    from vfl_party.trial import modules_of
+
+    def observe(party: str, phase: str, round_: int, rounds: int, metrics: dict[str, dict[str, float]]) -> None:
+        if on_round is not None:
+            on_round(Round(party, phase, round_, rounds, metrics))
+
+    with modules_of(base), View(settings) if quiet else view(settings) as screen, ours():
+        run_in_threads(settings, data, folder, load=loading(frames), show=screen.show, observe=observe)
+
+
+class ours:  # noqa: N801 - reads as a word in a with statement
+    """Raises whatever is no VflError as one, with the original as its cause; an interruption stays as it is."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, VflError):
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+
+
+def _in_processes(
+    tables: Mapping[str, Any], settings: Settings, base: Path, folder: Path, frames: Mapping[str, Any], *, quiet: bool
+) -> None:
+    from vfl.launcher.forks import launching
+    from vfl.simulation.federation import on_one_machine
+    from vfl.simulation.live import View, view
+    from vfl.simulation.run import run_federation
+
+    for name, encoder in [("model", settings.model.encoder), *((each.name, each.encoder) for each in settings.parties)]:
+        if cells.is_here(encoder):
+            text = f"{name}: an encoder of this notebook or script cannot be found by other processes"
+            raise InputError(Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set processes=False")
+    if frames:
+        paths = write_frames(frames, folder / "federation" / "data")
+        parties = {
+            name: each | {"source": paths[name]} if str(each.get("source", "")).startswith(FRAME) else each
+            for name, each in tables["simulate"]["parties"].items()
+        }
+        tables = {**tables, "simulate": tables["simulate"] | {"parties": parties}}
+    tables = on_one_machine(tables)
+    settings = parse(Settings, tables, "recipe")
+    with launching(settings_of(settings).threads) as launcher, View(settings) if quiet else view(settings) as screen:
+        run_federation(json.loads(json.dumps(tables)), settings, base, folder, screen, launcher)

@@ -1,0 +1,75 @@
+"""Reads tables that are in memory already: pandas and polars frames, Arrow tables, dicts of NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vfl_common.config.data import FRAME, DataSettings
+from vfl_party.data import checks
+from vfl_party.data.arrays import array_rows
+from vfl_party.data.columns import Rows, choose
+from vfl_party.data.load import load_table, tabulate
+from vfl_party.data.table import Table
+
+
+def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
+    """Returns what loads a party's table: from ``frames`` ({party: frame}) if that is its source, else from a file."""
+
+    def load(settings: DataSettings, with_label: bool) -> Table:
+        if not settings.source.startswith(FRAME):
+            return load_table(settings, with_label=with_label)
+        frame = frames[settings.source.removeprefix(FRAME)]
+        return tabulate(frame_rows(frame, settings, with_label), settings, with_label=with_label)
+
+    return load
+
+
+def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
+    """Takes ids, labels and features from a frame. Columns have the types that it declares. Raises InputError."""
+    source = settings.source
+    if is_arrays(frame):
+        arrays = {str(name): np.asarray(array) for name, array in frame.items()}
+        wanted = {settings.id, settings.label}
+        checks.require_names(source, "id", [settings.id] if settings.id else [], list(arrays))
+        if with_label and settings.label is None:
+            text = f"needs data.label, the name of its label array, one of {checks.listed(list(arrays))}"
+            raise checks.unusable(source, text)
+        checks.require_names(source, "label", [settings.label] if with_label and settings.label else [], list(arrays))
+        for key in ("columns", "drop"):
+            checks.require_names(source, key, getattr(settings, key) or (), list(arrays))
+        chosen = arrays.keys() if settings.columns is None else {*settings.columns, *wanted}
+        kept = {name: array for name, array in arrays.items() if name in chosen and name not in settings.drop}
+        return array_rows(kept, settings, with_label)
+    arrow = as_arrow(frame, source, settings.id)
+    chosen_columns = choose(list(arrow.column_names), settings, with_label)
+    arrow = arrow.select(chosen_columns.all_names())
+    arrow = arrow if settings.limit is None else arrow.slice(0, settings.limit)
+    return chosen_columns.rows(source, arrow)
+
+
+def is_arrays(frame: object) -> bool:
+    """Whether a frame is a dict of arrays."""
+    return isinstance(frame, Mapping)
+
+
+def as_arrow(frame: Any, source: str, id_column: str | None = None) -> pa.Table:
+    """Returns a frame as an Arrow table. ``id_column``: kept if it is the name of a pandas index. Raises InputError."""
+    try:
+        if isinstance(frame, pa.Table):
+            return frame
+        if type(frame).__module__.partition(".")[0] == "pandas":
+            index = getattr(getattr(frame, "index", None), "name", None)
+            keep = index is not None and index == id_column
+            return pa.Table.from_pandas(frame.reset_index() if keep else frame, preserve_index=False)
+        if hasattr(frame, "to_arrow"):  # polars
+            return frame.to_arrow()
+        return pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        why = f"{error}".partition("\n")[0]
+        what = f"cannot be read as a table: it is of type {type(frame).__name__} ({why})"
+        kinds = "a pandas or polars frame, an Arrow table, or a dict of NumPy arrays"
+        raise checks.unusable(source, f"{what}; give {kinds}") from error
