@@ -135,7 +135,7 @@ def print_bytes(scores: Sequence[Score], console: Console) -> None:
     """Print, for contestants that account for their bytes, the ledger against the payload and against the kernel."""
     for score in scores:
         extra = score.turns[-1].extra
-        if "message_over_payload" in extra:
+        if "tcp_over_message" in extra:
             console.print(
                 f"{score.task.name}, {score.contestant}: messages / payload {extra['message_over_payload']:.4f}, "
                 f"kernel's TCP bytes / messages {extra['tcp_over_message']:.4f}"

@@ -28,19 +28,32 @@ VFL = Path(sys.executable).with_name("vfl")
 def run(task: Task, workdir: Path) -> Measurement:
     """Train ``task`` in a federation of K + 2 processes, forked by one launcher if the machine allows it."""
     recipe = write_recipe(task, workdir)
-    done = subprocess.run(
-        [str(VFL), "simulate", str(recipe), "--out", str(workdir / "runs"), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env=os.environ | {"PYTHONWARNINGS": "ignore"},
-    )
+    done = _done([str(VFL), "simulate", str(recipe), "--out", str(workdir / "runs"), "--json"])
+    summary = json.loads(done.splitlines()[-1])
+    return _measured(workdir / "runs" / summary["run_id"], {"tcp_over_message": tcp_over_message(summary)})
+
+
+def run_in_threads(task: Task, workdir: Path) -> Measurement:
+    """Train ``task`` through the library, with all parties as threads of one fresh process."""
+    recipe = write_recipe(task, workdir)
+    code = "import sys, vfl; print(vfl.simulate(sys.argv[1], out=sys.argv[2], quiet=True).folder)"
+    done = _done([sys.executable, "-c", code, str(recipe), str(workdir / "runs")])
+    return _measured(Path(done.splitlines()[-1]))
+
+
+def _done(args: list[str]) -> str:
+    """Run a program; return its standard output."""
+    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(args, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
     if done.returncode != 0:
-        raise RuntimeError(f"vfl simulate ended with {done.returncode}: {done.stderr[-2000:]}")
-    summary = json.loads(done.stdout.splitlines()[-1])
-    lines = read_lines(workdir / "runs" / summary["run_id"] / "active" / "metrics.jsonl")
-    rounds = [json.loads(line) for line in lines]
+        raise RuntimeError(f"{args[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _measured(folder: Path, more: dict[str, float] | None = None) -> Measurement:
+    """Read the rate from a finished run's folder."""
+    rounds = [json.loads(line) for line in read_lines(folder / "active" / "metrics.jsonl")]
+    summary = json.loads((folder / "summary.json").read_bytes())
     first, last = rounds[0], rounds[-1]
     rate = (last["steps"] - first["steps"]) / (last["seconds"] - first["seconds"])
     total = summary["bytes"]["total"]
@@ -48,10 +61,9 @@ def run(task: Task, workdir: Path) -> Measurement:
         "payload_bytes": total["payload_bytes"],
         "message_bytes": total["message_bytes"],
         "message_over_payload": total["message_bytes"] / total["payload_bytes"],
-        "tcp_over_message": tcp_over_message(summary),
         "wall_s": summary["wall_s"],
     }
-    return Measurement(rate, None, extra)
+    return Measurement(rate, None, extra | (more or {}))
 
 
 def write_recipe(task: Task, workdir: Path) -> Path:

@@ -24,11 +24,11 @@ class Run:
     ``folder``: as ``vfl simulate`` leaves it, so that ``vfl report`` and ``vfl export`` take it, too.
     """
 
-    def __init__(self, folder: Path, _keeps: object = None) -> None:
+    def __init__(self, folder: Path) -> None:
         """Use ``simulate`` or ``Run.load``."""
         from vfl.report.reading import find
 
-        self._found, self._keeps = find(folder), _keeps  # a temporary folder goes with the run
+        self._found = find(folder)
         self.folder = self._found.folder
 
     @classmethod

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from vfl.library import cells
 from vfl.library.data import with_data, write_frames
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
+from vfl.simulation.run import new_run_id
 from vfl_common.config.base import parse
 from vfl_common.config.data import FRAME, DataSettings
 from vfl_common.config.division import divide, settings_of
@@ -64,25 +68,36 @@ def simulate(
     tables, frames = with_data(made.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
     divided = divide(settings, made.base)
-    kept = None if out is not None else tempfile.TemporaryDirectory(prefix="vfl-")
-    folder = _folder(Path(out) if out is not None else Path(str(kept and kept.name)), settings)
-    if processes:
-        _in_processes(tables, settings, made.base, folder, frames, quiet=quiet)
-    else:
-        _in_threads(settings, divided, made.base, folder, frames, quiet, on_round)
-        for name, of_party in divided.items():
-            write_atomic(folder / name / "data.json", of_party.model_dump_json(exclude_defaults=True) + "\n")
-    return Run(folder, _keeps=kept)
+    with _place(out) as (place, goes):
+        folder = place / new_run_id(settings.name)
+        if processes:
+            _in_processes(tables, settings, made.base, folder, frames, quiet=quiet)
+        else:
+            _in_threads(settings, divided, made.base, folder, frames, quiet, on_round)
+            for name, of_party in divided.items():
+                write_atomic(folder / name / "data.json", of_party.model_dump_json(exclude_defaults=True) + "\n")
+        run = Run(folder)
+        if goes:
+            weakref.finalize(run, shutil.rmtree, place, ignore_errors=True)
+        return run
 
 
 def _recipe(given: Mapping[str, Any] | str | Path) -> Recipe:
     return Recipe.from_dict(given) if isinstance(given, Mapping) else Recipe.load(given)
 
 
-def _folder(out: Path, settings: Settings) -> Path:
-    from vfl.simulation.run import new_run_id
-
-    return out / new_run_id(settings.name)
+@contextlib.contextmanager
+def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
+    """Yields the folder of runs, and whether it is to go with the run; it goes at once if the run fails."""
+    if out is not None:
+        yield Path(out), False
+        return
+    place = Path(tempfile.mkdtemp(prefix="vfl-"))
+    try:
+        yield place, True
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
 
 
 def _in_threads(

@@ -1,0 +1,310 @@
+"""The library: recipes as values, frames in, a run out."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+
+import vfl
+import vfl.library.recipe
+from vfl_common.errors import InputError, InternalError
+
+TABLES: dict[str, Any] = {
+    "name": "two",
+    "method": "splitnn",
+    "task": {"kind": "binary"},
+    "parties": [{"name": "bank", "role": "active"}, {"name": "shop", "role": "passive"}],
+    "model": {"embedding_size": 4, "encoder": {"kind": "mlp", "hidden": [6]}},
+    "phases": [{"kind": "splitnn", "epochs": 2, "batch_size": 32}, {"kind": "evaluate"}],
+}
+RECIPE = vfl.Recipe.from_dict(TABLES)
+ROWS = 120
+
+
+def frame() -> pd.DataFrame:
+    found = load_breast_cancer(as_frame=True).frame.head(ROWS)
+    found.insert(0, "id", [f"c{number:04d}" for number in range(len(found))])
+    return found
+
+
+BANK, SHOP = frame()[["id", "mean radius", "mean area", "target"]], frame()[["id", "mean texture", "worst area"]]
+
+
+def run(bank: Any = BANK, shop: Any = SHOP, recipe: vfl.Recipe = RECIPE, **more: Any) -> vfl.Run:
+    bank = bank if isinstance(bank, vfl.Data) else vfl.Data(bank, label="target")
+    return vfl.simulate(recipe, {"bank": bank, "shop": shop}, quiet=True, **more)
+
+
+@pytest.fixture(scope="module")
+def once() -> vfl.Run:
+    return run()
+
+
+# -- importing ------------------------------------------------------------------------------------------------------
+
+
+def test_importing_costs_next_to_nothing_and_says_nothing() -> None:
+    code = """
+import sys
+import vfl
+heavy = {"torch", "grpc", "pydantic", "numpy", "pyarrow", "click", "rich", "pandas"} & sys.modules.keys()
+assert not heavy, heavy
+assert set(vfl.__all__) <= set(dir(vfl))
+recipe = vfl.Recipe.load(sys.argv[1])
+assert "torch" not in sys.modules
+assert all(getattr(vfl, name) is not None for name in vfl.__all__)
+assert "torch" not in sys.modules
+try:
+    vfl.nothing
+except AttributeError as error:
+    assert "no attribute 'nothing'" in str(error)
+else:
+    raise SystemExit("there is no such name")
+"""
+    example = Path(__file__).parents[2] / "examples" / "digits.toml"
+    found = subprocess.run([sys.executable, "-c", code, str(example)], capture_output=True, text=True, timeout=120)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+def test_the_examples_in_docstrings_hold() -> None:
+    found = doctest.testmod(vfl.library.recipe)
+    assert (found.failed, found.attempted) == (0, 2)
+
+
+# -- recipes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_is_a_value(tmp_path: Path) -> None:
+    changed = RECIPE.replace({"phases.splitnn.optimizer.lr": 0.5, "parties.shop.features": True}, seed=3)
+    assert (RECIPE.settings.seed, changed.settings.seed) == (0, 3)
+    assert changed.settings.phases[0].settings["optimizer"] == {"lr": 0.5}
+    assert changed.replace({"phases.0.epochs": 7}).settings.phases[0].settings["epochs"] == 7
+    assert changed != RECIPE
+    assert vfl.Recipe.from_dict(TABLES) == RECIPE
+    assert len({RECIPE, vfl.Recipe.from_dict(TABLES)}) == 1
+    changed.save(tmp_path / "saved.toml")
+    assert vfl.Recipe.load(str(tmp_path / "saved.toml")) == changed
+    tables = RECIPE.to_dict()
+    tables["phases"][0]["epochs"] = 9
+    assert RECIPE.to_dict() == TABLES
+    assert "&#x27;" not in RECIPE._repr_html_()
+    assert "kind = &quot;binary&quot;" in RECIPE._repr_html_()
+    assert RECIPE.parties == ("bank", "shop")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"phases.splitn.epochs": 3}, "phases.splitn.epochs: there is no 'splitn'; did you mean 'splitnn'?"),
+        ({"parties.9.features": True}, "there is no '9'; there are bank, shop"),
+        ({"seed.x": 3}, "seed.x: seed is no table"),
+        ({"sead": 3}, "unknown key 'sead'; did you mean 'seed'?"),
+        ({"seed": "three"}, "seed: must be a whole number"),
+    ],
+)
+def test_a_change_that_cannot_be_made(changes: dict[str, Any], words: str) -> None:
+    tables = {"seed": 0, **TABLES}
+    with pytest.raises(InputError) as caught:
+        vfl.Recipe.from_dict(tables).replace(changes)
+    assert words in str(caught.value)
+
+
+# -- data -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["polars", "arrow", "indexed", "categories", "shuffled"])
+def test_frames_of_every_kind_give_the_same_run(kind: str, once: vfl.Run) -> None:
+    made: dict[str, Any] = {
+        "polars": lambda table: pl.from_pandas(table),
+        "arrow": lambda table: pa.Table.from_pandas(table, preserve_index=False),
+        "indexed": lambda table: vfl.Data(table.set_index("id"), id="id"),
+        "categories": lambda table: table.astype({"id": "category"}),
+        "shuffled": lambda table: table.sample(frac=1.0, random_state=3),
+    }
+    shop = made[kind](SHOP)
+    assert run(shop=shop).metrics == once.metrics
+
+
+def test_arrays_need_no_ids() -> None:
+    rows = {"x": BANK[["mean radius", "mean area"]].to_numpy(), "y": BANK["target"].to_numpy()}
+    images = np.random.default_rng(0).random((ROWS, 8, 8))
+    found = run(vfl.Data(rows, label="y"), {"pixels": images})
+    assert found.metrics["test"]["accuracy"] > 0.4
+    named = run(vfl.Data({**rows, "id": BANK["id"].to_numpy()}, label="y", id="id"), SHOP)
+    assert named.summary.steps == found.summary.steps
+
+
+def test_paths_as_text_and_what_the_recipe_says_of_columns(tmp_path: Path, once: vfl.Run) -> None:
+    BANK.to_csv(tmp_path / "bank.csv", index=False)
+    SHOP.to_csv(tmp_path / "shop.csv", index=False)
+    where = {"bank": {"source": "bank.csv", "id": "id", "label": "target"}, "shop": {"source": "shop.csv", "id": "id"}}
+    recipe = vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": where}}, base=str(tmp_path))
+    assert vfl.simulate(recipe, quiet=True).metrics == once.metrics
+    elsewhere = vfl.simulate(recipe, {"shop": str(tmp_path / "shop.csv"), "bank": BANK}, quiet=True)
+    assert elsewhere.metrics == once.metrics
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"bank": vfl.Data(BANK, label="targt"), "shop": SHOP}, "has no column 'targt', which data.label names"),
+        ({"bank": BANK, "shop": SHOP}, "frame of bank: needs data.label, the name of its label column"),
+        ({"bank": vfl.Data(BANK, label="target"), "shop": 3}, "frame of shop: cannot be read as a table"),
+        ({"bank": vfl.Data(BANK, label="target"), "shp": SHOP}, "data: 'shp' is no party of the recipe"),
+        ({"bank": vfl.Data(BANK, label="target")}, "simulate.parties.shop: missing"),
+        (
+            {"bank": vfl.Data(BANK, label="target"), "shop": SHOP.drop(columns="id")},
+            "frame of shop: needs data.id, the name of its id column",
+        ),
+        ({"bank": vfl.Data(BANK, label="target", settings={"drp": ["x"]}), "shop": SHOP}, "did you mean 'drop'?"),
+        ({"bank": vfl.Data(BANK, label="target"), "shop": SHOP.head(50)}, "different row sets"),
+        ({"bank": vfl.Data({"y": BANK["target"].to_numpy()}, label="z"), "shop": SHOP}, "frame of bank: has no"),
+    ],
+)
+def test_data_that_cannot_be_used_are_one_sentence(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(vfl.VflError) as caught:
+        vfl.simulate(RECIPE, data, quiet=True)
+    assert words in str(caught.value)
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_numbers_curves_and_pictures(once: vfl.Run, tmp_path: Path) -> None:
+    assert set(once.metrics) == {"train", "validation", "test"}
+    assert once.bytes.total.payload_bytes == once.summary.bytes.total.payload_bytes > 0
+    curves = pd.DataFrame(once.curves())
+    assert list(curves["phase"]) == ["splitnn", "splitnn", "evaluate"]
+    assert list(curves["round"]) == [1, 2, 1]
+    assert curves["test auc"].iloc[-1] == once.metrics["test"]["auc"]
+    assert list(once.curves("shop")) == ["phase", "round"]
+    with pytest.raises(InputError, match="the folder of shp is not in it"):
+        once.curves("shp")
+    once.plot().savefig(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    assert "shop" in once._repr_html_()
+    assert "\x1b" not in once._repr_html_()
+    assert "'accuracy'" in repr(once)
+
+
+def test_a_run_that_is_kept_can_be_opened_again(tmp_path: Path, once: vfl.Run) -> None:
+    kept = run(out=str(tmp_path))
+    assert kept.folder.parent == tmp_path
+    again = vfl.Run.load(str(kept.folder))
+    assert again.metrics == once.metrics
+    new = {"bank": BANK.drop(columns="target").head(9), "shop": SHOP.head(9)}
+    predictions = again.predict(new)
+    assert list(predictions) == ["id", "score", "class"]
+    assert predictions["id"] == list(BANK["id"].head(9))
+    assert predictions == once.predict(new)
+    assert set(predictions["class"]) <= {0, 1}
+    with pytest.raises(InputError, match="rows of shop are missing"):
+        again.predict({"bank": BANK})
+    with pytest.raises(InputError, match="no such run"):
+        vfl.Run.load(tmp_path / "none")
+
+
+def test_a_run_without_a_folder_goes_with_its_value() -> None:
+    folder = run().folder
+    import gc
+
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_run_is_quiet_if_asked_and_calls_back_each_round(capfd: pytest.CaptureFixture[str]) -> None:
+    seen: list[vfl.Round] = []
+    run(on_round=seen.append)
+    assert capfd.readouterr() == ("", "")
+    assert [(each.party, each.round) for each in seen if each.phase == "evaluate"] == [("bank", 1), ("shop", 1)]
+    assert [each.round for each in seen if (each.party, each.phase) == ("bank", "splitnn")] == [1, 2]
+    vfl.simulate(RECIPE, {"bank": vfl.Data(BANK, label="target"), "shop": SHOP})
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "round 2/2" in shown.err
+    assert "waiting" not in shown.err
+
+
+def test_what_a_callback_raises_ends_the_run_with_its_own_line() -> None:
+    def fail(each: vfl.Round) -> None:
+        if each.party == "shop":
+            raise KeyError("the callback's own")
+
+    with pytest.raises(InternalError) as caught:
+        run(on_round=fail)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert not [thread for thread in threading.enumerate() if thread.name in RECIPE.parties]
+
+
+class Failing(torch.nn.Module):
+    """An encoder as a cell of a notebook has it, which fails on its third batch."""
+
+    def __init__(self, spec: Any, width: int) -> None:
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(spec.shape[0], width), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        if self.calls == 3:
+            raise ZeroDivisionError("the third batch")
+        out: torch.Tensor = self.layer(x)
+        return out
+
+
+@pytest.mark.parametrize("where", ["model.encoder", "parties.shop.encoder"])
+def test_an_encoder_that_fails_is_told_with_its_own_line(where: str) -> None:
+    with pytest.raises(
+        vfl.VflError, match=r"the encoder of (bank|shop) failed in test_library\.py, line \d+"
+    ) as caught:
+        run(recipe=RECIPE.replace({where: Failing}))
+    assert caught.value.code is vfl.Code.MODEL_INVALID
+    told = "".join(traceback.format_exception(caught.value))
+    assert 'raise ZeroDivisionError("the third batch")' in told
+
+
+def test_a_class_of_a_cell_is_an_encoder_and_none_for_other_processes() -> None:
+    def make() -> type[torch.nn.Module]:
+        class Cell(torch.nn.Module):
+            def __init__(self, spec: Any, width: int) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(spec.shape[0], width)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                out: torch.Tensor = self.layer(x)
+                return out
+
+        return Cell
+
+    first, second = make(), make()
+    for cell in (first, second, first):
+        run(recipe=RECIPE.replace({"model.encoder": cell}))
+    with pytest.raises(InputError, match="cannot be found by other processes; put it into a module of its own"):
+        run(recipe=RECIPE.replace({"model.encoder": first}), processes=True)
+
+
+def test_processes_call_nothing_back() -> None:
+    with pytest.raises(InputError, match="on_round: parties in processes"):
+        run(processes=True, on_round=print)
+
+
+def test_processes_compute_the_same_from_frames(tmp_path: Path, once: vfl.Run) -> None:
+    found = run(processes=True, out=tmp_path)
+    assert found.metrics == once.metrics
+    assert found.bytes.by_phase["splitnn"] == once.bytes.by_phase["splitnn"]
+    new = {"bank": BANK.drop(columns="target").head(9), "shop": SHOP.head(9)}
+    assert found.predict(new) == once.predict(new)
+    for path in (found.folder / "federation" / "data").iterdir():
+        assert path.stat().st_mode & 0o077 == 0
