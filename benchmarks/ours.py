@@ -33,8 +33,8 @@ def run(task: Task, workdir: Path) -> Measurement:
     return _measured(workdir / "runs" / summary["run_id"], {"tcp_over_message": tcp_over_message(summary)})
 
 
-def run_in_threads(task: Task, workdir: Path) -> Measurement:
-    """Train ``task`` through the library, with all parties as threads of one fresh process."""
+def run_in_process(task: Task, workdir: Path) -> Measurement:
+    """Train ``task`` through the library, with all parties in one fresh process."""
     recipe = write_recipe(task, workdir)
     code = "import sys, vfl; print(vfl.simulate(sys.argv[1], out=sys.argv[2], quiet=True).folder)"
     done = _done([sys.executable, "-c", code, str(recipe), str(workdir / "runs")])

@@ -24,7 +24,7 @@ CONTESTANTS: dict[str, Contestant] = {
     REFERENCE: bare.run,
     "bare-tuned": bare.run_tuned,
     "ours": ours.run,
-    "ours-threads": ours.run_in_threads,
+    "ours-in-process": ours.run_in_process,
 }
 TASK_NAMES = ("small", "large", "resnet")
 

@@ -1,4 +1,4 @@
-"""The server of a run whose parties are threads of this process: the same decisions, without a wire."""
+"""The server of a run whose parties are all in this process: the same decisions, without a wire."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InterruptedRun, PeerError, VflError
+from vfl_common.errors import InternalError, InterruptedRun, PeerError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.rpc.failures import from_failure
@@ -35,18 +35,28 @@ from vfl_server.results import summarise
 
 
 class LocalServer:
-    """One run. What a party says is handled in the party's own thread, and so is what follows from it for the others.
+    """One run. What a party says is handled where it says it, and so is what follows from it for the others.
 
     There is one generation: an error of one party ends the run for all, whatever the recipe says of lost parties.
 
     Args:
         folder: the server's folder of the run.
         hub: brings the weights that all parties swap.
-        turns: the lock that all parties share.
+        turns: how the parties wait.
         emit: reports events to the person or program in front of the run.
+        start: lets the aggregation take turns with the parties, under a name.
     """
 
-    def __init__(self, recipe: Recipe, job: Job, folder: RunFolder, hub: MemoryHub, turns: Turns, emit: Emit) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        job: Job,
+        folder: RunFolder,
+        hub: MemoryHub,
+        turns: Turns,
+        emit: Emit,
+        start: Callable[[str, Callable[[], None]], None],
+    ) -> None:
         self.recipe, self.job, self.folder, self.turns = recipe, job, folder, turns
         self.changed = turns.condition()
         self.summary: Summary | None = None  # once the run is complete
@@ -64,6 +74,7 @@ class LocalServer:
             timeout_s=recipe.run.step_timeout_s,
             fail=self._fail,
             make_hub=lambda _generation: hub,
+            start=start,
         )
         self.coordinator = Coordinator(
             recipe,
@@ -93,9 +104,8 @@ class LocalServer:
         with self.turns.lock:
             if self.failure is None:
                 self.failure = error
-                known = error if isinstance(error, VflError) else None
-                text = str(error) if known is not None else f"{type(error).__name__}: {error}"
-                self._fail(PeerError(known.code, text, party=name) if known is not None else InterruptedRun(text))
+                known = error if isinstance(error, VflError) else InternalError(f"{type(error).__name__}: {error}")
+                self._fail(PeerError(known.code, str(known), party=name))
 
     def _fail(self, error: VflError) -> None:
         with self.turns.lock:
@@ -167,7 +177,7 @@ class LocalSession:
         self._say(alone_message())
 
     def stopping(self) -> None:
-        """Nothing: whoever runs the party's thread tells the server why it ends."""
+        """Nothing: whoever runs the party tells the server why it ends."""
 
     def abort(self, error: BaseException) -> None:
         """Nothing, as ``stopping``."""

@@ -249,6 +249,12 @@ def test_what_a_callback_raises_ends_the_run_with_its_own_line() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name in RECIPE.parties]
 
 
+def test_a_run_within_a_run_is_refused() -> None:
+    with pytest.raises(InputError, match="a run is under way here; start another one after it"):
+        run(on_round=lambda _: run())
+    assert run().metrics
+
+
 class Failing(torch.nn.Module):
     """An encoder as a cell of a notebook has it, which fails on its third batch."""
 

@@ -85,7 +85,7 @@ class Run:
         """
         import pyarrow.parquet
 
-        from vfl.simulation.threads import predict_in_threads
+        from vfl.simulation.inprocess import predict_in_process
         from vfl_party.data import loading
 
         trained = {each.name: self._data(each.name) for each in self.summary.parties if each.role != "server"}
@@ -103,7 +103,7 @@ class Run:
                 frames[name] = found.frame
         with tempfile.TemporaryDirectory(prefix="vfl-") as place:
             output = Path(place) / "predictions.parquet"
-            predict_in_threads(self.folder, settings, output, Path(place) / "prediction", load=loading(frames))
+            predict_in_process(self.folder, settings, output, Path(place) / "prediction", load=loading(frames))
             return {name: list(values) for name, values in pyarrow.parquet.read_table(output).to_pydict().items()}
 
     def plot(self) -> Figure:

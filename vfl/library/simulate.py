@@ -55,7 +55,7 @@ def simulate(
         data: {party: its rows}: a frame, ``vfl.Data`` (which also names the columns of ids and labels), or a path.
             Without it, the recipe says under ``simulate`` where data lie.
         processes: whether each party is a process of its own, over gRPC, as under ``vfl simulate``; otherwise each is a
-            thread of this process. Both compute the same, bit for bit.
+            part of this process. Both compute the same, bit for bit.
         out: the folder of runs; a new one is made in it. Without it, the run's files go when the ``Run`` does.
         quiet: whether to show nothing on standard error while the run goes on.
         on_round: called after each round of each party, unless ``processes``. What it raises ends the run.
@@ -73,7 +73,7 @@ def simulate(
         if processes:
             _in_processes(tables, settings, made.base, folder, frames, quiet=quiet)
         else:
-            _in_threads(settings, divided, made.base, folder, frames, quiet, on_round)
+            _in_process(settings, divided, made.base, folder, frames, quiet, on_round)
             for name, of_party in divided.items():
                 write_atomic(folder / name / "data.json", of_party.model_dump_json(exclude_defaults=True) + "\n")
         run = Run(folder)
@@ -100,7 +100,7 @@ def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
         raise
 
 
-def _in_threads(
+def _in_process(
     settings: Settings,
     data: Mapping[str, DataSettings],
     base: Path,
@@ -109,8 +109,8 @@ def _in_threads(
     quiet: bool,
     on_round: Callable[[Round], None] | None,
 ) -> None:
+    from vfl.simulation.inprocess import run_in_process
     from vfl.simulation.live import View, view
-    from vfl.simulation.threads import run_in_threads
     from vfl_party.data import loading
     from vfl_party.trial import modules_of
 
@@ -119,7 +119,7 @@ def _in_threads(
             on_round(Round(party, phase, round_, rounds, metrics))
 
     with modules_of(base), View(settings) if quiet else view(settings) as screen, ours():
-        run_in_threads(settings, data, folder, load=loading(frames), show=screen.show, observe=observe)
+        run_in_process(settings, data, folder, load=loading(frames), show=screen.show, observe=observe)
 
 
 class ours:  # noqa: N801 - reads as a word in a with statement

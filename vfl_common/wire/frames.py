@@ -75,10 +75,28 @@ def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Si
 
 
 def measure(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> Sizes:
-    """Returns the size of what ``encode`` would make of ``bundle``."""
-    tensors = bundle.tensors
-    header = _header(bundle.kind, tuple((name, each.dtype, each.shape) for name, each in tensors.items()))
-    return _sizes(step, header, sum(each.data.nbytes for each in tensors.values()), frame_bytes)
+    """Returns the size of what ``encode`` would make of ``bundle``.
+
+    A number takes as many bytes as its bits ask for, so that most steps of a phase have the same size.
+    """
+    tensors = tuple((name, each.dtype, each.shape) for name, each in bundle.tensors.items())
+    payload = sum(each.data.nbytes for each in bundle.tensors.values())
+    bits = step.round.bit_length(), step.batch.bit_length()
+    return _measured(step.phase, *bits, bundle.kind, tensors, payload, frame_bytes)
+
+
+@lru_cache(maxsize=1024)
+def _measured(
+    phase: str,
+    round_bits: int,
+    batch_bits: int,
+    kind: Kind,
+    tensors: tuple[tuple[str, DType, tuple[int, ...]], ...],
+    payload: int,
+    frame_bytes: int,
+) -> Sizes:
+    step = StepKey(phase, (1 << round_bits) - 1, (1 << batch_bits) - 1)
+    return _sizes(step, _header(kind, tensors), payload, frame_bytes)
 
 
 def _sizes(step: StepKey, header: tensor_pb2.BundleHeader, payload: int, frame_bytes: int) -> Sizes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from vfl_common.bundle import BundleSpec, StepKey
@@ -46,6 +47,7 @@ class Aggregator:
         timeout_s: the longest time of a living party for one step, counted from the first party's arrival.
         fail: called, from the aggregation's thread, with the error that ends the run.
         make_hub: makes the hub of a generation; None: one for streams over gRPC.
+        start: runs a generation's aggregation, under a name; None: in a thread of its own.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class Aggregator:
         timeout_s: float,
         fail: Callable[[VflError], None],
         make_hub: Callable[[int], EndingHub] | None = None,
+        start: Callable[[str, Callable[[], None]], None] | None = None,
     ) -> None:
         self._service, self._run_id, self._roster, self._phases = service, run_id, roster, phases
         self._ledger, self._timeout_s, self._fail = ledger, timeout_s, fail
         self._lock = threading.Lock()
         self._make_hub = make_hub if make_hub is not None else self._over_grpc
+        self._start = start if start is not None else self._in_a_thread
         self._hub: EndingHub | None = None  # of the current generation
         self._thread: threading.Thread | None = None
 
@@ -81,7 +85,10 @@ class Aggregator:
         with self._lock:
             self._hub = hub
         self._service.use(hub)
-        self._thread = threading.Thread(target=self._run, args=[hub, steps], name="aggregation", daemon=True)
+        self._start("aggregation", partial(self._run, hub, steps))
+
+    def _in_a_thread(self, name: str, act: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=act, name=name, daemon=True)
         self._thread.start()
 
     def _over_grpc(self, generation: int) -> ExchangeHub:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.harness import cases
 from tests.harness.federation import Federation
-from vfl.simulation.threads import run_in_threads
+from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
@@ -89,9 +89,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def in_threads(folder: Path, tables: dict[str, Any], data: dict[str, Any], **more: Any) -> Summary:
+def in_process(folder: Path, tables: dict[str, Any], data: dict[str, Any], **more: Any) -> Summary:
     recipe = Recipe.model_validate(tables | {"simulate": {}})
-    return run_in_threads(recipe, {name: DataSettings(**each) for name, each in data.items()}, folder, **more)
+    return run_in_process(recipe, {name: DataSettings(**each) for name, each in data.items()}, folder, **more)
 
 
 def parameters(folder: Path) -> dict[str, Tensor]:
@@ -108,10 +108,10 @@ def lines(path: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_threads_compute_what_processes_compute(case: str, tmp_path: Path) -> None:
+def test_one_process_computes_what_many_compute(case: str, tmp_path: Path) -> None:
     tables, data = CASES[case]
     before = torch.get_rng_state(), torch.get_num_threads()
-    ours = in_threads(tmp_path / "ours" / "run", tables, data)
+    ours = in_process(tmp_path / "ours" / "run", tables, data)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
     with Federation(tmp_path / "theirs", tables, data) as federation:
@@ -157,7 +157,7 @@ def test_a_wrong_column_is_one_error_before_anything_runs(tmp_path: Path) -> Non
     tables, data = CASES["SS-VFL"]
     wrong = data | {"p1": data["p1"] | {"source": str(tmp_path / "none.csv")}}
     with pytest.raises(InputError, match=r"none\.csv: no such file or folder"):
-        in_threads(tmp_path / "run", tables, wrong)
+        in_process(tmp_path / "run", tables, wrong)
     assert threading.active_count() == 1 or not [t for t in threading.enumerate() if t.name in data]
 
 
@@ -168,5 +168,5 @@ def test_somebody_who_stops_a_run_leaves_no_thread_behind(tmp_path: Path) -> Non
         _thread.interrupt_main()  # as Ctrl-C
 
     with pytest.raises(KeyboardInterrupt):
-        in_threads(tmp_path / "run", tables, data, observe=stop)
+        in_process(tmp_path / "run", tables, data, observe=stop)
     assert not [thread for thread in threading.enumerate() if thread.name in data]

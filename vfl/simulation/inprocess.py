@@ -1,13 +1,14 @@
-"""Runs a whole federation in this process: each party a thread, with the exchange in memory.
+"""Runs a whole federation in this process: the parties take turns, with the exchange in memory.
 
-What comes of it is what separate processes compute, bit for bit: one party computes at a time, with torch's generators
-in the state in which it left them (``vfl_party.draws``). Nobody is ever late or lost: an error of one party ends the
-run for all, and is raised here, with its own traceback.
+What comes of it is what separate processes compute, bit for bit: one party computes at a time, with torch's state as it
+left it (``vfl_party.turns``). Nobody is ever late or lost: an error of one party ends the run for all, and is raised
+here, with its own traceback.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.recipe import Recipe, SimulateSettings
-from vfl_common.errors import AbortedError, InterruptedRun, VflError
+from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.logs import Console
@@ -30,19 +31,19 @@ from vfl_server.local import LocalServer
 if TYPE_CHECKING:
     import torch
 
-    from vfl_party.draws import OwnDraws
     from vfl_party.part import JobName, Part
     from vfl_party.party import Load, Opened, Work
+    from vfl_party.turns import Round
 
     Cast = tuple[Opened, Work]
 
 Event = dict[str, Any]
 Observe = Callable[[str, str, int, int, dict[str, dict[str, float]]], None]
 _NEVER = 10**9  # rounds
-_END_S = 10.0  # for all parties to notice that the run has ended
-_WATCH_S = 0.2
 
-_RUNNING = threading.Lock()  # torch's generators and its number of threads belong to the whole process
+_RUNNING = threading.RLock()  # torch's generators and its number of threads belong to the whole process
+_YOUNG = 20_000  # objects between two garbage collections; a step makes thousands, of which hardly any has a cycle
+_runs = 0  # of the thread that has the lock
 
 
 class Quiet(Console):
@@ -76,7 +77,7 @@ class MemoryTransport:
             self.end(error if isinstance(error, VflError) else InterruptedRun(str(error)))
 
 
-def run_in_threads(
+def run_in_process(
     recipe: Recipe,
     data: Mapping[str, DataSettings],
     folder: Path,
@@ -115,7 +116,7 @@ def run_in_threads(
         return federation.run(cast, note)
 
 
-def predict_in_threads(
+def predict_in_process(
     run: Path, data: Mapping[str, DataSettings], output: Path, folder: Path, *, load: Load | None = None
 ) -> None:
     """Predicts new rows with the models of a finished run, of which all parties' folders are in ``run``.
@@ -124,7 +125,7 @@ def predict_in_threads(
         data: {party: the data of training, with the new rows as source}.
         output: where the active party writes the result, CSV or Parquet.
         folder: of the prediction's own files; it must not exist yet.
-        load: as in ``run_in_threads``.
+        load: as in ``run_in_process``.
 
     Raises VflError.
     """
@@ -153,12 +154,31 @@ def _federation(
 ) -> Iterator[_Federation]:
     """Gives the block this process's torch; another run waits."""
     from vfl_party.devices import resolve_device
-    from vfl_party.draws import alone
+    from vfl_party.turns import alone
 
     simulate = recipe.simulate if recipe.simulate is not None else SimulateSettings()
     devices = {party.name: resolve_device(simulate.devices.get(party.name, "cpu")) for party in recipe.parties}
-    with _RUNNING, alone(simulate.threads, list(devices.values())) as turns:
+    with _one_at_a_time(), alone(simulate.threads, list(devices.values())) as turns:
         yield _Federation(recipe, job, folder, turns, devices, show, observe)
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Waits for a run of another thread. Raises InputError if this thread is in one: that would wait for ever."""
+    global _runs
+    with _RUNNING:
+        if _runs:
+            text = "a run is under way here; start another one after it, or with processes=True"
+            raise InputError(Code.CONFIG_INVALID, text)
+        _runs += 1
+        threshold, *others = gc.get_threshold()
+        if threshold:  # 0: collecting is off
+            gc.set_threshold(max(threshold, _YOUNG), *others)
+        try:
+            yield
+        finally:
+            _runs -= 1
+            gc.set_threshold(threshold, *others)
 
 
 def _tell(show: Callable[[Event], None], event: str, **facts: Any) -> None:
@@ -174,7 +194,7 @@ class _Federation:
         recipe: Recipe,
         job: JobName,
         folder: Path,
-        turns: OwnDraws,
+        turns: Round,
         devices: Mapping[str, torch.device],
         show: Callable[[Event], None],
         observe: Observe | None,
@@ -194,28 +214,22 @@ class _Federation:
         self._weights = MemoryHub(recipe.server, list(self._ledgers), timeout_s=math.inf, turns=turns, punctual=True)
         opened = create(folder.parent, folder.name, recipe.server, recipe)
         opened.note(job=job)
-        self._server = LocalServer(recipe, job, opened, self._weights, turns, partial(_tell, show))
+        self._server = LocalServer(
+            recipe, job, opened, self._weights, turns, partial(_tell, show), partial(turns.join, helps=True)
+        )
 
     def run(self, cast: Callable[[str], Cast], note: Callable[[RunFolder], None]) -> Summary:
         """Runs all to the end. ``cast``: gives a party's data and work; ``note``: prepares a party's folder."""
         server = self._server
         # All parties are made before any of them runs: they share torch's generators.
         parts = {name: self._part(name, *cast(name), note) for name in self._ledgers}
-        threads = [
-            threading.Thread(target=self._take_part, args=[name, part], name=name, daemon=True)
-            for name, part in parts.items()
-        ]
+        for name, part in parts.items():
+            self._turns.join(name, partial(self._take_part, name, part))
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(_WATCH_S)
-        except BaseException:  # somebody stops it: the parties notice at their next step
-            server.fail(server.recipe.server, AbortedError("the run was stopped", party=server.recipe.server))
-            for thread in threads:
-                thread.join(_END_S)
-            raise
+            self._turns.play()
+        except BaseException as error:  # noqa: BLE001 - raised below; the parties hear of it first
+            server.fail(server.recipe.server, error)
+            self._turns.play()
         finally:
             server.close()
         if server.failure is not None:
@@ -265,12 +279,11 @@ class _Federation:
         )
 
     def _take_part(self, name: str, part: Part) -> None:
-        with self._turns.turn():
-            try:
-                _, folder = part.run()
-                folder.finishing()()
-            except BaseException as error:  # noqa: BLE001 - raised where the run was asked for
-                self._server.fail(name, error)
+        try:
+            _, folder = part.run()
+            folder.finishing()()
+        except BaseException as error:  # noqa: BLE001 - raised where the run was asked for
+            self._server.fail(name, error)
 
     def _transport(self, name: str, ledger: Ledger) -> MemoryTransport:
         exchange = self._exchange

@@ -1,0 +1,116 @@
+"""Parties of one process take turns: one computes at a time, with torch's state as it left it.
+
+Each party is a greenlet, a function that can stand still in the middle. It gives its turn up when it waits for a bundle
+or for the server. Then dropout, and whatever else draws from torch's global generator, draws what it would draw in the
+party's own process, and the order of all steps is always the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from greenlet import getcurrent, greenlet
+from torch import Tensor
+
+from vfl_common.errors import InternalError
+from vfl_common.rpc.memory import Turns
+from vfl_party.devices import set_threads
+
+
+@dataclass
+class _Player:
+    """One that takes turns. ``helps``: nobody waits for its end."""
+
+    name: str
+    body: greenlet
+    helps: bool
+    generators: list[Tensor]
+    grad: bool = True
+    is_so: Callable[[], object] = field(default=lambda: True)  # what it waits for
+
+
+class Round(Turns):
+    """The turns of all parties of one run, in the thread that calls ``play``.
+
+    Args:
+        devices: the GPUs on which parties compute; their generators are kept, too.
+    """
+
+    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+        super().__init__()
+        self._devices = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+        self._players: deque[_Player] = deque()
+        self._on_turn: _Player | None = None
+        self._home = getcurrent()  # where ``play`` chooses who is next
+        self._last: _Player | None = None  # whose state torch has
+
+    def join(self, name: str, act: Callable[[], None], *, helps: bool = False) -> None:
+        """Lets ``act`` take turns with the others. It must not raise. ``helps``: the round may end without it."""
+        self._players.append(_Player(name, greenlet(act, self._home), helps, self._generators()))
+
+    def play(self) -> None:
+        """Lets all play until those who do not only help have ended.
+
+        Raises InternalError if all wait, each for another. The caller then ends what they wait for, and plays again.
+        """
+        self._home = getcurrent()
+        while any(not player.helps for player in self._players):
+            player = next((each for each in self._players if each.is_so()), None)
+            if player is None:
+                names = ", ".join(each.name for each in self._players)
+                text = f"{names} all wait; a method asks for what its other side never sends"
+                raise InternalError(text)
+            self._players.remove(player)
+            self._restore(player)
+            self._on_turn = player
+            player.body.switch()
+            self._on_turn = None
+            if not player.body.dead:
+                self._players.append(player)
+
+    def wait_for(self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float) -> bool:
+        """Waits until ``is_so`` is true, without a limit: who waits here gets its turn as soon as it can go on."""
+        me = self._on_turn
+        if me is None or me.body is not getcurrent():
+            return super().wait_for(condition, is_so, timeout_s)
+        if not is_so():
+            me.is_so = is_so
+            self._home.switch()
+        return True
+
+    def _restore(self, player: _Player) -> None:
+        """Gives torch the state in which ``player`` left it, and keeps that of the one before."""
+        last, self._last = self._last, player
+        if last is player:
+            return
+        if last is not None and not last.body.dead:
+            last.generators, last.grad = self._generators(), torch.is_grad_enabled()
+        cpu, *others = player.generators
+        torch.set_rng_state(cpu)
+        for device, state in zip(self._devices, others, strict=True):
+            torch.cuda.set_rng_state(state, device)
+        torch.set_grad_enabled(player.grad)
+
+    def _generators(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+
+
+@contextlib.contextmanager
+def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[Round]:
+    """Gives the block torch as a process of its own would have it, with ``threads``; gives it back as it was."""
+    gpus = sorted({device.index for device in devices if device.type == "cuda"})
+    before, dtype, mkldnn = torch.get_num_threads(), torch.get_default_dtype(), torch.backends.mkldnn.enabled
+    with torch.random.fork_rng(devices=gpus), torch.enable_grad():
+        try:
+            torch.set_default_dtype(torch.float32)
+            set_threads(threads)
+            yield Round(devices)
+        finally:
+            torch.set_num_threads(before)
+            torch.set_default_dtype(dtype)
+            torch.backends.mkldnn.enabled = mkldnn
