@@ -1,7 +1,7 @@
 """Time a study of many small runs: ``python -m benchmarks.library [--runs N]``.
 
-The same recipe with other seeds: through the library with all parties in one process, and as ``vfl study`` runs it, with
-processes that are forked from one that has imported torch. Both times include importing.
+The same recipe with other seeds: through the library with all parties in one process, and as ``vfl study`` runs it,
+with processes that are forked from one that has imported torch. Both times include importing.
 """
 
 from __future__ import annotations

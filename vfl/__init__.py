@@ -16,20 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vfl.library.data import Data
+    from vfl.library.forecast import Forecast, forecast
     from vfl.library.recipe import Recipe
     from vfl.library.run import Run
     from vfl.library.simulate import Round, simulate
     from vfl_common.errors import Code, VflError
 
-__all__ = ["Code", "Data", "Recipe", "Round", "Run", "VflError", "simulate"]
+__all__ = ["Code", "Data", "Forecast", "Recipe", "Round", "Run", "VflError", "forecast", "simulate"]
 
 _FROM = {
     "Code": "vfl_common.errors",
     "Data": "vfl.library.data",
+    "Forecast": "vfl.library.forecast",
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.simulate",
     "Run": "vfl.library.run",
     "VflError": "vfl_common.errors",
+    "forecast": "vfl.library.forecast",
     "simulate": "vfl.library.simulate",
 }
 

@@ -249,6 +249,19 @@ def test_what_a_callback_raises_ends_the_run_with_its_own_line() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name in RECIPE.parties]
 
 
+def test_a_forecast_is_what_the_run_sends(once: vfl.Run) -> None:
+    found = vfl.forecast(RECIPE, {"bank": vfl.Data(BANK, label="target"), "shop": SHOP})
+    sent = {name: count for name, count in once.bytes.by_phase.items() if name != "control"}
+    assert found.by_phase == sent
+    assert found.total == once.bytes.total
+    assert vfl.forecast(TABLES, rows=ROWS).total == found.total
+    assert found.seconds("10Mbit/s", "50ms") > found.seconds("100Mbit/s", "5ms") > 0
+    assert repr(found) == f"Forecast('two', 120 rows, {found.total.payload_bytes:,} bytes of tensors)"
+    assert "splitnn" in found._repr_html_()
+    with pytest.raises(InputError, match="give --rows N"):
+        vfl.forecast(RECIPE)
+
+
 def test_a_run_within_a_run_is_refused() -> None:
     with pytest.raises(InputError, match="a run is under way here; start another one after it"):
         run(on_round=lambda _: run())

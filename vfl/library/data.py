@@ -46,6 +46,8 @@ def with_data(tables: dict[str, Any], data: Mapping[str, Any]) -> tuple[dict[str
         if name not in names:
             text = f"data: {name!r} is no party of the recipe (parties: {', '.join(names)})"
             raise InputError(Code.CONFIG_INVALID, text)
+    if not data:
+        return tables, {}
     simulate = dict(tables.get("simulate", {}))
     parties, frames = dict(simulate.get("parties", {})), {}
     for name, given in data.items():

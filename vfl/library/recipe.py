@@ -48,6 +48,13 @@ class Recipe:
         """Makes a recipe of the tables of a file. ``base``: where relative paths start. Raises VflError."""
         return cls(tables, Path(base).resolve(), "recipe")
 
+    @classmethod
+    def of(cls, given: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+        """Returns a recipe, as it is or made of a dict or of the path of a file. Raises VflError."""
+        if isinstance(given, Recipe):
+            return given
+        return cls.from_dict(given) if isinstance(given, Mapping) else cls.load(given)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the tables as they were written; changes of them change nothing here."""
         return copy.deepcopy(self._tables)

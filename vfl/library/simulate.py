@@ -62,7 +62,7 @@ def simulate(
 
     Raises VflError: bad input, or a party that failed. Its traceback leads to the line of an encoder of your own.
     """
-    made = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
+    made = Recipe.of(recipe)
     if processes and on_round is not None:
         raise InputError(Code.CONFIG_INVALID, "on_round: parties in processes call nothing here; set processes=False")
     tables, frames = with_data(made.to_dict(), data or {})
@@ -80,10 +80,6 @@ def simulate(
         if goes:
             weakref.finalize(run, shutil.rmtree, place, ignore_errors=True)
         return run
-
-
-def _recipe(given: Mapping[str, Any] | str | Path) -> Recipe:
-    return Recipe.from_dict(given) if isinstance(given, Mapping) else Recipe.load(given)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from vfl_party.declared import Occurrence, Traffic
 from vfl_party.exchange import Chains
 from vfl_party.forecast.result import Forecast, PhaseForecast
 from vfl_party.methods import check_together, load_method, parse_settings
-from vfl_party.party import encoder_settings
+from vfl_party.party import Load, encoder_settings, load
 from vfl_party.policies import Policy
 from vfl_party.policies import load as load_policy
 from vfl_party.policies.allow_all import AllowAll
@@ -42,7 +42,7 @@ class Outlook:
     """The party whose data the forecast reads. One is enough: all hold the same ids.
 
     ``data``: None if it has none here. ``file``: the recipe's. ``folder``: a recipe's relative paths start there; None
-    for a party file.
+    for a party file. ``load``: reads a table.
     """
 
     recipe: Recipe
@@ -52,6 +52,7 @@ class Outlook:
     file: Path = Path("recipe")
     folder: Path | None = None
     policy: Policy = field(default_factory=AllowAll)
+    load: Load = load
 
 
 def read_outlook(path: Path) -> Outlook:
@@ -73,14 +74,14 @@ def read_outlook(path: Path) -> Outlook:
     return Outlook(recipe, file.name, data, encoder, Path(file.recipe), policy=policy)
 
 
-def outlook_of(recipe: Recipe, folder: Path) -> Outlook:
+def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
     """Takes the first passive party, which has features and needs no label, or the active party if it is alone.
 
     The recipe's relative paths start at ``folder``. Raises InputError.
     """
     name = (recipe.passives or recipe.parties)[0].name
     data = divide(recipe, folder)[name] if recipe.simulate is not None else None
-    return Outlook(recipe, name, data, encoder_settings(recipe, name, None), folder=folder)
+    return Outlook(recipe, name, data, encoder_settings(recipe, name, None), folder=folder, load=load)
 
 
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
@@ -109,7 +110,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
         text = f"recipe {recipe.name} does not say where data lie, so the number of rows is unknown"
         raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")
     if recipe.simulate is not None and outlook.folder is not None:
-        tried = try_parties(recipe, outlook.folder)  # what another party would refuse is refused here too
+        tried = try_parties(recipe, outlook.folder, outlook.load)  # what another party would refuse is refused here too
         assembled = tried[name]
     else:
         assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)

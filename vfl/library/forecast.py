@@ -1,0 +1,82 @@
+"""What a recipe will send, before anything runs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.library.data import with_data
+from vfl.library.recipe import Recipe
+from vfl_common.config.base import parse
+from vfl_common.config.recipe import Recipe as Settings
+from vfl_common.summary import ByteCount
+
+if TYPE_CHECKING:
+    from vfl_party.forecast.result import Forecast as Counted
+
+
+class Forecast:
+    """The bytes that a recipe will send, counted exactly; the sessions with the server are not in it.
+
+    ``total``: of all phases; ``by_phase``: {phase: bytes}; ``rows``: that all parties hold. Of a phase with early
+    stopping, it is the most that may be sent.
+    """
+
+    def __init__(self, counted: Counted) -> None:
+        """Use ``forecast``."""
+        from vfl.forecasting.show import total
+
+        self._counted = counted
+        self.rows = counted.rows
+        self.total: ByteCount = total(counted.links)
+        self.by_phase: dict[str, ByteCount] = {
+            phase.name: total(link for link in counted.links if link.phase == phase.name) for phase in counted.phases
+        }
+
+    def seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
+        """Times the exchanges alone. ``bandwidth``: of each link; ``latency``: one way. Raises VflError."""
+        from vfl.forecasting.network import Network
+        from vfl.forecasting.show import seconds
+
+        network = Network.read(bandwidth, latency)
+        return sum(seconds(self._counted, network, phase) for phase in self._counted.phases)
+
+    def __repr__(self) -> str:
+        return f"Forecast({self._counted.recipe!r}, {self.rows:,} rows, {self.total.payload_bytes:,} bytes of tensors)"
+
+    def _repr_html_(self) -> str:
+        """Shows the tables of ``vfl forecast`` in a notebook."""
+        from rich.console import Console
+
+        from vfl.forecasting.network import Network
+        from vfl.forecasting.show import render
+
+        console = Console(record=True, width=120, file=io.StringIO())
+        console.print(render(self._counted, Network.read("100Mbit/s", "20ms")))
+        return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+
+
+def forecast(
+    recipe: Recipe | Mapping[str, Any] | str | Path, data: Mapping[str, Any] | None = None, *, rows: int | None = None
+) -> Forecast:
+    """Counts what a recipe will send.
+
+    Args:
+        recipe: a recipe, a dict of its tables, or the path of its file.
+        data: as in ``simulate``; the number of rows counts.
+        rows: the number of rows that all parties hold; then no data are read.
+
+    Raises VflError.
+    """
+    from vfl_party.data import loading
+    from vfl_party.forecast.count import forecast as count
+    from vfl_party.forecast.count import outlook_of
+    from vfl_party.trial import modules_of
+
+    made = Recipe.of(recipe)
+    tables, frames = with_data(made.to_dict(), data or {})
+    settings = parse(Settings, tables, "recipe")
+    with modules_of(made.base):
+        return Forecast(count(outlook_of(settings, made.base, loading(frames)), rows))
