@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from vfl.library.recipe import Recipe
     from vfl.library.run import Run
     from vfl.library.simulate import Round, simulate
+    from vfl.library.study import Study, study
     from vfl_common.errors import Code, VflError
 
-__all__ = ["Code", "Data", "Forecast", "Recipe", "Round", "Run", "VflError", "forecast", "simulate"]
+__all__ = ["Code", "Data", "Forecast", "Recipe", "Round", "Run", "Study", "VflError", "forecast", "simulate", "study"]
 
 _FROM = {
     "Code": "vfl_common.errors",
@@ -31,9 +32,11 @@ _FROM = {
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.simulate",
     "Run": "vfl.library.run",
+    "Study": "vfl.library.study",
     "VflError": "vfl_common.errors",
     "forecast": "vfl.library.forecast",
     "simulate": "vfl.library.simulate",
+    "study": "vfl.library.study",
 }
 
 for _name in ("vfl", "vfl_common", "vfl_party", "vfl_server"):

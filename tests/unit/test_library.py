@@ -262,6 +262,36 @@ def test_a_forecast_is_what_the_run_sends(once: vfl.Run) -> None:
         vfl.forecast(RECIPE)
 
 
+def test_a_study_has_a_row_a_run_and_a_picture(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}
+    over: dict[str, list[Any]] = {"phases.splitnn.optimizer.lr": [0.001, 0.1], "model.combine": ["sum", "concat"]}
+    found = vfl.study(RECIPE, over, data, seeds=[1, 2])
+    assert "run 8 of 8: phases.splitnn.optimizer.lr = 0.1, model.combine = concat, seed = 2" in capfd.readouterr().err
+    table = pd.DataFrame(found.columns())
+    assert len(found) == len(table) == 8
+    assert list(table.columns[:3]) == ["phases.splitnn.optimizer.lr", "model.combine", "seed"]
+    alone = run(recipe=RECIPE.replace({"phases.splitnn.optimizer.lr": 0.1, "model.combine": "concat"}, seed=2))
+    assert table["test loss"].iloc[-1] == alone.metrics["test"]["loss"]
+    axes = found.plot("validation loss").axes[0]
+    assert [line.get_label() for line in axes.get_lines()] == ["model.combine = sum", "model.combine = concat"]
+    assert axes.get_xscale() == "log"
+    mean = table.groupby(list(over))["validation loss"].mean()
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([mean[0.001, "sum"], mean[0.1, "sum"]])
+    found.plot().savefig(tmp_path / "study.png")
+    assert found._repr_html_().count("<tr>") == 9
+    assert repr(found) == "Study(8 runs over phases.splitnn.optimizer.lr, model.combine)"
+    with pytest.raises(InputError, match=r"no run has 'validation acc'; they have .*validation auc"):
+        found.plot("validation acc")
+
+
+def test_a_study_is_refused_before_its_first_run(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="there is no 'splitn'"):
+        vfl.study(RECIPE, {"model.embedding_size": [4], "phases.splitn.epochs": [1]}, {"bank": BANK, "shop": SHOP})
+    with pytest.raises(InputError, match="at least one value for each key"):
+        vfl.study(RECIPE, {"seed": []})
+    assert capfd.readouterr().err == ""
+
+
 def test_a_run_within_a_run_is_refused() -> None:
     with pytest.raises(InputError, match="a run is under way here; start another one after it"):
         run(on_round=lambda _: run())

@@ -1,0 +1,171 @@
+"""Runs a recipe with other values, one run after the other, and compares them."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.library.recipe import Recipe
+from vfl.library.run import Run
+from vfl.library.simulate import simulate
+from vfl_common.errors import Code, InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_GOOD = ("accuracy", "auc", "f1", "rmse", "loss")  # drawn: the first of these that all runs have
+
+
+@dataclass(frozen=True)
+class Study:
+    """Finished runs. ``over``: {key of the recipe: its values}; ``values``: what each of ``runs`` had of them."""
+
+    over: Mapping[str, Sequence[Any]]
+    values: tuple[dict[str, Any], ...]
+    runs: tuple[Run, ...]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Returns a row a run, as columns: the keys of ``over``, ``seed``, ``validation auc``, ``test auc``, ….
+
+        ``pandas.DataFrame(study.columns())`` takes them as they are; a metric that a run lacks is None.
+        """
+        found = [{f"{s} {n}": v for s, named in run.metrics.items() for n, v in named.items()} for run in self.runs]
+        names = dict.fromkeys(name for each in found for name in each)
+        keys = dict.fromkeys(key for each in self.values for key in each)
+        return {
+            **{key: [each.get(key) for each in self.values] for key in keys},
+            **{name: [each.get(name) for each in found] for name in names},
+        }
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Draws a metric over the first key of ``over``: a line for each value of the second, the mean of all others.
+
+        ``metric``: such as ``validation auc``; without it, a metric of the validation rows that all runs have. Raises
+        VflError if no run has it.
+        """
+        from matplotlib.figure import Figure
+
+        columns = self.columns()
+        drawn = metric or self._metric(columns)
+        if drawn not in columns or all(value is None for value in columns[drawn]):
+            known = ", ".join(name for name in columns if " " in name)
+            raise InputError(Code.CONFIG_INVALID, f"plot: no run has {drawn!r}; they have {known}")
+        first, *others = self.over
+        figure = Figure(figsize=(6.0, 3.8), layout="constrained")
+        axes = figure.subplots()
+        for value in self.over[others[0]] if others else [None]:
+            points = self._points(columns[drawn], first, {others[0]: value} if others else {})
+            xs = [point[0] if _are_numbers(self.over[first]) else str(point[0]) for point in points]
+            label = f"{others[0]} = {value}" if others else None
+            (line,) = axes.plot(xs, [statistics.mean(ys) for _, ys in points], marker="o", label=label)
+            low, high = [min(ys) for _, ys in points], [max(ys) for _, ys in points]
+            axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
+        if _are_numbers(self.over[first]) and _spreads(self.over[first]):
+            axes.set_xscale("log")
+        axes.set_xlabel(first)
+        axes.set_ylabel(drawn)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if others:
+            axes.legend(frameon=False)
+        return figure
+
+    def _points(self, metrics: Sequence[Any], key: str, fixed: Mapping[str, Any]) -> list[tuple[Any, list[float]]]:
+        """Returns [(value of ``key``, the metric of its runs)], of the runs with the ``fixed`` values."""
+        found = []
+        for x in self.over[key]:
+            wanted = {key: x, **fixed}
+            of_runs = zip(self.values, metrics, strict=True)
+            ys = [y for each, y in of_runs if y is not None and all(each[k] == v for k, v in wanted.items())]
+            if ys:
+                found.append((x, ys))
+        return found
+
+    def _metric(self, columns: Mapping[str, Sequence[Any]]) -> str:
+        whole = [name for name, values in columns.items() if None not in values]
+        for split in ("validation", "train", "test"):
+            for name in _GOOD:
+                if f"{split} {name}" in whole:
+                    return f"{split} {name}"
+        return "validation accuracy"
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], Run]]:
+        return iter(zip(self.values, self.runs, strict=True))
+
+    def __repr__(self) -> str:
+        return f"Study({len(self)} runs over {', '.join(self.over)})"
+
+    def _repr_html_(self) -> str:
+        columns = self.columns()
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(_shown(value))}</td>" for value in row) + "</tr>"
+            for row in zip(*columns.values(), strict=True)
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def study(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    over: Mapping[str, Sequence[Any]],
+    data: Mapping[str, Any] | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    quiet: bool = False,
+) -> Study:
+    """Runs a recipe with every combination of values, each with every seed, in this process.
+
+    Args:
+        recipe: a recipe, a dict of its tables, or the path of its file.
+        over: {key: values}, with keys as in ``Recipe.replace``: ``{"phases.splitnn.optimizer.lr": [0.001, 0.01]}``.
+        data: as in ``simulate``.
+        seeds: of the recipe; its own if not given.
+        out: the folder of runs, as in ``simulate``.
+        quiet: whether to show nothing while it goes on.
+
+    Choose by the metrics of the validation rows: what is chosen by the test rows is not tested any more. Raises
+    VflError: before the first run if a combination makes no recipe, else if a run fails.
+    """
+    made = Recipe.of(recipe)
+    if not over or not all(over.values()):
+        raise InputError(Code.CONFIG_INVALID, "over: give {key: [values]}, with at least one value for each key")
+    values = [
+        dict(zip(over, chosen, strict=True)) | ({} if seed is None else {"seed": seed})
+        for chosen in itertools.product(*over.values())
+        for seed in (seeds if seeds is not None else [None])
+    ]
+    recipes = [made.replace(each) for each in values]  # all, before the first run
+    runs = []
+    for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
+        if not quiet:
+            _say(f"run {number} of {len(values)}: {', '.join(f'{key} = {value}' for key, value in each.items())}")
+        runs.append(simulate(with_values, data, out=out, quiet=True))
+    return Study(dict(over), tuple(values), tuple(runs))
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _spreads(values: Sequence[Any]) -> bool:
+    """Whether numbers are better read on a logarithmic axis."""
+    return min(values) > 0 and max(values) >= 20 * min(values)
