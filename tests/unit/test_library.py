@@ -276,7 +276,7 @@ def test_a_study_has_a_row_a_run_and_a_picture(tmp_path: Path, capfd: pytest.Cap
     assert [line.get_label() for line in axes.get_lines()] == ["model.combine = sum", "model.combine = concat"]
     assert axes.get_xscale() == "log"
     mean = table.groupby(list(over))["validation loss"].mean()
-    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([mean[0.001, "sum"], mean[0.1, "sum"]])
+    assert np.asarray(axes.get_lines()[0].get_ydata()).tolist() == pytest.approx([mean[0.001, "sum"], mean[0.1, "sum"]])
     found.plot().savefig(tmp_path / "study.png")
     assert found._repr_html_().count("<tr>") == 9
     assert repr(found) == "Study(8 runs over phases.splitnn.optimizer.lr, model.combine)"

@@ -168,4 +168,4 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 def _spreads(values: Sequence[Any]) -> bool:
     """Whether numbers are better read on a logarithmic axis."""
-    return min(values) > 0 and max(values) >= 20 * min(values)
+    return bool(min(values) > 0 and max(values) >= 20 * min(values))
