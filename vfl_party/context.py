@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,7 @@ from vfl_party.data import Features, Labels
 from vfl_party.declared import Exchange, Role
 from vfl_party.devices import index_on
 from vfl_party.exchange import Answering, Asking, Chains, Ways
-from vfl_party.models import InputSpec, checked_encoder, forward, seeded
+from vfl_party.models import InputSpec, checked_encoder, forward, seeded, told
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.privacy.plan import PrivacyPlan
@@ -125,10 +123,7 @@ class Party:
         except VflError:
             raise
         except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-            text = f"the encoder of {self.name} failed in {Path(at.filename).name}, line {at.lineno}: {why}"
-            raise InputError(Code.MODEL_INVALID, text) from error
+            raise InputError(Code.MODEL_INVALID, f"the encoder of {self.name} failed {told(error)}") from error
 
     @property
     def role(self) -> Role:

@@ -20,7 +20,7 @@ from sklearn.datasets import load_breast_cancer
 
 import vfl
 import vfl.library.recipe
-from vfl_common.errors import InputError, InternalError
+from vfl_common.errors import InputError
 
 TABLES: dict[str, Any] = {
     "name": "two",
@@ -122,6 +122,28 @@ def test_a_change_that_cannot_be_made(changes: dict[str, Any], words: str) -> No
     assert words in str(caught.value)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    odd = {"phases.splitnn.epochs": np.int64(3), "model.encoder.hidden": np.array([5])}
+    assert RECIPE.replace(odd, seed=np.int64(2)) == RECIPE.replace(
+        {"phases.splitnn.epochs": 3, "model.encoder.hidden": [5]}, seed=2
+    )
+
+
+@pytest.mark.parametrize("given", ["text", 3])
+def test_what_is_no_recipe(given: Any) -> None:
+    with pytest.raises(InputError, match=r"recipe: give vfl\.Recipe, a dict of tables, or the path of a file, not"):
+        vfl.Recipe.from_dict(given)
+
+
+def test_an_encoder_is_given_as_a_class_and_kept_out_of_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"give the class itself, which makes the encoder, not Linear\(…\)"):
+        RECIPE.replace({"model.encoder": torch.nn.Linear(2, 2)})
+    made = RECIPE.replace({"model.encoder": lambda spec, width: torch.nn.Linear(spec.shape[0], width)})
+    with pytest.raises(InputError, match="model: an encoder of this notebook or script cannot be found by a file"):
+        made.save(tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
 # -- data -----------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +177,8 @@ def test_paths_as_text_and_what_the_recipe_says_of_columns(tmp_path: Path, once:
     assert vfl.simulate(recipe, quiet=True).metrics == once.metrics
     elsewhere = vfl.simulate(recipe, {"shop": str(tmp_path / "shop.csv"), "bank": BANK}, quiet=True)
     assert elsewhere.metrics == once.metrics
+    named = vfl.Data(tmp_path / "bank.csv", id="id", label="target")
+    assert run(named, vfl.Data(tmp_path / "shop.csv", id="id")).metrics == once.metrics
 
 
 @pytest.mark.parametrize(
@@ -164,7 +188,20 @@ def test_paths_as_text_and_what_the_recipe_says_of_columns(tmp_path: Path, once:
         ({"bank": BANK, "shop": SHOP}, "frame of bank: needs data.label, the name of its label column"),
         ({"bank": vfl.Data(BANK, label="target"), "shop": 3}, "frame of shop: cannot be read as a table"),
         ({"bank": vfl.Data(BANK, label="target"), "shp": SHOP}, "data: 'shp' is no party of the recipe"),
-        ({"bank": vfl.Data(BANK, label="target")}, "simulate.parties.shop: missing"),
+        ({"bank": vfl.Data(BANK, label="target")}, "data: rows of shop are missing"),
+        (
+            {"bank": vfl.Data(BANK, label="target"), "shop": vfl.Data(SHOP, label="x")},
+            "shop is passive and has no label",
+        ),
+        (
+            {"bank": vfl.Data(BANK, label="target"), "shop": pl.from_pandas(SHOP).lazy()},
+            "is lazy: call .collect() first",
+        ),
+        (
+            {"bank": vfl.Data(BANK, label="target"), "shop": SHOP.assign(age=["unknown", *range(ROWS - 1)])},
+            "frame of shop: column 'age' mixes numbers and text",
+        ),
+        ([BANK, SHOP], "data: give {party: its rows}, not list"),
         (
             {"bank": vfl.Data(BANK, label="target"), "shop": SHOP.drop(columns="id")},
             "frame of shop: needs data.id, the name of its id column",
@@ -211,6 +248,8 @@ def test_a_run_that_is_kept_can_be_opened_again(tmp_path: Path, once: vfl.Run) -
     assert predictions["id"] == list(BANK["id"].head(9))
     assert predictions == once.predict(new)
     assert set(predictions["class"]) <= {0, 1}
+    mixed = again.predict({"bank": new["bank"].iloc[::-1], "shop": new["shop"].sample(frac=1.0, random_state=1)})
+    assert mixed == {name: values[::-1] for name, values in predictions.items()}  # the order of the active party's rows
     with pytest.raises(InputError, match="rows of shop are missing"):
         again.predict({"bank": BANK})
     with pytest.raises(InputError, match="no such run"):
@@ -238,14 +277,13 @@ def test_a_run_is_quiet_if_asked_and_calls_back_each_round(capfd: pytest.Capture
     assert "waiting" not in shown.err
 
 
-def test_what_a_callback_raises_ends_the_run_with_its_own_line() -> None:
+def test_what_a_callback_raises_ends_the_run_and_comes_out_as_it_is() -> None:
     def fail(each: vfl.Round) -> None:
         if each.party == "shop":
             raise KeyError("the callback's own")
 
-    with pytest.raises(InternalError) as caught:
+    with pytest.raises(KeyError, match="the callback's own"):
         run(on_round=fail)
-    assert isinstance(caught.value.__cause__, KeyError)
     assert not [thread for thread in threading.enumerate() if thread.name in RECIPE.parties]
 
 
@@ -311,6 +349,19 @@ class Failing(torch.nn.Module):
             raise ZeroDivisionError("the third batch")
         out: torch.Tensor = self.layer(x)
         return out
+
+
+class Wrong(torch.nn.Module):
+    """An encoder that cannot be made."""
+
+    def __init__(self, spec: Any, width: int) -> None:
+        super().__init__()
+        raise IndexError(f"{spec.shape}, {width}")
+
+
+def test_an_encoder_that_cannot_be_made_is_told_with_its_own_line() -> None:
+    with pytest.raises(InputError, match=r"the factory failed in test_library\.py, line \d+: IndexError"):
+        run(recipe=RECIPE.replace({"model.encoder": Wrong}))
 
 
 @pytest.mark.parametrize("where", ["model.encoder", "parties.shop.encoder"])

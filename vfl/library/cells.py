@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from inspect import isclass, isroutine
 from typing import Any
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
 
 _HERE: dict[str, Callable[..., Any]] = {}
 
@@ -23,7 +27,11 @@ def named(tables: dict[str, Any]) -> dict[str, Any]:
     places = [model] if isinstance(model, dict) else []
     places += [party for party in tables.get("parties", ()) if isinstance(party, dict)]
     for table in places:
-        if callable(table.get("encoder")):
+        given = table.get("encoder")
+        if given is not None and not isinstance(given, dict | str) and not (isclass(given) or isroutine(given)):
+            text = f"encoder: give the class itself, which makes the encoder, not {type(given).__name__}(…)"
+            raise InputError(Code.MODEL_INVALID, text)
+        if callable(given):
             table["encoder"] = {"kind": "custom", "factory": factory(table["encoder"])}
     return tables
 
@@ -40,6 +48,9 @@ def factory(made_by: Callable[..., Any]) -> str:
     return f"{__name__}:{own}"
 
 
-def is_here(settings: Any) -> bool:
-    """Whether an encoder's settings name a factory that only this process has."""
-    return getattr(settings, "kind", "") == "custom" and settings.factory.startswith(f"{__name__}:")
+def refuse_here(recipe: Recipe, what: str) -> None:
+    """Raises InputError if an encoder of the recipe is one that only this process has, and ``what`` cannot name it."""
+    for name, encoder in [("model", recipe.model.encoder), *((each.name, each.encoder) for each in recipe.parties)]:
+        if getattr(encoder, "kind", "") == "custom" and str(getattr(encoder, "factory", "")).startswith(f"{__name__}:"):
+            text = f"{name}: an encoder of this notebook or script cannot be found by {what}"
+            raise InputError(Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set processes=False")

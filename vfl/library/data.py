@@ -17,7 +17,7 @@ class Data:
     """One party's rows, and what its columns mean.
 
     Args:
-        frame: a pandas or polars frame, an Arrow table, or a dict of NumPy arrays.
+        frame: a pandas or polars frame, an Arrow table, a dict of NumPy arrays, or the path of a file.
         id: the column of ids, by which the parties' rows are compared; a dict may do without, if all parties have the
             same rows in the same order.
         label: the column to predict; the active party's.
@@ -41,13 +41,16 @@ def with_data(tables: dict[str, Any], data: Mapping[str, Any]) -> tuple[dict[str
     ``data``: {party: a frame, ``Data``, or a path}. What the recipe's ``[simulate.parties.NAME]`` says of the columns
     holds, unless ``Data`` says otherwise. Raises InputError for a name that is no party.
     """
-    names = [str(party.get("name")) for party in tables.get("parties", ()) if isinstance(party, dict)]
+    if not isinstance(data, Mapping):
+        raise InputError(Code.CONFIG_INVALID, f"data: give {{party: its rows}}, not {type(data).__name__}")
+    if not data:
+        return tables, {}
+    roles = {str(p.get("name")): p.get("role") for p in tables.get("parties", ()) if isinstance(p, dict)}
+    names = list(roles)
     for name in data:
         if name not in names:
             text = f"data: {name!r} is no party of the recipe (parties: {', '.join(names)})"
             raise InputError(Code.CONFIG_INVALID, text)
-    if not data:
-        return tables, {}
     simulate = dict(tables.get("simulate", {}))
     parties, frames = dict(simulate.get("parties", {})), {}
     for name, given in data.items():
@@ -56,16 +59,34 @@ def with_data(tables: dict[str, Any], data: Mapping[str, Any]) -> tuple[dict[str
             parties[name] = known | {"source": str(Path(given).resolve())}
             continue
         found = given if isinstance(given, Data) else Data(given)
+        if found.label is not None and roles[name] == "passive":
+            text = f"data: {name} is passive and has no label; leave label={found.label!r} out, or drop the column"
+            raise InputError(Code.CONFIG_INVALID, text)
+        if isinstance(found.frame, str | os.PathLike):
+            parties[name] = known | found.table() | {"source": str(Path(found.frame).resolve())}
+            continue
         frames[name] = found.frame
         parties[name] = _with_id(known | found.table(), found.frame) | {"source": f"{FRAME}{name}"}
+    missing = [name for name in names if name not in parties and "data" not in simulate]
+    if missing:
+        raise InputError(
+            Code.CONFIG_INVALID, f"data: rows of {', '.join(missing)} are missing; give {{party: its rows}}"
+        )
     return tables | {"simulate": simulate | {"parties": parties}}, frames
 
 
 def _with_id(table: dict[str, Any], frame: Any) -> dict[str, Any]:
     """Takes the column ``id`` if nothing says which column has the ids."""
+    if is_lazy(frame):
+        return table
     columns = frame.keys() if isinstance(frame, Mapping) else getattr(frame, "columns", ())
     names = getattr(frame, "column_names", columns)  # of an Arrow table, whose ``columns`` are the values
     return table if "id" in table or "id" not in list(names) else table | {"id": "id"}
+
+
+def is_lazy(frame: object) -> bool:
+    """Whether a frame is one of polars' that has not been computed."""
+    return hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow")
 
 
 def write_frames(frames: Mapping[str, Any], folder: Path) -> dict[str, str]:

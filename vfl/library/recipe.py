@@ -34,7 +34,7 @@ class Recipe:
 
     def __init__(self, tables: Mapping[str, Any], base: Path, source: str) -> None:
         """Use ``load`` or ``from_dict``. ``base``: where relative paths start; ``source``: for messages."""
-        self._tables, self.base, self._source = cells.named(copy.deepcopy(dict(tables))), base, source
+        self._tables, self.base, self._source = cells.named(_plain(dict(tables))), base, source
         self.settings = parse(schema.Recipe, self._tables, source)
 
     @classmethod
@@ -46,6 +46,8 @@ class Recipe:
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any], base: str | Path = ".") -> Recipe:
         """Makes a recipe of the tables of a file. ``base``: where relative paths start. Raises VflError."""
+        if not isinstance(tables, Mapping):
+            raise _no_recipe(tables)
         return cls(tables, Path(base).resolve(), "recipe")
 
     @classmethod
@@ -53,14 +55,20 @@ class Recipe:
         """Returns a recipe, as it is or made of a dict or of the path of a file. Raises VflError."""
         if isinstance(given, Recipe):
             return given
-        return cls.from_dict(given) if isinstance(given, Mapping) else cls.load(given)
+        if isinstance(given, str | Path):
+            return cls.load(given)
+        return cls.from_dict(given)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the tables as they were written; changes of them change nothing here."""
         return copy.deepcopy(self._tables)
 
     def save(self, path: str | Path) -> None:
-        """Writes a TOML file, which the commands take. Raises VflError if it cannot be written."""
+        """Writes a TOML file, which the commands take; relative paths then start at its folder.
+
+        Raises VflError if it cannot be written, or if an encoder is a class that only this process has.
+        """
+        cells.refuse_here(self.settings, "a file")
         write_atomic(Path(path), to_toml(self._tables))
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **named: Any) -> Recipe:
@@ -71,7 +79,8 @@ class Recipe:
                 ``{"phases.splitnn.optimizer.lr": 0.01, "parties.shop.features": True}``.
             named: keys of the recipe itself: ``seed=3``.
 
-        Raises VflError if a key leads nowhere, or if the recipe does not hold with the new value.
+        Raises VflError if a key leads nowhere, or if the recipe does not hold with the new value. What a phase makes of
+        its own settings is checked when the recipe runs.
         """
         tables = self.to_dict()
         for key, value in {**(changes or {}), **named}.items():
@@ -103,6 +112,22 @@ class Recipe:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(to_toml(self._tables))}</pre>"
+
+
+def _plain(value: Any) -> Any:
+    """Copies tables; numbers and arrays of NumPy become Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
+    return value if callable(value) else copy.deepcopy(value)
+
+
+def _no_recipe(given: object) -> InputError:
+    text = f"recipe: give vfl.Recipe, a dict of tables, or the path of a file, not {type(given).__name__}"
+    return InputError(Code.CONFIG_INVALID, text)
 
 
 def _put(tables: dict[str, Any], keys: Sequence[str], value: Any, whole: str) -> None:

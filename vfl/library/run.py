@@ -80,7 +80,8 @@ class Run:
             data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each party that has features.
                 The columns are those of training; no label is needed.
 
-        Returns columns: ``id``; ``value`` (regression), ``score`` and ``class`` (binary), or a ``score_…`` for each
+        Returns columns, in the order of the active party's rows if they are in memory, else sorted by id: the ids,
+        under their column's name; ``value`` (regression), ``score`` and ``class`` (binary), or a ``score_…`` for each
         class and ``class``. Raises VflError.
         """
         import pyarrow.parquet
@@ -88,6 +89,16 @@ class Run:
         from vfl.simulation.inprocess import predict_in_process
         from vfl_party.data import loading
 
+        settings, frames = self._new_rows(data)
+        with tempfile.TemporaryDirectory(prefix="vfl-") as place:
+            output = Path(place) / "predictions.parquet"
+            predict_in_process(self.folder, settings, output, Path(place) / "prediction", load=loading(frames))
+            found = pyarrow.parquet.read_table(output).to_pydict()
+        active = next(each.name for each in self.summary.parties if each.role == "active")
+        return _in_order(found, settings[active], frames.get(active))
+
+    def _new_rows(self, data: Mapping[str, Any]) -> tuple[dict[str, DataSettings], dict[str, Any]]:
+        """Returns each party's data settings of training with the new rows as source, and {party: its frame}."""
         trained = {each.name: self._data(each.name) for each in self.summary.parties if each.role != "server"}
         settings, frames = {}, {}
         for name, known in trained.items():
@@ -101,10 +112,7 @@ class Run:
             settings[name] = known.model_copy(update=changes)
             if not is_path:
                 frames[name] = found.frame
-        with tempfile.TemporaryDirectory(prefix="vfl-") as place:
-            output = Path(place) / "predictions.parquet"
-            predict_in_process(self.folder, settings, output, Path(place) / "prediction", load=loading(frames))
-            return {name: list(values) for name, values in pyarrow.parquet.read_table(output).to_pydict().items()}
+        return settings, frames
 
     def plot(self) -> Figure:
         """Draws loss and metrics by round; a notebook shows the figure, ``.savefig(path)`` keeps it."""
@@ -143,3 +151,15 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {self.metrics.get('test') or self.metrics})"
+
+
+def _in_order(found: dict[str, list[Any]], settings: DataSettings, frame: Any) -> dict[str, list[Any]]:
+    """Returns predictions in the order of a frame, with its own ids; without one, as they are."""
+    from vfl_party.data.frames import own_ids
+
+    if frame is None:
+        return found
+    texts, values = own_ids(frame, settings)
+    place = {text: at for at, text in enumerate(found.pop("id"))}
+    order = [place[text] for text in texts]
+    return {settings.id or "id": values, **{name: [each[at] for at in order] for name, each in found.items()}}

@@ -53,12 +53,13 @@ def simulate(
     Args:
         recipe: a recipe, a dict of its tables, or the path of its file.
         data: {party: its rows}: a frame, ``vfl.Data`` (which also names the columns of ids and labels), or a path.
-            Without it, the recipe says under ``simulate`` where data lie.
+            The active party's has the label. Without it, the recipe says under ``simulate`` where data lie.
         processes: whether each party is a process of its own, over gRPC, as under ``vfl simulate``; otherwise each is a
             part of this process. Both compute the same, bit for bit.
         out: the folder of runs; a new one is made in it. Without it, the run's files go when the ``Run`` does.
         quiet: whether to show nothing on standard error while the run goes on.
-        on_round: called after each round of each party, unless ``processes``. What it raises ends the run.
+        on_round: called after each round of each party; not with ``processes``. What it raises ends the run, and comes
+            out as it is.
 
     Raises VflError: bad input, or a party that failed. Its traceback leads to the line of an encoder of your own.
     """
@@ -110,21 +111,32 @@ def _in_process(
     from vfl_party.data import loading
     from vfl_party.trial import modules_of
 
+    told = ours()
+
     def observe(party: str, phase: str, round_: int, rounds: int, metrics: dict[str, dict[str, float]]) -> None:
         if on_round is not None:
-            on_round(Round(party, phase, round_, rounds, metrics))
+            try:
+                on_round(Round(party, phase, round_, rounds, metrics))
+            except BaseException as error:
+                told.passes = error
+                raise
 
-    with modules_of(base), View(settings) if quiet else view(settings) as screen, ours():
+    with modules_of(base), View(settings) if quiet else view(settings) as screen, told:
         run_in_process(settings, data, folder, load=loading(frames), show=screen.show, observe=observe)
 
 
 class ours:  # noqa: N801 - reads as a word in a with statement
-    """Raises whatever is no VflError as one, with the original as its cause; an interruption stays as it is."""
+    """Raises whatever is no VflError as one, with the original as its cause.
+
+    An interruption stays as it is, and so does ``passes``: what a callback has raised.
+    """
+
+    passes: BaseException | None = None
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, VflError):
+        if isinstance(error, Exception) and not isinstance(error, VflError) and error is not self.passes:
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
 
@@ -136,11 +148,14 @@ def _in_processes(
     from vfl.simulation.live import View, view
     from vfl.simulation.run import run_federation
 
-    for name, encoder in [("model", settings.model.encoder), *((each.name, each.encoder) for each in settings.parties)]:
-        if cells.is_here(encoder):
-            text = f"{name}: an encoder of this notebook or script cannot be found by other processes"
-            raise InputError(Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set processes=False")
+    cells.refuse_here(settings, "other processes")
     if frames:
+        from vfl_party.data import loading
+
+        load, active = loading(frames), settings.active.name
+        for name, of_party in divide(settings, base).items():
+            if name in frames:
+                load(of_party, name == active)  # what is wrong with a frame is said at once
         paths = write_frames(frames, folder / "federation" / "data")
         parties = {
             name: each | {"source": paths[name]} if str(each.get("source", "")).startswith(FRAME) else each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,6 +136,9 @@ def study(
     VflError: before the first run if a combination makes no recipe, else if a run fails.
     """
     made = Recipe.of(recipe)
+    if not all(isinstance(each, Iterable) and not isinstance(each, str) for each in over.values()):
+        raise InputError(Code.CONFIG_INVALID, "over: give {key: [values]}")
+    over = {key: each.tolist() if hasattr(each, "tolist") else list(each) for key, each in over.items()}
     if not over or not all(over.values()):
         raise InputError(Code.CONFIG_INVALID, "over: give {key: [values]}, with at least one value for each key")
     values = [

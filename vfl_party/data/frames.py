@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,8 +11,8 @@ import pyarrow as pa
 
 from vfl_common.config.data import FRAME, DataSettings
 from vfl_party.data import checks
-from vfl_party.data.arrays import array_rows
-from vfl_party.data.columns import Rows, choose
+from vfl_party.data.arrays import array_rows, row_ids
+from vfl_party.data.columns import Rows, choose, id_texts
 from vfl_party.data.load import load_table, tabulate
 from vfl_party.data.table import Table
 
@@ -51,6 +52,22 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
     return chosen_columns.rows(source, arrow)
 
 
+def own_ids(frame: Any, settings: DataSettings) -> tuple[list[str], list[Any]]:
+    """Returns the ids of a frame's rows, in its order: as the parties compare them, and as the frame has them.
+
+    Rows without ids are numbered from 0. Raises InputError.
+    """
+    source, name = settings.source, settings.id
+    if not is_arrays(frame):
+        column = as_arrow(frame, source, name)[str(name)]
+        return id_texts(source, str(name), column), column.to_pylist()
+    if name is None:
+        n = len(next(iter(frame.values())))
+        return row_ids(n), list(range(n))
+    array = np.asarray(frame[name])
+    return id_texts(source, name, pa.chunked_array([pa.array(array)])), array.tolist()
+
+
 def is_arrays(frame: object) -> bool:
     """Whether a frame is a dict of arrays."""
     return isinstance(frame, Mapping)
@@ -65,10 +82,16 @@ def as_arrow(frame: Any, source: str, id_column: str | None = None) -> pa.Table:
             index = getattr(getattr(frame, "index", None), "name", None)
             keep = index is not None and index == id_column
             return pa.Table.from_pandas(frame.reset_index() if keep else frame, preserve_index=False)
+        if hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow"):
+            raise checks.unusable(source, "is lazy: call .collect() first")
         if hasattr(frame, "to_arrow"):  # polars
             return frame.to_arrow()
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
+        mixed = re.search(r"Conversion failed for column (.+) with type object", str(error))
+        if mixed:
+            text = f"column {mixed[1]!r} mixes numbers and text; make all of its values one or the other"
+            raise checks.unusable(source, text) from error
         why = f"{error}".partition("\n")[0]
         what = f"cannot be read as a table: it is of type {type(frame).__name__} ({why})"
         kinds = "a pandas or polars frame, an Arrow table, or a dict of NumPy arrays"

@@ -16,6 +16,7 @@ from vfl_common.config.models import (
 from vfl_common.errors import Code, InputError
 from vfl_party.models.cnn import build_cnn
 from vfl_party.models.custom import build_custom
+from vfl_party.models.failing import told
 from vfl_party.models.mlp import build_mlp
 from vfl_party.models.resnet18 import build_resnet18
 from vfl_party.models.spec import InputSpec
@@ -60,9 +61,8 @@ def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: 
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             out = encoder(*inputs)
     except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
         shapes = " and ".join(str(list(x.shape)) for x in inputs)
-        raise _invalid(f"the encoder of {party} fails on two rows of shape {shapes}: {what}") from error
+        raise _invalid(f"the encoder of {party} fails on two rows of shape {shapes} {told(error)}") from error
     encoder.train(mode)
     if not isinstance(out, Tensor) or out.dtype != torch.float32:
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
