@@ -77,12 +77,20 @@ def try_all(recipes: Sequence[Tried], folder: Path) -> None:
 
 @contextlib.contextmanager
 def modules_of(folder: Path) -> Iterator[None]:
-    """Finds the user's own modules (encoders of kind ``custom``) in ``folder`` while the block lasts."""
+    """Finds the user's own modules (encoders of kind ``custom``) in ``folder`` while the block lasts.
+
+    Those that are imported meanwhile are forgotten afterwards: another recipe may have others of the same names.
+    """
     sys.path.insert(0, str(folder))
+    before = set(sys.modules)
     try:
         yield
     finally:
         sys.path.remove(str(folder))
+        for name in sys.modules.keys() - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and Path(file).parent == folder.resolve():
+                del sys.modules[name]
 
 
 def _check_tested(recipe: Recipe, party: Assembled) -> None:

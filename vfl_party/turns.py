@@ -73,6 +73,16 @@ class Round(Turns):
             if not player.body.dead:
                 self._players.append(player)
 
+    def aside(self, act: Callable[[], None]) -> None:
+        """Calls ``act`` in a party's turn, and gives torch back as it was before: what it draws changes no run."""
+        generators, grad, dtype = self._generators(), torch.is_grad_enabled(), torch.get_default_dtype()
+        try:
+            act()
+        finally:
+            self._set(generators)
+            torch.set_grad_enabled(grad)
+            torch.set_default_dtype(dtype)
+
     def wait_for(self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float) -> bool:
         """Waits until ``is_so`` is true, without a limit: who waits here gets its turn as soon as it can go on."""
         me = self._on_turn
@@ -90,11 +100,14 @@ class Round(Turns):
             return
         if last is not None and not last.body.dead:
             last.generators, last.grad = self._generators(), torch.is_grad_enabled()
-        cpu, *others = player.generators
+        self._set(player.generators)
+        torch.set_grad_enabled(player.grad)
+
+    def _set(self, generators: Sequence[Tensor]) -> None:
+        cpu, *others = generators
         torch.set_rng_state(cpu)
         for device, state in zip(self._devices, others, strict=True):
             torch.cuda.set_rng_state(state, device)
-        torch.set_grad_enabled(player.grad)
 
     def _generators(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
@@ -105,7 +118,13 @@ def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[Round]:
     """Gives the block torch as a process of its own would have it, with ``threads``; gives it back as it was."""
     gpus = sorted({device.index for device in devices if device.type == "cuda"})
     before, dtype, mkldnn = torch.get_num_threads(), torch.get_default_dtype(), torch.backends.mkldnn.enabled
-    with torch.random.fork_rng(devices=gpus), torch.enable_grad():
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(torch.random.fork_rng(devices=gpus))
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        modes.enter_context(torch.autocast("cpu", enabled=False))
+        if torch.get_default_device().type != "cpu":  # a mode of its own, which every call of torch would go through
+            modes.enter_context(torch.device("cpu"))
         try:
             torch.set_default_dtype(torch.float32)
             set_threads(threads)

@@ -202,6 +202,8 @@ def test_paths_as_text_and_what_the_recipe_says_of_columns(tmp_path: Path, once:
             "frame of shop: column 'age' mixes numbers and text",
         ),
         ([BANK, SHOP], "data: give {party: its rows}, not list"),
+        ({"bank": vfl.Data(BANK, label="target"), "shop": SHOP["id"]}, "frame of shop: cannot be read as a table"),
+        ({"bank": vfl.Data(BANK, label="target"), "shop": {"x": [[1], [1, 2]]}}, "frame of shop: 'x' makes no array"),
         (
             {"bank": vfl.Data(BANK, label="target"), "shop": SHOP.drop(columns="id")},
             "frame of shop: needs data.id, the name of its id column",
@@ -254,6 +256,77 @@ def test_a_run_that_is_kept_can_be_opened_again(tmp_path: Path, once: vfl.Run) -
         again.predict({"bank": BANK})
     with pytest.raises(InputError, match="no such run"):
         vfl.Run.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_party_with_labels_only_takes_the_ids_of_another(processes: bool) -> None:
+    recipe = RECIPE.replace({"parties.bank.features": False})
+    trained = run(BANK[["id", "target"]], recipe=recipe, processes=processes)
+    alone = trained.predict({"shop": SHOP.head(9)})
+    assert alone["id"] == list(SHOP["id"].head(9))
+    backwards = trained.predict({"bank": BANK[["id"]].head(9).iloc[::-1], "shop": SHOP.head(9)})
+    assert backwards["score"] == alone["score"][::-1]
+    with pytest.raises(InputError, match="predict: 'shpo' is no party of the run"):
+        trained.predict({"shpo": SHOP})
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_arrays_of_every_shape_and_name(processes: bool) -> None:
+    bank: dict[str, Any] = {"id": BANK["id"].to_numpy(dtype=object), "file": BANK["mean area"].to_numpy()}
+    shop = {"id": list(SHOP["id"]), "z": SHOP[["mean texture", "worst area"]].to_numpy()}
+    labelled = vfl.Data(bank | {"y": BANK["target"].to_numpy()}, id="id", label="y")
+    trained = run(labelled, vfl.Data(shop, id="id"), processes=processes)
+    new = {name: {key: values[:5] for key, values in of.items()} for name, of in (("bank", bank), ("shop", shop))}
+    assert trained.predict(new)["id"] == list(BANK["id"].head(5))
+
+
+def test_an_index_has_the_ids_of_processes_too(once: vfl.Run) -> None:
+    assert run(shop=vfl.Data(SHOP.set_index("id"), id="id"), processes=True).metrics == once.metrics
+
+
+def test_what_a_callback_does_to_torch_and_its_numbers_changes_no_run() -> None:
+    recipe = RECIPE.replace({"model.encoder": {"kind": "mlp", "hidden": [6], "dropout": 0.5}})
+
+    def disturb(each: vfl.Round) -> None:
+        torch.manual_seed(5)
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        for named in each.metrics.values():
+            named["auc"] = 9.0
+
+    assert run(recipe=recipe, on_round=disturb).metrics == run(recipe=recipe).metrics
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("mode", ["inference", "no_grad", "autocast", "meta"])
+def test_the_caller_s_modes_change_no_run(mode: str, once: vfl.Run) -> None:
+    modes: dict[str, Any] = {
+        "inference": torch.inference_mode(),
+        "no_grad": torch.no_grad(),
+        "autocast": torch.autocast("cpu", dtype=torch.bfloat16),
+        "meta": torch.device("meta"),
+    }
+    with modes[mode]:
+        found = run()
+    assert found.metrics == once.metrics
+
+
+def test_modules_of_one_recipe_are_not_those_of_another(tmp_path: Path) -> None:
+    code = """
+import torch
+class Enc(torch.nn.Linear):
+    def __init__(self, spec, width):
+        super().__init__(spec.shape[0], width)
+        torch.nn.init.constant_(self.weight, {value})
+"""
+    losses = []
+    for value in ("0.0", "0.1"):
+        (tmp_path / value).mkdir()
+        (tmp_path / value / "enc.py").write_text(code.format(value=value))
+        recipe = RECIPE.replace({"model.encoder": {"kind": "custom", "factory": "enc:Enc"}})
+        losses.append(run(recipe=vfl.Recipe.from_dict(recipe.to_dict(), tmp_path / value)).metrics["test"]["loss"])
+    assert losses[0] != losses[1]
+    assert "enc" not in sys.modules
 
 
 def test_a_run_without_a_folder_goes_with_its_value() -> None:
@@ -393,6 +466,13 @@ def test_a_class_of_a_cell_is_an_encoder_and_none_for_other_processes() -> None:
         run(recipe=RECIPE.replace({"model.encoder": cell}))
     with pytest.raises(InputError, match="cannot be found by other processes; put it into a module of its own"):
         run(recipe=RECIPE.replace({"model.encoder": first}), processes=True)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_file_is_no_folder_of_runs(processes: bool, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"out: .*file is a file; give a folder"):
+        run(out=tmp_path / "file", processes=processes)
 
 
 def test_processes_call_nothing_back() -> None:

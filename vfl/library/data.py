@@ -89,23 +89,26 @@ def is_lazy(frame: object) -> bool:
     return hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow")
 
 
-def write_frames(frames: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Writes frames as files that only their owner may read, for parties in processes; returns {party: path}."""
-    import numpy as np
+def write_frames(frames: Mapping[str, Any], parties: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Writes frames as files that only their owner may read, for parties in processes.
+
+    ``parties``: the recipe's ``[simulate.parties]``. Returns them with the files as sources. Raises InputError.
+    """
     import pyarrow.parquet
 
-    from vfl_party.data.frames import as_arrow, is_arrays
+    from vfl_party.data.frames import as_arrow, is_arrays, write_arrays
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    paths = {}
+    found = dict(parties)
     for name, frame in frames.items():
-        ending = "npz" if is_arrays(frame) else "parquet"
-        path = folder / f"{name}.{ending}"
+        table = dict(parties[name])
+        path = folder / f"{name}.{'npz' if is_arrays(frame) else 'parquet'}"
         with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
             if is_arrays(frame):
-                arrays: dict[str, Any] = {str(key): np.asarray(value) for key, value in frame.items()}
-                np.savez(file, **arrays)
+                write_arrays(frame, file)
+                left_out = {table.get("id"), table.get("label"), *table.get("drop", ())}
+                table.setdefault("columns", [str(key) for key in frame if key not in left_out])
             else:
-                pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}"), file)
-        paths[name] = str(path.resolve())
-    return paths
+                pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}", table.get("id")), file)
+        found[name] = table | {"source": str(path.resolve())}
+    return found

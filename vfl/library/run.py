@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import Data
-from vfl_common.config.data import FRAME, DataSettings
+from vfl_common.config.data import FRAME, DataSettings, ids_only
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Bytes, Summary
 
@@ -101,15 +101,27 @@ class Run:
         """Returns each party's data settings of training with the new rows as source, and {party: its frame}."""
         trained = {each.name: self._data(each.name) for each in self.summary.parties if each.role != "server"}
         settings, frames = {}, {}
+        if not isinstance(data, Mapping) or not data:
+            raise InputError(Code.DATA_INVALID, "predict: give {party: its rows}")
+        unknown = [name for name in data if name not in trained]
+        if unknown:
+            text = f"predict: {unknown[0]!r} is no party of the run (parties: {', '.join(trained)})"
+            raise InputError(Code.DATA_INVALID, text)
+        without = {name for name, known in trained.items() if not self._has_features(name)}
         for name, known in trained.items():
-            given = data.get(name, data[self._first(data)] if known.columns == () else None)
-            if given is None:
+            of = name if name in data else next(iter(data)) if name in without else ""
+            if not of:
                 raise InputError(Code.DATA_INVALID, f"predict: rows of {name} are missing; the model needs its columns")
+            given = data[of]
             found = given if isinstance(given, Data) else Data(given)
+            if of != name:  # a party with labels only takes another's ids
+                found = Data(found.frame, id=found.id or trained[of].id)
             is_path = isinstance(found.frame, str | Path)
             source = str(Path(found.frame).resolve()) if is_path else f"{FRAME}{name}"
             changes = {**({"id": found.id} if found.id else {}), "source": source, "limit": None, "unaligned": None}
             settings[name] = known.model_copy(update=changes)
+            if name in without:
+                settings[name] = ids_only(settings[name])
             if not is_path:
                 frames[name] = found.frame
         return settings, frames
@@ -132,12 +144,12 @@ class Run:
         text = f"{self.folder}: does not say what data {name} had; predict a run of separate machines with vfl-party"
         raise InputError(Code.FILE_INVALID, text)
 
-    @staticmethod
-    def _first(data: Mapping[str, Any]) -> str:
-        """Returns a party whose rows have the ids, for one that has labels only."""
-        if not data:
-            raise InputError(Code.DATA_INVALID, "predict: give {party: its rows}")
-        return next(iter(data))
+    def _has_features(self, name: str) -> bool:
+        """Whether a party has columns of its own, and not labels only."""
+        from vfl_common.run_folder import RunFolder
+
+        place = RunFolder(self.folder / name, self.folder.name).recipe().party(name)
+        return place is None or place.features
 
     def _repr_html_(self) -> str:
         """Shows the tables of ``vfl report`` in a notebook."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 import weakref
@@ -18,7 +19,7 @@ from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.simulation.run import new_run_id
 from vfl_common.config.base import parse
-from vfl_common.config.data import FRAME, DataSettings
+from vfl_common.config.data import DataSettings
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import Code, InputError, InternalError, VflError
@@ -79,14 +80,22 @@ def simulate(
                 write_atomic(folder / name / "data.json", of_party.model_dump_json(exclude_defaults=True) + "\n")
         run = Run(folder)
         if goes:
-            weakref.finalize(run, shutil.rmtree, place, ignore_errors=True)
+            weakref.finalize(run, _remove, place, os.getpid())
         return run
+
+
+def _remove(place: Path, pid: int) -> None:
+    """Removes a run's temporary folder, unless this process was forked from the one that made it."""
+    if os.getpid() == pid:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
     """Yields the folder of runs, and whether it is to go with the run; it goes at once if the run fails."""
     if out is not None:
+        if Path(out).exists() and not Path(out).is_dir():
+            raise InputError(Code.FILE_INVALID, f"out: {out} is a file; give a folder")
         yield Path(out), False
         return
     place = Path(tempfile.mkdtemp(prefix="vfl-"))
@@ -109,7 +118,6 @@ def _in_process(
     from vfl.simulation.inprocess import run_in_process
     from vfl.simulation.live import View, view
     from vfl_party.data import loading
-    from vfl_party.trial import modules_of
 
     told = ours()
 
@@ -121,8 +129,8 @@ def _in_process(
                 told.passes = error
                 raise
 
-    with modules_of(base), View(settings) if quiet else view(settings) as screen, told:
-        run_in_process(settings, data, folder, load=loading(frames), show=screen.show, observe=observe)
+    with View(settings) if quiet else view(settings) as screen, told:
+        run_in_process(settings, data, folder, load=loading(frames), modules=base, show=screen.show, observe=observe)
 
 
 class ours:  # noqa: N801 - reads as a word in a with statement
@@ -156,11 +164,7 @@ def _in_processes(
         for name, of_party in divide(settings, base).items():
             if name in frames:
                 load(of_party, name == active)  # what is wrong with a frame is said at once
-        paths = write_frames(frames, folder / "federation" / "data")
-        parties = {
-            name: each | {"source": paths[name]} if str(each.get("source", "")).startswith(FRAME) else each
-            for name, each in tables["simulate"]["parties"].items()
-        }
+        parties = write_frames(frames, tables["simulate"]["parties"], folder / "federation" / "data")
         tables = {**tables, "simulate": tables["simulate"] | {"parties": parties}}
     tables = on_one_machine(tables)
     settings = parse(Settings, tables, "recipe")

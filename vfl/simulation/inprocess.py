@@ -8,6 +8,7 @@ here, with its own traceback.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import math
 import threading
@@ -83,6 +84,7 @@ def run_in_process(
     folder: Path,
     *,
     load: Load | None = None,
+    modules: Path | None = None,
     show: Callable[[Event], None] = lambda _event: None,
     observe: Observe | None = None,
 ) -> Summary:
@@ -92,6 +94,7 @@ def run_in_process(
         data: {party: its data}.
         folder: of the run, named after it; it must not exist yet. The parties' folders are in it, as with processes.
         load: reads a party's table; None: from the files that ``data`` names.
+        modules: a folder with the user's own modules.
         show: called with the events of the server, as ``vfl simulate`` shows them.
         observe: called after each round of each party with its name, phase, rounds done, rounds and metrics.
 
@@ -112,12 +115,18 @@ def run_in_process(
         opened.note(job="train")
         opened.checkpoints = CheckpointStore(opened.path / "checkpoints", recipe.run.kept_checkpoints)
 
-    with _federation(recipe, "train", folder, show, observe) as federation:
+    with _federation(recipe, "train", folder, modules, show, observe) as federation:
         return federation.run(cast, note)
 
 
 def predict_in_process(
-    run: Path, data: Mapping[str, DataSettings], output: Path, folder: Path, *, load: Load | None = None
+    run: Path,
+    data: Mapping[str, DataSettings],
+    output: Path,
+    folder: Path,
+    *,
+    load: Load | None = None,
+    modules: Path | None = None,
 ) -> None:
     """Predicts new rows with the models of a finished run, of which all parties' folders are in ``run``.
 
@@ -125,7 +134,7 @@ def predict_in_process(
         data: {party: the data of training, with the new rows as source}.
         output: where the active party writes the result, CSV or Parquet.
         folder: of the prediction's own files; it must not exist yet.
-        load: as in ``run_in_process``.
+        load, modules: as in ``run_in_process``.
 
     Raises VflError.
     """
@@ -144,21 +153,28 @@ def predict_in_process(
         opened = assembly.open_party(recipe, name, own, encoder, load or assembly.load, labels=False)
         return opened, Prediction(trained[name], settings, output)
 
-    with _federation(recipe, "predict", folder, lambda _event: None, None) as federation:
+    with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
         federation.run(cast, lambda opened: opened.note(job="predict", trained_run=run.name))
 
 
 @contextlib.contextmanager
 def _federation(
-    recipe: Recipe, job: JobName, folder: Path, show: Callable[[Event], None], observe: Observe | None
+    recipe: Recipe,
+    job: JobName,
+    folder: Path,
+    modules: Path | None,
+    show: Callable[[Event], None],
+    observe: Observe | None,
 ) -> Iterator[_Federation]:
     """Gives the block this process's torch; another run waits."""
     from vfl_party.devices import resolve_device
+    from vfl_party.trial import modules_of
     from vfl_party.turns import alone
 
     simulate = recipe.simulate if recipe.simulate is not None else SimulateSettings()
     devices = {party.name: resolve_device(simulate.devices.get(party.name, "cpu")) for party in recipe.parties}
-    with _one_at_a_time(), alone(simulate.threads, list(devices.values())) as turns:
+    own = contextlib.nullcontext() if modules is None else modules_of(modules)
+    with _one_at_a_time(), own, alone(simulate.threads, list(devices.values())) as turns:
         yield _Federation(recipe, job, folder, turns, devices, show, observe)
 
 
@@ -261,7 +277,7 @@ class _Federation:
         session, console = self._server.session(name, ledger), Quiet()
         progress = Progress(console, session, ledger, name == recipe.active.name)
         if self._observe is not None:
-            progress.watchers.append(partial(self._observe, name))
+            progress.watchers.append(partial(self._tell, self._observe, name))
         return Part(
             recipe,
             name,
@@ -277,6 +293,10 @@ class _Federation:
             plan=jobs.expected.plan if jobs.expected is not None else (),
             checkpoint_every=_NEVER,  # but at the end of each phase: nothing here can be resumed
         )
+
+    def _tell(self, observe: Observe, *said: Any) -> None:
+        """Calls a watcher with what it may keep and change."""
+        self._turns.aside(partial(observe, *copy.deepcopy(said)))
 
     def _take_part(self, name: str, part: Part) -> None:
         try:

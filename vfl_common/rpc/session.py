@@ -357,6 +357,8 @@ class Session:
                         ending = AbortedError(str(ending))
                     break
                 if message.HasField("interrupt"):
+                    with self._lock:
+                        self._said.pop("report", None)  # the run goes on from a checkpoint, and needs another
                     lost = ", ".join(message.interrupt.lost)
                     self._end(InterruptedRun(clean(message.interrupt.reason or f"{lost} was lost")))
                     if message.interrupt.leaving:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -33,16 +34,18 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
     """Takes ids, labels and features from a frame. Columns have the types that it declares. Raises InputError."""
     source = settings.source
     if is_arrays(frame):
-        arrays = {str(name): np.asarray(array) for name, array in frame.items()}
+        arrays = {str(name): _array(source, name, array) for name, array in frame.items()}
         wanted = {settings.id, settings.label}
         checks.require_names(source, "id", [settings.id] if settings.id else [], list(arrays))
         if with_label and settings.label is None:
             text = f"needs data.label, the name of its label array, one of {checks.listed(list(arrays))}"
             raise checks.unusable(source, text)
         checks.require_names(source, "label", [settings.label] if with_label and settings.label else [], list(arrays))
-        for key in ("columns", "drop"):
-            checks.require_names(source, key, getattr(settings, key) or (), list(arrays))
-        chosen = arrays.keys() if settings.columns is None else {*settings.columns, *wanted}
+        parts = {f"{name}.{j}": name for name, a in arrays.items() if a.ndim == 2 for j in range(a.shape[1])}
+        columns = None if settings.columns is None else [parts.get(name, name) for name in settings.columns]
+        checks.require_names(source, "columns", columns or (), list(arrays))
+        checks.require_names(source, "drop", settings.drop, list(arrays))
+        chosen = arrays.keys() if columns is None else {*columns, *wanted}
         kept = {name: array for name, array in arrays.items() if name in chosen and name not in settings.drop}
         return array_rows(kept, settings, with_label)
     arrow = as_arrow(frame, source, settings.id)
@@ -50,6 +53,28 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
     arrow = arrow.select(chosen_columns.all_names())
     arrow = arrow if settings.limit is None else arrow.slice(0, settings.limit)
     return chosen_columns.rows(source, arrow)
+
+
+def _array(source: str, name: object, values: Any) -> np.ndarray[Any, Any]:
+    """Returns the values of a dict's key as an array; text in one of objects becomes plain text."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise checks.unusable(source, f"{name!r} makes no array ({error})") from error
+    if array.dtype == object and all(isinstance(each, str) for each in array.ravel()):
+        return array.astype(str)
+    return array
+
+
+def write_arrays(arrays: Mapping[Any, Any], file: BinaryIO) -> None:
+    """Writes a dict of arrays as an NPZ file, whatever their names are. Raises InputError."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, values in arrays.items():
+            array = _array("data", name, values)
+            if array.dtype == object:
+                raise checks.unusable("data", f"{name!r} holds objects; make all of its values numbers or text")
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 def own_ids(frame: Any, settings: DataSettings) -> tuple[list[str], list[Any]]:
@@ -87,7 +112,7 @@ def as_arrow(frame: Any, source: str, id_column: str | None = None) -> pa.Table:
         if hasattr(frame, "to_arrow"):  # polars
             return frame.to_arrow()
         return pa.table(frame)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         mixed = re.search(r"Conversion failed for column (.+) with type object", str(error))
         if mixed:
             text = f"column {mixed[1]!r} mixes numbers and text; make all of its values one or the other"

@@ -38,7 +38,9 @@ def tabulate(rows: Rows, settings: DataSettings, *, with_label: bool) -> Table:
         table = _from_columns(rows, settings)
     else:
         table = _from_images(rows, settings)
-    if not with_label and table.numeric_NF is None and table.categorical is None and table.images_NCHW is None:
+    empty = table.numeric_NF is None and table.categorical is None and table.images_NCHW is None
+    ids_alone = settings.columns == ()  # of a party without features
+    if empty and not with_label and not ids_alone:
         raise checks.unusable(source, "has no feature columns beside the id; check data.columns, data.drop, data.label")
     order = sorted(range(len(rows.ids)), key=rows.ids.__getitem__)  # by code points: the order of UTF-8 bytes
     return table if order == list(range(len(order))) else table.select(np.array(order))
