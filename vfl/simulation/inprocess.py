@@ -187,6 +187,8 @@ def _one_at_a_time() -> Iterator[None]:
             text = "a run is under way here; start another one after it, or with processes=True"
             raise InputError(Code.CONFIG_INVALID, text)
         _runs += 1
+        frozen = gc.get_freeze_count()
+        gc.freeze()  # what is there already, torch's modules above all, is not looked at again and again
         threshold, *others = gc.get_threshold()
         if threshold:  # 0: collecting is off
             gc.set_threshold(max(threshold, _YOUNG), *others)
@@ -195,6 +197,8 @@ def _one_at_a_time() -> Iterator[None]:
         finally:
             _runs -= 1
             gc.set_threshold(threshold, *others)
+            if not frozen:  # otherwise somebody else has frozen objects, and they stay so
+                gc.unfreeze()
 
 
 def _tell(show: Callable[[Event], None], event: str, **facts: Any) -> None:
