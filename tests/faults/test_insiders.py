@@ -259,6 +259,33 @@ def test_how_long_a_server_that_goes_in_a_run_is_waited_for(reported: bool) -> N
         session.close()
 
 
+class Interrupting(OddServer):
+    """Starts a generation, ends it once it has a report, and dies."""
+
+    def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
+        next(requests)
+        yield control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1)).SerializeToString()
+        while not control_pb2.PartyMessage.FromString(next(requests)).HasField("report"):
+            pass
+        interrupt = control_pb2.Interrupt(generation=1, reason="p0 was lost")
+        yield control_pb2.ServerMessage(interrupt=interrupt).SerializeToString()
+
+
+def test_a_report_of_a_generation_that_was_interrupted_counts_for_nothing() -> None:
+    """The run goes on, so a server that is lost then is waited for as in any run."""
+    with listening("127.0.0.1:0", keyring("server"), [Interrupting()], 4) as (_, address):
+        session = Session(
+            address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=0.2, back_s=1.0
+        )
+        assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
+        with pytest.raises(InterruptedRun, match="p0 was lost"):
+            session.report(PartyReport({}, 0, 0.0))
+        wait_until(lambda: session._channel is None)
+    with pytest.raises(LostError, match="server did not come back within 1 s"):
+        session.join(Joining("passive", "{}", "train", 1, "cpu"))
+    session.close()
+
+
 class Leaving(OddServer):
     """Starts a generation, says that it was stopped, and waits for the party to end the session."""
 
