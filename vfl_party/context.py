@@ -19,7 +19,7 @@ from vfl_party.data import Features, Labels
 from vfl_party.declared import Exchange, Role
 from vfl_party.devices import index_on
 from vfl_party.exchange import Answering, Asking, Chains, Ways
-from vfl_party.models import InputSpec, checked_encoder, forward, seeded, told
+from vfl_party.models import InputSpec, checked_encoder, forward, seeded, where_it_failed
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.privacy.plan import PrivacyPlan
@@ -123,7 +123,9 @@ class Party:
         except VflError:
             raise
         except Exception as error:
-            raise InputError(Code.MODEL_INVALID, f"the encoder of {self.name} failed {told(error)}") from error
+            raise InputError(
+                Code.MODEL_INVALID, f"the encoder of {self.name} failed {where_it_failed(error)}"
+            ) from error
 
     @property
     def role(self) -> Role:

@@ -34,7 +34,7 @@ class _Player:
     is_so: Callable[[], object] = field(default=lambda: True)  # what it waits for
 
 
-class Round(Turns):
+class TakingTurns(Turns):
     """The turns of all parties of one run, in the thread that calls ``play``.
 
     Args:
@@ -114,7 +114,7 @@ class Round(Turns):
 
 
 @contextlib.contextmanager
-def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[Round]:
+def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns]:
     """Gives the block torch as a process of its own would have it, with ``threads``; gives it back as it was."""
     gpus = sorted({device.index for device in devices if device.type == "cuda"})
     before, dtype, mkldnn = torch.get_num_threads(), torch.get_default_dtype(), torch.backends.mkldnn.enabled
@@ -128,7 +128,7 @@ def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[Round]:
         try:
             torch.set_default_dtype(torch.float32)
             set_threads(threads)
-            yield Round(devices)
+            yield TakingTurns(devices)
         finally:
             torch.set_num_threads(before)
             torch.set_default_dtype(dtype)

@@ -324,7 +324,9 @@ class Enc(torch.nn.Linear):
         (tmp_path / value).mkdir()
         (tmp_path / value / "enc.py").write_text(code.format(value=value))
         recipe = RECIPE.replace({"model.encoder": {"kind": "custom", "factory": "enc:Enc"}})
-        losses.append(run(recipe=vfl.Recipe.from_dict(recipe.to_dict(), tmp_path / value)).metrics["test"]["loss"])
+        found = run(recipe=vfl.Recipe.from_dict(recipe.to_dict(), tmp_path / value))
+        losses.append(found.metrics["test"]["loss"])
+        assert len(found.predict({"bank": BANK.head(3), "shop": SHOP.head(3)})["id"]) == 3  # finds them again
     assert losses[0] != losses[1]
     assert "enc" not in sys.modules
 

@@ -77,16 +77,13 @@ def with_data(tables: dict[str, Any], data: Mapping[str, Any]) -> tuple[dict[str
 
 def _with_id(table: dict[str, Any], frame: Any) -> dict[str, Any]:
     """Takes the column ``id`` if nothing says which column has the ids."""
-    if is_lazy(frame):
+    from vfl_party.data.frames import is_lazy
+
+    if is_lazy(frame):  # refused when it is read
         return table
     columns = frame.keys() if isinstance(frame, Mapping) else getattr(frame, "columns", ())
     names = getattr(frame, "column_names", columns)  # of an Arrow table, whose ``columns`` are the values
     return table if "id" in table or "id" not in list(names) else table | {"id": "id"}
-
-
-def is_lazy(frame: object) -> bool:
-    """Whether a frame is one of polars' that has not been computed."""
-    return hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow")
 
 
 def write_frames(frames: Mapping[str, Any], parties: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,14 +47,11 @@ class Forecast:
 
     def _repr_html_(self) -> str:
         """Shows the tables of ``vfl forecast`` in a notebook."""
-        from rich.console import Console
-
         from vfl.forecasting.network import Network
         from vfl.forecasting.show import render
+        from vfl.report.table import as_html
 
-        console = Console(record=True, width=120, file=io.StringIO())
-        console.print(render(self._counted, Network.read("100Mbit/s", "20ms")))
-        return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+        return as_html(render(self._counted, Network.read("100Mbit/s", "20ms")))
 
 
 def forecast(

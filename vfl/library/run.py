@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 from collections.abc import Mapping
@@ -24,16 +23,19 @@ class Run:
     ``folder``: as ``vfl simulate`` leaves it, so that ``vfl report`` and ``vfl export`` take it, too.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Use ``simulate`` or ``Run.load``."""
+    def __init__(self, folder: Path, base: Path | None = None) -> None:
+        """Use ``simulate`` or ``Run.load``. ``base``: the folder with the recipe's own modules."""
         from vfl.report.reading import find
 
         self._found = find(folder)
-        self.folder = self._found.folder
+        self.folder, self._base = self._found.folder, base
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Opens the folder of a finished run. Raises VflError if it holds none."""
+        """Opens the folder of a finished run. Raises VflError if it holds none.
+
+        To predict with encoders of your own, have their modules where Python finds them.
+        """
         return cls(Path(folder))
 
     @property
@@ -92,7 +94,9 @@ class Run:
         settings, frames = self._new_rows(data)
         with tempfile.TemporaryDirectory(prefix="vfl-") as place:
             output = Path(place) / "predictions.parquet"
-            predict_in_process(self.folder, settings, output, Path(place) / "prediction", load=loading(frames))
+            predict_in_process(
+                self.folder, settings, output, Path(place) / "prediction", load=loading(frames), modules=self._base
+            )
             found = pyarrow.parquet.read_table(output).to_pydict()
         active = next(each.name for each in self.summary.parties if each.role == "active")
         return _in_order(found, settings[active], frames.get(active))
@@ -153,13 +157,9 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Shows the tables of ``vfl report`` in a notebook."""
-        from rich.console import Console
+        from vfl.report.table import as_html, render
 
-        from vfl.report.table import render
-
-        console = Console(record=True, width=120, file=io.StringIO())
-        console.print(render(self.summary, self._found.phases))
-        return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+        return as_html(render(self.summary, self._found.phases))
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {self.metrics.get('test') or self.metrics})"

@@ -78,7 +78,7 @@ def simulate(
             _in_process(settings, divided, made.base, folder, frames, quiet, on_round)
             for name, of_party in divided.items():
                 write_atomic(folder / name / "data.json", of_party.model_dump_json(exclude_defaults=True) + "\n")
-        run = Run(folder)
+        run = Run(folder, made.base)
         if goes:
             weakref.finalize(run, _remove, place, os.getpid())
         return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -72,6 +73,13 @@ def wide_console() -> Console:
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
     return console
+
+
+def as_html(tables: Group) -> str:
+    """Returns tables as HTML, for a notebook."""
+    console = Console(record=True, width=PIPE_WIDTH, file=io.StringIO())
+    console.print(tables)
+    return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
 
 
 def render(summary: Summary, phases: Sequence[str] = ()) -> Group:

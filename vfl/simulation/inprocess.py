@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from vfl_party.part import JobName, Part
     from vfl_party.party import Load, Opened, Work
-    from vfl_party.turns import Round
+    from vfl_party.turns import TakingTurns
 
     Cast = tuple[Opened, Work]
 
@@ -201,8 +201,9 @@ def _one_at_a_time() -> Iterator[None]:
                 gc.unfreeze()
 
 
-def _tell(show: Callable[[Event], None], event: str, **facts: Any) -> None:
-    if event != "waiting":  # all are on their way
+def _but_waiting(show: Callable[[Event], None], event: str, **facts: Any) -> None:
+    """Shows the server's events, but not for whom it waits: all are on their way."""
+    if event != "waiting":
         show({"event": event, **facts})
 
 
@@ -214,7 +215,7 @@ class _Federation:
         recipe: Recipe,
         job: JobName,
         folder: Path,
-        turns: Round,
+        turns: TakingTurns,
         devices: Mapping[str, torch.device],
         show: Callable[[Event], None],
         observe: Observe | None,
@@ -235,7 +236,7 @@ class _Federation:
         opened = create(folder.parent, folder.name, recipe.server, recipe)
         opened.note(job=job)
         self._server = LocalServer(
-            recipe, job, opened, self._weights, turns, partial(_tell, show), partial(turns.join, helps=True)
+            recipe, job, opened, self._weights, turns, partial(_but_waiting, show), partial(turns.join, helps=True)
         )
 
     def run(self, cast: Callable[[str], Cast], note: Callable[[RunFolder], None]) -> Summary:

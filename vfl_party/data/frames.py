@@ -98,6 +98,11 @@ def is_arrays(frame: object) -> bool:
     return isinstance(frame, Mapping)
 
 
+def is_lazy(frame: object) -> bool:
+    """Whether a frame is one of polars' that has not been computed."""
+    return hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow")
+
+
 def as_arrow(frame: Any, source: str, id_column: str | None = None) -> pa.Table:
     """Returns a frame as an Arrow table. ``id_column``: kept if it is the name of a pandas index. Raises InputError."""
     try:
@@ -107,7 +112,7 @@ def as_arrow(frame: Any, source: str, id_column: str | None = None) -> pa.Table:
             index = getattr(getattr(frame, "index", None), "name", None)
             keep = index is not None and index == id_column
             return pa.Table.from_pandas(frame.reset_index() if keep else frame, preserve_index=False)
-        if hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow"):
+        if is_lazy(frame):
             raise checks.unusable(source, "is lazy: call .collect() first")
         if hasattr(frame, "to_arrow"):  # polars
             return frame.to_arrow()

@@ -8,7 +8,7 @@ from torch import nn
 
 from vfl_common.config.models import CustomSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.models.failing import told
+from vfl_party.models.failing import where_it_failed
 from vfl_party.models.spec import InputSpec
 
 
@@ -29,7 +29,7 @@ def build_custom(settings: CustomSettings, spec: InputSpec, embedding_size: int)
     try:
         model = factory(spec, embedding_size, **settings.options)
     except Exception as error:  # the factory, too, may raise anything
-        raise _invalid(f"{where}: the factory failed {told(error)}") from error
+        raise _invalid(f"{where}: the factory failed {where_it_failed(error)}") from error
     if not isinstance(model, nn.Module):
         raise _invalid(f"{where}: the factory gives a {type(model).__name__}, not a torch.nn.Module")
     return model

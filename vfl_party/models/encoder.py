@@ -16,7 +16,7 @@ from vfl_common.config.models import (
 from vfl_common.errors import Code, InputError
 from vfl_party.models.cnn import build_cnn
 from vfl_party.models.custom import build_custom
-from vfl_party.models.failing import told
+from vfl_party.models.failing import where_it_failed
 from vfl_party.models.mlp import build_mlp
 from vfl_party.models.resnet18 import build_resnet18
 from vfl_party.models.spec import InputSpec
@@ -62,7 +62,9 @@ def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: 
             out = encoder(*inputs)
     except Exception as error:
         shapes = " and ".join(str(list(x.shape)) for x in inputs)
-        raise _invalid(f"the encoder of {party} fails on two rows of shape {shapes} {told(error)}") from error
+        raise _invalid(
+            f"the encoder of {party} fails on two rows of shape {shapes} {where_it_failed(error)}"
+        ) from error
     encoder.train(mode)
     if not isinstance(out, Tensor) or out.dtype != torch.float32:
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__

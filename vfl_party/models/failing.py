@@ -10,7 +10,7 @@ import torch
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def told(error: Exception) -> str:
+def where_it_failed(error: Exception) -> str:
     """Returns ``in my_model.py, line 12: ValueError: …``, with the last line outside of torch."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith(_TORCH)] or frames
