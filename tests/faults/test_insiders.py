@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -143,9 +143,10 @@ class OddServer:
         self.sessions += 1
         yield from self._answers
 
-    def join(self) -> Start | Done:
+    def join(self, on_waiting: Callable[[Session], None] = lambda _session: None) -> Start | Done:
         with listening("127.0.0.1:0", keyring("server"), [self], 4) as (_, address):
             session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.5, wait_s=2.0)
+            session.on_waiting = lambda *_: on_waiting(session)
             try:
                 return session.join(Joining("passive", "{}", "train", 1, "cpu"))
             finally:
@@ -164,6 +165,20 @@ def test_a_server_that_says_too_much_is_asked_once() -> None:
     with pytest.raises(PeerError, match="server sent a message of more than 4 MiB"):
         server.join()
     assert server.sessions == 1
+
+
+def test_a_server_that_sends_faster_than_a_party_reads_is_given_up() -> None:
+    waiting = control_pb2.Waiting(missing=["p2" * 500] * 1_000, deadline_s=900.0)  # 1 MB
+    server = OddServer(*[control_pb2.ServerMessage(waiting=waiting).SerializeToString()] * 12)
+
+    def until_all_is_said(session: Session) -> None:
+        assert session._reader is not None
+        session._reader.join(20.0)
+        assert not session._reader.is_alive()
+
+    with pytest.raises(PeerError, match="server sends faster than this party reads: 8 MiB are unread") as caught:
+        server.join(until_all_is_said)
+    assert (caught.value.code, server.sessions) == (Code.MALFORMED_MESSAGE, 1)
 
 
 class Restarted(OddServer):

@@ -28,6 +28,7 @@ from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, connect, split_address
 from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.rpc.inbox import Inbox
 from vfl_common.rpc.said import (
     Done,
     Joining,
@@ -87,7 +88,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._lock = threading.Condition()
-        self._inbox: queue.SimpleQueue[control_pb2.ServerMessage | VflError] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
@@ -350,6 +351,7 @@ class Session:
         try:
             for data in call:
                 self.ledger.add(self.server, CONTROL, CONTROL, "received", 0, len(data))
+                self._inbox.require_room(self.server)
                 message = control_pb2.ServerMessage.FromString(data)
                 if message.HasField("stop"):
                     ending = from_failure(message.stop, sender=self.server, me=self.keyring.name)
