@@ -109,7 +109,7 @@ class PartyApp:
             return assemble(opened, aligned, work, device=files.device, policy=files.policy(), spread=spread)
 
         spread = partial(self._spread, make, self.ranks) if self.ranks is not None else None
-        jobs = Jobs(opened, alignment_of(recipe, files.policy()), make, spread)
+        jobs = Jobs(opened, alignment_of(recipe, files.policy(), divides=opened.divides), make, spread, resume)
         expected = jobs.expected
         if self.ranks is not None and expected is not None:
             check_ranks(expected.party, trains=job == "train")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from vfl_common.errors import VflError
+from vfl_common.run_folder import RunFolder
 from vfl_party.align import Aligned, Alignment
 from vfl_party.context import Hooks
 from vfl_party.exchange import Ways
@@ -43,14 +44,14 @@ class PartyJob(Job):
         opened: Opened,
         alignment: Alignment,
         assemble: Callable[[Aligned], Assembled],
-        run_id: str,
+        folder: RunFolder,
         transport: Transport,
         *,
         hooks: Hooks,
         ready: tuple[Aligned, Assembled] | None = None,
     ) -> None:
         self._opened, self._alignment, self._assemble, self._ready = opened, alignment, assemble, ready
-        self._run_id, self._transport, self._hooks = run_id, transport, hooks
+        self._folder, self._transport, self._hooks = folder, transport, hooks
         self._assembled: Assembled | None = None
 
     @property
@@ -67,9 +68,11 @@ class PartyJob(Job):
         opened, transport = self._opened, self._transport
         (expected, ready), self._ready = self._ready or (None, None), None
         if returning:
-            aligned = expected_rows(opened)
+            aligned = expected_rows(opened).with_kept(self._folder.path)
         else:
-            aligned = self._alignment.align(opened.name, self._run_id, opened.table.ids, transport)
+            aligned = self._alignment.align(opened.name, self._folder.run_id, opened.table, transport)
+            if opened.name != opened.recipe.active.name:
+                aligned.save(self._folder.path)
         self._assembled = ready if ready is not None and aligned == expected else self._assemble(aligned)
         self._assembled.connect(transport, self._hooks)
 
@@ -112,6 +115,7 @@ class Jobs:
         alignment: how the rows are decided.
         assemble: makes the party of aligned rows, in this process alone.
         spread: makes it with the party's other processes; None if there are none.
+        resume: the folder of the run to resume, which may keep what this party knows of its rows.
     """
 
     def __init__(
@@ -120,9 +124,12 @@ class Jobs:
         alignment: Alignment,
         assemble: Callable[[Aligned], Assembled],
         spread: Callable[[Aligned], Assembled] | None = None,
+        resume: RunFolder | None = None,
     ) -> None:
         self._opened, self._alignment, self._assemble = opened, alignment, spread or assemble
-        aligned = alignment.offline(opened.table.ids)
+        aligned = alignment.offline(opened.table)
+        if aligned is not None and aligned.division is None and resume is not None:
+            aligned = aligned.with_kept(resume.path)
         self._ready = (aligned, assemble(aligned)) if aligned is not None else None
         if self._ready is not None:
             _ = self._ready[1].exchanges  # so that the policy sees the alignment's, too, before anybody is asked
@@ -133,7 +140,7 @@ class Jobs:
         """The party as it is before joining, until the first job is made; None if only the others know the rows."""
         return self._ready[1] if self._ready is not None else None
 
-    def make(self, run_id: str, transport: Transport, hooks: Hooks) -> PartyJob:
+    def make(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> PartyJob:
         """Returns the job of the next generation."""
         ready, self._ready = self._ready if self._usable else None, None
-        return PartyJob(self._opened, self._alignment, self._assemble, run_id, transport, hooks=hooks, ready=ready)
+        return PartyJob(self._opened, self._alignment, self._assemble, folder, transport, hooks=hooks, ready=ready)

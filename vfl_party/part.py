@@ -104,7 +104,7 @@ class Part:
         self.begun(start, folder)
         self.progress.begin(folder.path / "metrics.jsonl", start)
         hooks = Hooks(self._tick, self.session.lenient, self.console.show)
-        return self.jobs.make(start.run_id, self.transport(start), hooks)
+        return self.jobs.make(folder, self.transport(start), hooks)
 
     def _tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
         self.session.check()  # so that a party at work on its own notices an interruption too

@@ -46,6 +46,7 @@ class Opened:
     """A party's data, read and checked, before any contact with the others.
 
     ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that only this party has.
+    ``divides``: false for rows to predict, which have no splits.
     """
 
     recipe: Recipe
@@ -54,6 +55,7 @@ class Opened:
     encoder: EncoderSettings
     table: Table
     unaligned: Table | None = None
+    divides: bool = True
 
 
 def load(data: DataSettings, with_label: bool) -> Table:
@@ -67,7 +69,7 @@ def open_party(
     """Reads the data of a party. ``labels``: false for rows to predict. Raises InputError."""
     table = load(data, labels and name == recipe.active.name)
     more = unaligned_of(data) if labels else None
-    return Opened(recipe, name, data, encoder, table, load(more, False) if more is not None else None)
+    return Opened(recipe, name, data, encoder, table, load(more, False) if more is not None else None, labels)
 
 
 def expected_rows(opened: Opened) -> Aligned:
@@ -75,7 +77,7 @@ def expected_rows(opened: Opened) -> Aligned:
 
     Raises InputError if they are known only after alignment.
     """
-    aligned = alignment_of(opened.recipe).offline(opened.table.ids)
+    aligned = alignment_of(opened.recipe, divides=opened.divides).offline(opened.table)
     if aligned is None:
         text = f"party {opened.name}: the rows that all parties hold are known only after alignment"
         raise InputError(Code.DATA_INVALID, f"{text}; give --rows N")
@@ -114,7 +116,9 @@ class Training:
 
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
         table = aligned.of(opened.table)
-        return prepare(self.recipe, opened.name, table, opened.settings, opened.encoder, opened.unaligned)
+        return prepare(
+            self.recipe, opened.name, table, opened.settings, opened.encoder, opened.unaligned, aligned.division
+        )
 
     def begin(self, models: dict[str, nn.Module]) -> None:
         if self.begin_with is not None:
@@ -167,7 +171,7 @@ class Assembled:
     def exchanges(self) -> list[ExchangeSummary]:
         """The exchanges of the phases, with their chains; empty if the active party is alone."""
         party, recipe = self.party, self.party.recipe
-        aligning = alignment_of(recipe).occurrences(len(self.prepared.table))
+        aligning = alignment_of(recipe, divides=self.opened.divides).occurrences(len(self.prepared.table))
         keys = {(each.step.phase, each.exchange.name): each for each in aligning}.values()
         first = [(each.step.phase, each.exchange, party.chains(each.step.phase, each.exchange)) for each in keys]
         opened = [(phase, each.exchange, each.chains) for (phase, _), each in party.exchanges.items()]

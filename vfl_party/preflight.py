@@ -108,7 +108,7 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
 def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
     work = training(files.recipe, files.name, Path(files.file.out))
-    expected = alignment_of(files.recipe).offline(opened.table.ids)
+    expected = alignment_of(files.recipe).offline(opened.table)
     if expected is None:
         yield Finding("rows", True, "known after alignment: models and phases are made then")
         return

@@ -14,7 +14,9 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Features, Labels, Preprocessor, Table
-from vfl_party.seeds import Rows, split_rows
+from vfl_party.seeds import Rows, cut_order, derive_seed, permutation, split_rows, stratified_order
+
+CODES = ("local", "aligned", "train", "validation", "test")  # of a division: the smallest split that a row is in
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,14 @@ class Prepared:
     labels: Labels | None
     targets: Tensor | None
     splits: dict[str, Rows]
+    division: bytes | None = None  # see division_of
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of ids, encoder inputs and targets, hexadecimal: equal only for the same data, prepared alike."""
         digest = hashlib.sha256("\x00".join(self.table.ids).encode())
+        if self.division is not None:
+            digest.update(self.division)
         tensors = [self.targets] if self.features is None else [self.features.x, self.features.categories, self.targets]
         for tensor in tensors:
             if tensor is not None:
@@ -50,10 +55,67 @@ def divide_rows(recipe: Recipe, count: int) -> dict[str, Rows]:
         aligned=rows.aligned,
         labelled=rows.labelled,
     )
-    if rows.labelled is not None and len(splits["train"]) < rows.labelled:
-        text = f"recipe: rows: labelled = {rows.labelled}, but only {len(splits['aligned'])} rows are aligned and for"
-        raise InputError(Code.CONFIG_INVALID, f"{text} training; ask for fewer, or give more rows")
+    _check_labelled(recipe, splits)
     return splits
+
+
+def division_of(recipe: Recipe, table: Table) -> bytes | None:
+    """Returns a byte a row, a place in ``CODES``, if ``rows.split`` leaves the division to the active party.
+
+    None if every party draws it by itself, or if ``table`` is a passive party's. Raises InputError if the table lacks
+    what the recipe divides by, or if no training rows are left.
+    """
+    rows, n = recipe.rows, len(table)
+    if table.splits is not None and rows.split != "column":
+        text = f'data.split is given, but the recipe has rows.split = "{rows.split}"'
+        raise InputError(Code.CONFIG_INVALID, f'{table.source}: {text}; set it to "column", or remove data.split')
+    if rows.split == "random" or table.labels is None:
+        return None
+    if rows.split == "column":
+        if table.splits is None:
+            text = 'the recipe has rows.split = "column", and data.split does not name the column'
+            raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; it holds train, validation or test")
+        order = permutation(derive_seed(recipe.seed, "split"), n)
+        parts = {split: order[table.splits[order] == split] for split in ("test", "validation", "train")}
+        n_test, n_validation, order = len(parts["test"]), len(parts["validation"]), np.concatenate([*parts.values()])
+    else:
+        if recipe.task.kind == "regression":
+            text = 'recipe: rows.split = "stratified" divides by classes, and a regression has none'
+            raise InputError(Code.CONFIG_INVALID, f'{text}; take "random" or "column"')
+        n_test, n_validation = round(n * rows.test), round(n * rows.validation)
+        order = stratified_order(recipe.seed, np.unique(table.labels, return_inverse=True)[1].reshape(-1))
+    splits = cut_order(order, n_test, n_validation, rows.aligned, rows.labelled)
+    _check_labelled(recipe, splits)
+    codes = np.zeros(n, np.uint8)
+    for code, name in enumerate(CODES):
+        codes[splits[name]] = code
+    division = codes.tobytes()
+    if not is_division(division):
+        text = f'no row is left for training, divided by rows.split = "{rows.split}"'
+        raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; give more rows")
+    return division
+
+
+def is_division(division: bytes) -> bool:
+    """Whether every byte is a place in ``CODES``, and some row is for training."""
+    codes = np.frombuffer(division, np.uint8)
+    return bool((codes < len(CODES)).all() and (codes == CODES.index("train")).any())
+
+
+def divided(division: bytes) -> dict[str, Rows]:
+    """Returns the row numbers of the splits, as ``split_rows`` does."""
+    codes = np.frombuffer(division, np.uint8)
+    local, aligned, train, validation, test = (codes == code for code in range(len(CODES)))
+    masks = {"local": local | aligned | train, "aligned": aligned | train, "train": train}
+    masks |= {"validation": validation, "test": test}
+    return {name: np.flatnonzero(mask).astype(np.int64) for name, mask in masks.items()}
+
+
+def _check_labelled(recipe: Recipe, splits: dict[str, Rows]) -> None:
+    wanted = recipe.rows.labelled
+    if wanted is not None and len(splits["train"]) < wanted:
+        text = f"recipe: rows: labelled = {wanted}, but only {len(splits['aligned'])} rows are aligned and for"
+        raise InputError(Code.CONFIG_INVALID, f"{text} training; ask for fewer, or give more rows")
 
 
 def prepare(
@@ -63,12 +125,15 @@ def prepare(
     settings: DataSettings,
     encoder: EncoderSettings,
     unaligned: Table | None = None,
+    division: bytes | None = None,
 ) -> Prepared:
     """Splits the rows and learns statistics, vocabularies and classes from the training rows. Raises InputError.
 
     ``unaligned``: rows that only this party has; they come after those of ``table``, in the split ``local``.
+    ``division``: the active party's, see ``division_of``; None: drawn here.
     """
-    place, splits = recipe.party(name), divide_rows(recipe, len(table.ids))
+    place = recipe.party(name)
+    splits = divided(division) if division is not None else divide_rows(recipe, len(table.ids))
     preprocessor = features = labels = targets = None
     if place is None or place.features:
         preprocessor = Preprocessor.fit(
@@ -87,4 +152,4 @@ def prepare(
         scale = settings.label_scale
         labels = Labels.fit(table.labels, recipe.task, splits["train"], source=table.source, scale=scale)
         targets = labels.encode(table.labels) if table.labels is not None else None
-    return Prepared(table, preprocessor, features, labels, targets, splits)
+    return Prepared(table, preprocessor, features, labels, targets, splits, division)

@@ -37,7 +37,28 @@ def split_rows(
     order of the ids.
     """
     order = permutation(derive_seed(root, "split"), n)
-    n_test, n_validation = round(n * test), round(n * validation)
+    return cut_order(order, round(n * test), round(n * validation), aligned, labelled)
+
+
+def stratified_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
+    """Returns an order of the rows in which each class is spread evenly, so that every part has its share of each.
+
+    The rows of a class come in a random order, at equal distances, from a random start (systematic sampling): row k of
+    the n_c rows of class c is at (k + u_c) / n_c of the whole.
+    """
+    order = permutation(derive_seed(root, "split"), len(classes_N))
+    starts = np.random.Philox(key=derive_seed(root, "split", "strata")).random_raw(int(classes_N.max(initial=0)) + 1)
+    place_N = np.empty(len(classes_N), np.float64)
+    for each in np.unique(classes_N):
+        rows = order[classes_N[order] == each]
+        place_N[rows] = (np.arange(len(rows)) + starts[each] / 2.0**64) / len(rows)
+    return order[np.argsort(place_N[order], kind="stable")]
+
+
+def cut_order(
+    order: Rows, n_test: int, n_validation: int, aligned: float = 1.0, labelled: int | None = None
+) -> dict[str, Rows]:
+    """Cuts an order of the rows into the splits that ``split_rows`` describes: test rows first, then validation."""
     local = order[n_test + n_validation :]
     common = local[: round(len(local) * aligned)]
     return {

@@ -35,10 +35,13 @@ def try_party(
 
 def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, Assembled]:
     """Makes all parties of a recipe whose [simulate] says where data lie; paths are relative to ``folder``."""
-    return {
-        name: try_party(recipe, name, data, encoder_settings(recipe, name, None), load)
+    opened = {
+        name: open_party(recipe, name, data, encoder_settings(recipe, name, None), load)
         for name, data in divide(recipe, folder).items()
     }
+    told = expected_rows(opened[recipe.active.name])  # with the division that the others will hear of
+    rows = {name: expected_rows(each) for name, each in opened.items()}
+    return {name: assemble(each, told if told.ids == rows[name].ids else rows[name]) for name, each in opened.items()}
 
 
 @dataclass(frozen=True)

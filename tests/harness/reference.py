@@ -33,12 +33,16 @@ from vfl_party.seeds import batches, derive_seed, split_rows
 class _OneParty:
     """A party's data, models, optimizer, and its own stream of random numbers (for dropout)."""
 
-    def __init__(self, recipe: Recipe, name: str, data: DataSettings, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, recipe: Recipe, name: str, data: DataSettings, settings: dict[str, Any], splits: Mapping[str, Any]
+    ) -> None:
         place = recipe.party(name)
         assert place is not None
         encoder = place.encoder or recipe.model.encoder
         table = load_table(data, with_label=place.role == "active")
-        self.splits = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
+        rows = recipe.rows
+        drawn = split_rows(recipe.seed, len(table.ids), validation=rows.validation, test=rows.test)
+        self.splits = drawn if rows.split == "random" else splits
         self.models = nn.ModuleDict()
         self.features = None
         if place.features:
@@ -100,7 +104,10 @@ class Away:
 
 
 def train(
-    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], away: Mapping[str, Away] = MappingProxyType({})
+    recipe_tables: dict[str, Any],
+    data: dict[str, dict[str, Any]],
+    away: Mapping[str, Away] = MappingProxyType({}),
+    splits: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, dict[str, Tensor]]:
     """Returns {party: {"encoder.…": tensor}} after the recipe's only training phase.
 
@@ -108,13 +115,14 @@ def train(
         recipe_tables: the recipe as in TOML; its first phase is of kind ``splitnn``.
         data: {party: its [data] table}.
         away: {party: when it was absent}; only without ``early_stopping``.
+        splits: {split: row numbers}, for a recipe whose rows the active party divides.
     """
     recipe = Recipe.model_validate(recipe_tables)
     phase = recipe.phases[0]
     settings, optimizer = phase.settings, phase.settings.get("optimizer", {})
     with _one_thread():
         parties = {
-            party.name: _OneParty(recipe, party.name, DataSettings(**data[party.name]), optimizer)
+            party.name: _OneParty(recipe, party.name, DataSettings(**data[party.name]), optimizer, splits)
             for party in recipe.parties
         }
         if away:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -42,10 +43,10 @@ def largest_deviation(got: dict[str, dict[str, Tensor]], want: dict[str, dict[st
 
 
 def check(
-    folder: Path, recipe: dict[str, Any], data: dict[str, Any], record: Any, *, fresh: bool = False
+    folder: Path, recipe: dict[str, Any], data: dict[str, Any], record: Any, *, fresh: bool = False, **splits: Any
 ) -> dict[str, dict[str, Tensor]]:
-    """Runs both and compares; the federation's parameters."""
-    got, want = federated(folder, recipe, data, fresh=fresh), reference.train(recipe, data)
+    """Runs both and compares; the federation's parameters. ``splits``: as for the reference."""
+    got, want = federated(folder, recipe, data, fresh=fresh), reference.train(recipe, data, **splits)
     worst = largest_deviation(got, want)
     record("largest_deviation", worst)
     print(f"largest deviation {worst:.3g}")
@@ -89,6 +90,25 @@ def test_regression_where_the_active_party_has_labels_only(tmp_path: Path, recor
     data = cases.columns("sklearn:diabetes", 2, limit=110, active_features=False)
     got = check(tmp_path, recipe, data, record_property)
     assert all(name.startswith("top.") for name in got[cases.ACTIVE])
+
+
+def test_rows_are_divided_as_a_column_of_the_active_party_says(tmp_path: Path, record_property: Any) -> None:
+    rng = np.random.default_rng(3)
+    ids, splits = [f"r{row}" for row in range(90)], rng.choice(["train", "validation", "test"], 90, p=[0.6, 0.2, 0.2])
+    x_NF = rng.normal(size=(90, 4)).round(4)
+    labels = (x_NF.sum(axis=1) > 0).astype(int)
+    own, other = tmp_path / "own.csv", tmp_path / "other.csv"
+    lines = zip(ids, x_NF, labels, splits, strict=True)
+    own.write_text("id,a,b,y,part\n" + "".join(f"{i},{x[0]},{x[1]},{y},{s}\n" for i, x, y, s in lines))
+    other.write_text("id,c,d\n" + "".join(f"{i},{x[2]},{x[3]}\n" for i, x in reversed([*zip(ids, x_NF, strict=True)])))
+    data = {
+        "p0": {"source": str(own), "id": "id", "label": "y", "split": "part"},
+        "p1": {"source": str(other), "id": "id"},
+    }
+    recipe = cases.recipe(2, task={"kind": "binary"}, rows={"split": "column"})
+    in_order = np.array(splits)[np.argsort(ids)]
+    held = {split: np.flatnonzero(in_order == split) for split in ("train", "validation", "test")}
+    check(tmp_path, recipe, data, record_property, splits=held)
 
 
 def test_binary_with_momentum_clipping_and_a_cosine_schedule(tmp_path: Path, record_property: Any) -> None:

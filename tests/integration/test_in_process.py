@@ -68,8 +68,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         ),
         cases.digits(2),
     ),
-    "SS-VFL": (
-        made(2, {"kind": "contrastive", "ssl": "simclr", **{k: v for k, v in SSL.items() if k != "queue"}}, split()),
+    "SS-VFL, a stratified split": (
+        made(
+            2,
+            {"kind": "contrastive", "ssl": "simclr", **{k: v for k, v in SSL.items() if k != "queue"}},
+            split(),
+            rows={"split": "stratified", "labelled": 40},
+        ),
         cases.digits(2),
     ),
     "FedOnce": (

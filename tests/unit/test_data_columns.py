@@ -275,6 +275,36 @@ def test_limit_takes_the_first_rows_of_the_file(tmp_path: Path) -> None:
     assert load(write_parquet(tmp_path / "x.parquet", pid=["z", "a"], v=[1, 2]), limit=1).ids == ("z",)
 
 
+def test_a_column_of_splits_is_no_feature_and_is_read_with_the_label(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.csv", "id,x,part,y\n2,1,test,0\n1,2,train,1\n3,4,validation,1\n")
+    table = load(source, id="id", label="y", split="part", with_label=True)
+    assert table.numeric_names == ("x",)
+    assert table.splits is not None
+    assert table.splits.tolist() == ["train", "test", "validation"]  # by id
+    assert table.select(np.array([2, 0])).splits.tolist() == ["validation", "train"]  # type: ignore[union-attr]
+    passive = load(source, id="id", label="y", split="part")
+    assert (passive.numeric_names, passive.splits) == (("x",), None)
+    refused(
+        source,
+        "has no column 'parts', which data.split names; .*'part'",
+        id="id",
+        label="y",
+        split="parts",
+        with_label=True,
+    )
+    for wrong in ("Test", "", "1"):
+        bad = write(tmp_path / "b.csv", f"id,x,part,y\n2,1,test,0\n1,2,{wrong},1\n")
+        text = refused(
+            bad,
+            "column 'part', which data.split names, holds something else in row 2",
+            id="id",
+            label="y",
+            split="part",
+            with_label=True,
+        )
+        assert text.endswith("each value is one of train, validation, test")
+
+
 def test_view_of_columns_runs_over_all_types(tmp_path: Path) -> None:
     source = write(tmp_path / "x.csv", "a,pid,b,y,c,d,e\n1,x,t,0,3,4,5\n")
     parts = [load(source, label="y", view=ViewSettings(scheme="columns", part=part, parts=3)) for part in range(3)]

@@ -190,7 +190,9 @@ def folder(path: Path, index: str, **images: Image.Image) -> str:
 def test_folder_of_images(tmp_path: Path) -> None:
     red = Image.new("RGB", (4, 3), (255, 0, 51))
     grey = Image.new("L", (4, 3), 102)
-    source = folder(tmp_path / "set", "file,who,kind,age\nred.png,b,x,1\ngrey.png,a,y,2\n", red=red, grey=grey)
+    source = folder(
+        tmp_path / "set", "file,who,kind,age,part\nred.png,b,x,1,train\ngrey.png,a,y,2,test\n", red=red, grey=grey
+    )
     table = load(source, id="who", label="kind", with_label=True)
     assert table.ids == ("a", "b")
     assert table.labels is not None
@@ -200,6 +202,9 @@ def test_folder_of_images(tmp_path: Path) -> None:
     np.testing.assert_allclose(pixels(table)[0, :, 0, 0], [0.4, 0.4, 0.4])
     assert load(source).ids == ("grey.png", "red.png")
     assert load(source, limit=1).ids == ("red.png",)
+    splits = load(source, label="kind", split="part", with_label=True).splits
+    assert splits is not None
+    assert splits.tolist() == ["test", "train"]
     labels = load(source, label="age", with_label=True).labels
     assert labels is not None
     assert labels.tolist() == [2.0, 1.0]
@@ -296,6 +301,10 @@ def test_torchvision_from_local_files(tmp_path: Path) -> None:
     assert table.labels.tolist() == [1, 0, 2, 4, 3]
     np.testing.assert_allclose(pixels(table)[:, 0] * 255, images, rtol=1e-6)
     assert load("torchvision:MNIST", limit=4, **settings).labels is None
+    own = load("torchvision:MNIST", with_label=True, split="part", **settings).splits
+    assert own is not None
+    assert own.tolist() == ["train"] * 3 + ["test"] * 2
+    refused("torchvision:MNIST", "no column 'own', which data.split names; .*'part'", split="own", **settings)
     half = load("torchvision:MNIST", view=ViewSettings(scheme="halves", part=1, parts=2), **settings)
     np.testing.assert_array_equal(pixels(half), pixels(table)[..., 14:])
     (raw / "train-images-idx3-ubyte").write_bytes(b"text")

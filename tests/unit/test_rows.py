@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +22,13 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import Hub, Link
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
-from vfl_party.align.digest import OPENING, DigestAlignment, rows_digest
+from vfl_party.align.aligned import KEPT, Aligned
+from vfl_party.align.digest import DIVIDED, OPENING, DigestAlignment, rows_digest
+from vfl_party.data import Table
 from vfl_party.exchange import to_bundle
 from vfl_party.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
 from vfl_party.policies.allow_all import AllowAll
+from vfl_party.rows import divided, division_of
 from vfl_party.seeds import batches, full_batches, permutation, split_rows
 from vfl_party.training import TrainingSettings
 
@@ -45,7 +50,7 @@ def test_other_ids_are_refused_with_a_remedy(ids: tuple[str, ...], what: str) ->
     MemoryLink(hub, "p1", timeout_s=10).send(StepKey(OPENING, 0, 0), said)
     alignment = DigestAlignment(Recipe.model_validate(cases.recipe(2)), AllowAll())
     with pytest.raises(PeerError, match=what) as caught:
-        alignment.align("p0", "run", ("1", "2", "3"), Found(hub=hub))
+        alignment.align("p0", "run", Table("file.csv", ("1", "2", "3")), Found(hub=hub))
     assert str(caught.value).endswith("cut each table to the ids in common")
     assert (caught.value.code, caught.value.party) == (Code.ROWS_DIFFER, "p1")
     assert caught.value.public == "different row sets: p1 and p0 do not hold the same ids"  # the numbers stay here
@@ -69,6 +74,114 @@ def test_labelled_rows_are_aligned_and_aligned_ones_are_local(
     assert not held_out & local
     assert held_out | local == set(range(n))
     assert all((np.diff(rows) > 0).all() for rows in splits.values())
+
+
+def divided_table(labels: Any, splits: Any = None) -> Table:
+    n = len(labels)
+    ids = tuple(f"{row:04d}" for row in range(n))
+    return Table("file.csv", ids, labels=np.array(labels), splits=None if splits is None else np.array(splits, object))
+
+
+def rows_recipe(**rows: Any) -> Recipe:
+    return Recipe.model_validate(cases.recipe(2, rows=rows))
+
+
+@given(
+    counts=st.lists(st.integers(1, 120), min_size=2, max_size=6),
+    seed=st.integers(0, 2**32),
+    labelled=st.none() | st.integers(1, 4),
+)
+def test_every_stratified_split_has_its_share_of_each_class(counts: list[int], seed: int, labelled: int | None) -> None:
+    labels = np.repeat(np.arange(len(counts)), counts)
+    recipe = rows_recipe(split="stratified", validation=0.1, test=0.2, labelled=labelled)
+    recipe = recipe.model_copy(update={"seed": seed})
+    n = len(labels)
+    drawn = split_rows(seed, n, validation=0.1, test=0.2, labelled=labelled)
+    if len(drawn["train"]) < (labelled or 1):
+        return
+    division = division_of(recipe, divided_table(labels))
+    assert division is not None
+    splits = divided(division)
+    assert {name: len(rows) for name, rows in splits.items()} == {name: len(rows) for name, rows in drawn.items()}
+    assert all((np.diff(rows) > 0).all() for rows in splits.values())
+    assert set(splits["train"]) <= set(splits["aligned"]) <= set(splits["local"])
+    held_out = set(splits["test"]) | set(splits["validation"])
+    assert len(held_out) + len(splits["local"]) == n == len(held_out | set(splits["local"]))
+    for name, rows in splits.items():
+        found = np.bincount(labels[rows], minlength=len(counts))
+        assert (np.abs(found - len(rows) * np.array(counts) / n) <= 2.0).all(), name
+
+
+def test_a_stratified_split_is_random_within_a_class() -> None:
+    table = divided_table(["b", "a"] * 100)
+    one, same, other = (
+        division_of(rows_recipe(split="stratified").model_copy(update={"seed": seed}), table) for seed in (1, 1, 2)
+    )
+    assert one == same != other
+
+
+def test_a_column_divides_the_rows_and_the_seed_orders_the_training_rows() -> None:
+    splits = ["train", "test", "train", "validation", "train"] * 20
+    recipe = rows_recipe(split="column", labelled=7, aligned=0.5)
+    division = division_of(recipe, divided_table([0] * 100, splits))
+    assert division is not None
+    found = divided(division)
+    want = np.array(splits)
+    for name in ("test", "validation"):
+        np.testing.assert_array_equal(found[name], np.flatnonzero(want == name))
+    np.testing.assert_array_equal(found["local"], np.flatnonzero(want == "train"))
+    assert (len(found["aligned"]), len(found["train"])) == (30, 7)
+    assert found["train"].tolist() != found["local"][:7].tolist()
+
+
+def test_rows_that_cannot_be_divided_as_the_recipe_says() -> None:
+    def refused(recipe: Recipe, table: Table) -> str:
+        with pytest.raises(InputError) as caught:
+            division_of(recipe, table)
+        return str(caught.value)
+
+    said = refused(rows_recipe(split="column"), divided_table([0, 1]))
+    assert said.startswith('file.csv: the recipe has rows.split = "column", and data.split does not name the column')
+    for split in ("random", "stratified"):
+        said = refused(rows_recipe(split=split), divided_table([0, 1], ["train", "test"]))
+        assert said.startswith(f'file.csv: data.split is given, but the recipe has rows.split = "{split}"')
+    said = refused(rows_recipe(split="column"), divided_table([0, 1], ["validation", "test"]))
+    assert said.startswith('file.csv: no row is left for training, divided by rows.split = "column"')
+    said = refused(rows_recipe(split="column", labelled=2), divided_table([0, 1], ["train", "test"]))
+    assert said.startswith("recipe: rows: labelled = 2, but only 1 rows are aligned and for training")
+    regression = cases.recipe(2, task={"kind": "regression"}, rows={"split": "stratified"})
+    said = refused(Recipe.model_validate(regression), divided_table([0.5, 1.5]))
+    assert said.startswith('recipe: rows.split = "stratified" divides by classes, and a regression has none')
+
+
+@pytest.mark.parametrize("codes", [[3, 4, 0], [2, 5, 2]], ids=["no training rows", "no such split"])
+def test_a_division_that_is_none_is_refused_and_names_its_sender(codes: list[int]) -> None:
+    hub = MemoryHub("p0", ["p1"], timeout_s=10)
+    alignment = DigestAlignment(rows_recipe(split="stratified"), AllowAll())
+    link, told = MemoryLink(hub, "p1", timeout_s=10), torch.tensor(codes, dtype=torch.uint8)
+    step = StepKey(OPENING, 0, 0)
+
+    def answer() -> None:
+        asking = hub.collect(step, DIVIDED.up.spec(), lambda _party, _bundle: None)
+        hub.reply(step, dict.fromkeys(asking, to_bundle(Kind.ROWS, {"split": told})))
+
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(answer)
+        with pytest.raises(PeerError, match="p0 sent a division without training rows") as caught:
+            alignment.align("p1", "run", Table("file.csv", ("1", "2", "3")), Found(link=link))
+        answered.result()
+    assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "p0")
+
+
+def test_a_folder_keeps_the_division_for_the_same_rows_only(tmp_path: Path) -> None:
+    rows = Aligned(("a", "b", "c"))
+    assert rows.with_kept(tmp_path) == rows
+    told = Aligned(rows.ids, bytes([2, 3, 4]))
+    told.save(tmp_path)
+    assert rows.with_kept(tmp_path) == told
+    assert Aligned(("a", "b")).with_kept(tmp_path).division is None
+    (tmp_path / KEPT).write_text("2x4")
+    assert rows.with_kept(tmp_path) == rows
 
 
 def test_fewer_labels_are_a_part_of_more() -> None:

@@ -103,7 +103,7 @@ def write_frames(frames: Mapping[str, Any], parties: Mapping[str, Any], folder: 
         with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
             if is_arrays(frame):
                 write_arrays(frame, file)
-                left_out = {table.get("id"), table.get("label"), *table.get("drop", ())}
+                left_out = {*(table.get(key) for key in ("id", "label", "split")), *table.get("drop", ())}
                 table.setdefault("columns", [str(key) for key in frame if key not in left_out])
             else:
                 pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}", table.get("id")), file)

@@ -278,7 +278,7 @@ class _Federation:
             note(folder)
             return folder
 
-        jobs = Jobs(opened, alignment_of(recipe, AllowAll()), make)
+        jobs = Jobs(opened, alignment_of(recipe, AllowAll(), divides=opened.divides), make)
         session, console = self._server.session(name, ledger), Quiet()
         progress = Progress(console, session, ledger, name == recipe.active.name)
         if self._observe is not None:

@@ -42,7 +42,8 @@ class DataSettings(Section):
     source: str
     id: str | None = None  # id column (NPZ: array); named sets and NPZ without one: the row's number
     label: str | None = None  # label column (NPZ: array); active party only. Named sets: "target"
-    columns: tuple[str, ...] | None = None  # feature columns; default: all but id, label and `drop`
+    split: str | None = None  # column (NPZ: array) of train, validation or test, for rows.split = "column"; active only
+    columns: tuple[str, ...] | None = None  # feature columns; default: all but id, label, split and `drop`
     drop: tuple[str, ...] = ()
     numeric: tuple[str, ...] = ()  # columns that must be numbers; the type of the others is inferred
     categorical: tuple[str, ...] = ()  # columns that are categories even if they hold numbers
@@ -78,4 +79,5 @@ def unaligned_of(settings: DataSettings) -> DataSettings | None:
     """Returns the same settings with ``unaligned`` as source; None if that is not set."""
     if settings.unaligned is None:
         return None
-    return settings.model_copy(update={"source": settings.unaligned, "unaligned": None, "label": None, "limit": None})
+    without = dict.fromkeys(("unaligned", "label", "split", "limit"))
+    return settings.model_copy(update={**without, "source": settings.unaligned})

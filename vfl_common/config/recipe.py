@@ -43,12 +43,17 @@ class PartySettings(Section):
 
 
 class RowsSettings(Section):
-    """How the common rows are divided: alike at every party, drawn from the seed, without regard to labels.
+    """How the common rows are divided, alike at every party.
+
+    ``split``: ``random``: every party draws it from the seed, without regard to labels; ``stratified``: the active
+    party draws it, and every split has its share of each class; ``column``: a column of the active party's data says
+    it. In the last two the active party tells the others the split of each row.
 
     ``aligned`` and ``labelled`` are for experiments with few aligned, and fewer labelled, rows. The other training rows
     are treated as rows that a party cannot match with the others' rows, or as rows whose labels nobody knows.
     """
 
+    split: Literal["random", "stratified", "column"] = "random"
     validation: Fraction = 0.1
     test: Fraction = 0.2
     aligned: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # share of the training rows

@@ -9,6 +9,9 @@ from vfl_party.policies.allow_all import AllowAll
 __all__ = ["Aligned", "Alignment", "alignment_of"]
 
 
-def alignment_of(recipe: Recipe, policy: Policy | None = None) -> Alignment:
-    """Returns the recipe's alignment: today, always the comparison of digests. ``policy``: None lets everything out."""
-    return DigestAlignment(recipe, policy if policy is not None else AllowAll())
+def alignment_of(recipe: Recipe, policy: Policy | None = None, *, divides: bool = True) -> Alignment:
+    """Returns the recipe's alignment: today, always the comparison of digests.
+
+    ``policy``: None lets everything out. ``divides``: false for rows to predict, which have no splits.
+    """
+    return DigestAlignment(recipe, policy if policy is not None else AllowAll(), divides=divides)

@@ -1,10 +1,14 @@
-"""Alignment by comparison: all parties hold the same ids already, and verify it without showing them."""
+"""Alignment by comparison: all parties hold the same ids already, and verify it without showing them.
+
+If only the active party can divide the rows (``rows.split``), its answer says the split of each.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,42 +17,53 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_party.align.aligned import Aligned
 from vfl_party.chains import make_chains
-from vfl_party.declared import Exchange, Occurrence, Sent, i64, u8
+from vfl_party.data import Table
+from vfl_party.declared import Exchange, Occurrence, Role, Sent, i64, u8
 from vfl_party.exchange import Answering, Asking, Ways
 from vfl_party.policies import Policy
+from vfl_party.rows import division_of, is_division
 
 CPU = torch.device("cpu")
 OPENING = "open"  # the phase in which the rows are compared
 REMEDY = "every party needs the same ids, so cut each table to the ids in common"
 ROWS = Exchange("rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), when="once a generation")
+DIVIDED = replace(ROWS, down=Sent(Kind.ROWS, {"split": u8("rows")}))
 
 
 class DigestAlignment:
     """See ``Alignment``."""
 
-    def __init__(self, recipe: Recipe, policy: Policy) -> None:
-        self._recipe, self._policy = recipe, policy
+    def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
+        self._recipe, self._policy, self._divides = recipe, policy, divides
+        self._told = divides and recipe.rows.split != "random"
+        self._exchange = DIVIDED if self._told else ROWS
 
     def occurrences(self, rows: int) -> list[Occurrence]:
-        _ = rows
-        return [Occurrence.of(ROWS, StepKey(OPENING, 0, 0))]
+        return [Occurrence.of(self._exchange, StepKey(OPENING, 0, 0), rows=rows)]
 
-    def offline(self, ids: tuple[str, ...]) -> Aligned:
-        return Aligned(ids)
+    def offline(self, table: Table) -> Aligned:
+        return Aligned(table.ids, division_of(self._recipe, table) if self._divides else None)
 
-    def align(self, name: str, run_id: str, ids: tuple[str, ...], ways: Ways) -> Aligned:
+    def align(self, name: str, run_id: str, table: Table, ways: Ways) -> Aligned:
         """Compares: each passive party sends the number and the keyed digest of its ids to the active party.
 
-        Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids.
+        Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at a passive party if
+        the active party's division is none.
         """
-        step, active = StepKey(OPENING, 0, 0), self._recipe.active.name
-        chains = make_chains(self._recipe, OPENING, ROWS, "active" if name == active else "passive", self._policy)
+        step, active, ids = StepKey(OPENING, 0, 0), self._recipe.active.name, table.ids
+        role: Role = "active" if name == active else "passive"
+        exchange, chains = self._exchange, make_chains(self._recipe, OPENING, self._exchange, role, self._policy)
         digest = torch.frombuffer(bytearray(rows_digest(run_id, ids)), dtype=torch.uint8)
         if name != active:
-            asking = Asking(ROWS, OPENING, chains, ways, active, CPU, {})
-            asking.swap(step, {"count": torch.tensor([len(ids)]), "digest": digest})
-            return Aligned(ids)
-        answering = Answering(ROWS, OPENING, chains, ways, CPU, {})
+            asking = Asking(exchange, OPENING, chains, ways, active, CPU, {"rows": len(ids)})
+            reply = asking.swap(step, {"count": torch.tensor([len(ids)]), "digest": digest})
+            if not self._told:
+                return Aligned(ids)
+            division = reply["split"].numpy().tobytes()
+            if not is_division(division):
+                raise PeerError(Code.MALFORMED_MESSAGE, f"{active} sent a division without training rows", party=active)
+            return Aligned(ids, division)
+        answering = Answering(exchange, OPENING, chains, ways, CPU, {})
         received = answering.collect(step)
         for party, rows in received.items():
             count = int(rows["count"][0])
@@ -57,8 +72,13 @@ class DigestAlignment:
                 text = f"different row sets: {party} and {name} hold {what}; {REMEDY}"
                 public = f"different row sets: {party} and {name} do not hold the same ids"
                 raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
-        answering.acknowledge(step, received)
-        return Aligned(ids)
+        aligned = self.offline(table)
+        if aligned.division is None:
+            answering.acknowledge(step, received)
+        else:
+            split = torch.frombuffer(bytearray(aligned.division), dtype=torch.uint8)
+            answering.reply_all(step, received, {"split": split})
+        return aligned
 
 
 def rows_digest(run_id: str, ids: Sequence[str]) -> bytes:

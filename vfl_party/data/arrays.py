@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.columns import Rows, choose_features, id_texts, label_values
+from vfl_party.data.columns import Rows, choose_features, id_texts, label_values, split_values
 
 
 def read_npz(settings: DataSettings, with_label: bool) -> Rows:
@@ -28,7 +28,7 @@ def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with
     or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises InputError.
     """
     source = settings.source
-    names = [name for name in arrays if name not in (settings.id, settings.label)]
+    names = [name for name in arrays if name not in (settings.id, settings.label, settings.split)]
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
@@ -37,15 +37,18 @@ def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with
     checks.require_rows(source, n)
     keep = slice(0, settings.limit)
     ids = row_ids(n)[keep] if settings.id is None else id_texts(source, settings.id, _chunk(arrays[settings.id][keep]))
-    labels = None
+    labels = splits = None
     if with_label and settings.label is not None:
         labels = label_values(source, settings.label, _chunk(arrays[settings.label].reshape(n)[keep]))
+    if with_label and settings.split is not None:
+        splits = split_values(source, settings.split, _chunk(arrays[settings.split].reshape(n)[keep]))
     features = {name: arrays[name][keep] for name in names}
     first = next(iter(features.values()), None)
     if len(features) == 1 and first is not None and (first.ndim > 2 or (first.ndim == 2 and settings.image_shape)):
         checks.refuse_column_settings(source, settings, ("numeric", "categorical"))
-        return Rows(ids, labels, first if first.ndim == 2 else channels_first(source, first, settings.image_shape))
-    return Rows(ids, labels, array_columns(features, settings))
+        images = first if first.ndim == 2 else channels_first(source, first, settings.image_shape)
+        return Rows(ids, labels, images, splits)
+    return Rows(ids, labels, array_columns(features, settings), splits)
 
 
 def row_ids(n: int) -> list[str]:
@@ -102,7 +105,7 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
     except (OSError, ValueError, EOFError, AttributeError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
         what = "is not an NPZ file of plain arrays that can be read (without pickled objects)"
         raise checks.unreadable(source, f"{what}; write it again with numpy.savez") from None
-    for role, name in (("id", settings.id), ("label", settings.label)):
+    for role, name in (("id", settings.id), ("label", settings.label), ("split", settings.split)):
         if name in arrays and arrays[name].size != len(arrays[name]):
             raise checks.unusable(source, f"{role} array {name!r} has several values a row; give one")
     if settings.id is not None:
@@ -114,12 +117,13 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
     source = settings.source
     if with_label and settings.label is None:
         raise checks.unusable(source, f"needs data.label, the name of its label array, one of {checks.listed(names)}")
-    needed = [("id", settings.id), ("label", settings.label if with_label else None)]
-    for key, name in needed:
-        checks.require_names(source, key, [name] if name is not None else [], names, noun="array")
+    checks.require_names(source, "id", [settings.id] if settings.id is not None else [], names, noun="array")
+    if with_label:
+        checks.require_roles(source, settings, names, noun="array")
+    needed = (settings.id, *((settings.label, settings.split) if with_label else ()))
     for key, listed in (("columns", settings.columns or ()), ("drop", settings.drop)):
         checks.require_names(source, key, listed, names, noun="array")
-    left_out = {settings.id, settings.label, *settings.drop}
+    left_out = {settings.id, settings.label, settings.split, *settings.drop}
     features = [name for name in dict.fromkeys(settings.columns or names) if name not in left_out]
     if settings.columns == ():
         features = []
@@ -127,7 +131,7 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
         raise checks.unusable(
             source, f"has several arrays, {checks.listed(features)}; name the features' in data.columns"
         )
-    return [*(name for _, name in needed if name is not None), *features]
+    return [*(name for name in needed if name is not None), *features]
 
 
 def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:

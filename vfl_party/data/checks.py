@@ -43,6 +43,12 @@ def require_names(source: str, key: str, wanted: Sequence[str], names: Sequence[
             raise unusable(source, f"has no {noun} {name!r}, which data.{key} names; {hint}")
 
 
+def require_roles(source: str, settings: DataSettings, names: Sequence[str], *, noun: str = "column") -> None:
+    """Raises InputError if the source lacks the label or the split that the settings name."""
+    for key, name in (("label", settings.label), ("split", settings.split)):
+        require_names(source, key, [name] if name is not None else [], names, noun=noun)
+
+
 def refuse_column_settings(source: str, settings: DataSettings, keys: Sequence[str]) -> None:
     """Raises InputError if settings about columns are given for a source of images."""
     for key in keys:

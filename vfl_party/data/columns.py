@@ -25,6 +25,7 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.views import column_run
 
+SPLITS = ("train", "validation", "test")  # the values of a column that ``data.split`` names
 _MISSING_NUMBER = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "null", "NULL", "None", "none")
 
 
@@ -33,12 +34,13 @@ class Rows:
     """A reader's result, in the order of the source, with ``limit`` applied.
 
     labels: [N] float64 or text (object), or None. features: an Arrow table of the party's columns, or pixels: [N, C,
-    H, W], or [N, F] if ``image_shape`` says how to arrange them.
+    H, W], or [N, F] if ``image_shape`` says how to arrange them. splits: [N] text of ``SPLITS``, or None.
     """
 
     ids: Sequence[str]
     labels: npt.NDArray[Any] | None
     features: Any
+    splits: npt.NDArray[np.object_] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,15 +93,17 @@ class Chosen:
     id: str
     label: str | None
     features: tuple[str, ...]
+    split: str | None = None
 
     def all_names(self) -> list[str]:
-        return [self.id, *([self.label] if self.label else []), *self.features]
+        return [self.id, *(each for each in (self.label, self.split) if each), *self.features]
 
     def rows(self, source: str, arrow: pa.Table) -> Rows:
         """Makes ``Rows`` of a table with these columns. Raises InputError for unusable ids or labels."""
         checks.require_rows(source, arrow.num_rows)
         labels = label_values(source, self.label, arrow[self.label]) if self.label else None
-        return Rows(id_texts(source, self.id, arrow[self.id]), labels, arrow.select(list(self.features)))
+        splits = split_values(source, self.split, arrow[self.split]) if self.split else None
+        return Rows(id_texts(source, self.id, arrow[self.id]), labels, arrow.select(list(self.features)), splits)
 
 
 def choose(names: list[str], settings: DataSettings, with_label: bool) -> Chosen:
@@ -113,10 +117,11 @@ def choose(names: list[str], settings: DataSettings, with_label: bool) -> Chosen
     if doubles:
         raise checks.unusable(source, f"has two columns called {doubles[0]!r}; rename one")
     checks.require_names(source, "id", [settings.id], names)
-    if with_label and settings.label is not None:
-        checks.require_names(source, "label", [settings.label], names)
-    features = choose_features(names, settings, leave_out=(settings.id, settings.label))
-    return Chosen(settings.id, settings.label if with_label else None, features)
+    if with_label:
+        checks.require_roles(source, settings, names)
+    features = choose_features(names, settings, leave_out=(settings.id, settings.label, settings.split))
+    label, split = (settings.label, settings.split) if with_label else (None, None)
+    return Chosen(settings.id, label, features, split)
 
 
 def choose_features(
@@ -262,6 +267,18 @@ def label_values(source: str, name: str, column: pa.ChunkedArray) -> npt.NDArray
     else:
         raise checks.unusable(source, f"label column {name!r} holds {column.type}; labels are numbers or text")
     checks.require_present(source, f"label column {name!r}", missing_N, "leave out the rows without a label")
+    return values
+
+
+def split_values(source: str, name: str, column: pa.ChunkedArray) -> npt.NDArray[np.object_]:
+    """Returns [N] text: the split of each row, one of ``SPLITS``. Raises InputError if there is any other value."""
+    column = _plain(column)
+    values = _category_texts(column) if _is_text(column.type) else np.full(len(column), None, object)
+    wrong_N = ~np.isin(values.astype(str), SPLITS)
+    if wrong_N.any():
+        where = checks.rows(source, int(wrong_N.argmax()) + 1)
+        what = f"column {name!r}, which data.split names, holds something else in {where}"
+        raise checks.unusable(source, f"{what}; each value is one of {', '.join(SPLITS)}")
     return values
 
 

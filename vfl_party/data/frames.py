@@ -35,12 +35,13 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
     source = settings.source
     if is_arrays(frame):
         arrays = {str(name): _array(source, name, array) for name, array in frame.items()}
-        wanted = {settings.id, settings.label}
+        wanted = {settings.id, settings.label, settings.split}
         checks.require_names(source, "id", [settings.id] if settings.id else [], list(arrays))
         if with_label and settings.label is None:
             text = f"needs data.label, the name of its label array, one of {checks.listed(list(arrays))}"
             raise checks.unusable(source, text)
-        checks.require_names(source, "label", [settings.label] if with_label and settings.label else [], list(arrays))
+        if with_label:
+            checks.require_roles(source, settings, list(arrays))
         parts = {f"{name}.{j}": name for name, a in arrays.items() if a.ndim == 2 for j in range(a.shape[1])}
         columns = None if settings.columns is None else [parts.get(name, name) for name in settings.columns]
         checks.require_names(source, "columns", columns or (), list(arrays))

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.columns import Rows, csv_header, csv_text, id_texts, label_values, parse_numbers
+from vfl_party.data.columns import Rows, csv_header, csv_text, id_texts, label_values, parse_numbers, split_values
 
 INDEX, FILE = "index.csv", "file"
 _CHANNELS = {"1": "L", "L": "L", "LA": "L", "I;16": "I;16"}  # all other modes are read as RGB
@@ -32,10 +32,13 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
         raise checks.unusable(index, f"has no column {FILE!r} for the images' files; add it")
     if with_label and settings.label is None:
         raise checks.unusable(index, f"needs data.label, the name of its label column, one of {checks.listed(names)}")
-    id_name, label = settings.id or FILE, settings.label if with_label else None
+    id_name = settings.id or FILE
+    label, split = (settings.label, settings.split) if with_label else (None, None)
     checks.require_names(index, "id", [id_name], names)
-    checks.require_names(index, "label", [label] if label else [], names)
-    arrow = csv_text(index, names, list(dict.fromkeys([FILE, id_name, *([label] if label else [])])))
+    if with_label:
+        checks.require_roles(index, settings, names)
+    wanted = dict.fromkeys([FILE, id_name, *(each for each in (label, split) if each)])
+    arrow = csv_text(index, names, list(wanted))
     arrow = arrow if settings.limit is None else arrow.slice(0, settings.limit)
     checks.require_rows(index, arrow.num_rows)
     labels = None
@@ -43,7 +46,8 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
         numbers = parse_numbers(arrow[label])
         labels = label_values(index, label, arrow[label] if numbers is None else numbers)
     files = id_texts(index, FILE, arrow[FILE])
-    return Rows(id_texts(index, id_name, arrow[id_name]), labels, _read_all(Path(source), index, files))
+    splits = split_values(index, split, arrow[split]) if split else None
+    return Rows(id_texts(index, id_name, arrow[id_name]), labels, _read_all(Path(source), index, files), splits)
 
 
 def to_unit(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

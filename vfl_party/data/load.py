@@ -72,7 +72,7 @@ def _read(settings: DataSettings, with_label: bool) -> Rows:
 def _from_columns(rows: Rows, settings: DataSettings) -> Table:
     source, view = settings.source, settings.view
     columns = split_columns(rows.features, settings)
-    table = Table(source, tuple(rows.ids), labels=rows.labels)
+    table = Table(source, tuple(rows.ids), labels=rows.labels, splits=rows.splits)
     if columns.numeric_names:
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":
@@ -96,7 +96,7 @@ def _from_images(rows: Rows, settings: DataSettings) -> Table:
     """Makes a table of images. Quarters and halves stay images; runs of pixels are columns without ``image_shape``."""
     source, view = settings.source, settings.view
     pixels: npt.NDArray[Any] = rows.features
-    table = Table(source, tuple(rows.ids), labels=rows.labels)
+    table = Table(source, tuple(rows.ids), labels=rows.labels, splits=rows.splits)
     if view is not None and view.scheme == "columns":
         pixels_NF = pixels.reshape(len(pixels), -1)
         run = column_run(source, pixels_NF.shape[1], view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from vfl_party.data.arrays import channels_first, row_ids
 from vfl_party.data.columns import Rows, choose_features
 
 SKLEARN = ("breast_cancer", "diabetes", "digits", "iris", "wine")
-TARGET = "target"
+TARGET, PART = "target", "part"  # the name of every set's label, and of torchvision's own split
 
 
 def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
@@ -44,7 +45,7 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
     Raises InputError if the set is not known, or if its files are missing and may not be downloaded.
     """
     source = settings.source
-    _check_roles(settings)
+    _check_roles(settings, [PART])
     checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
     parts = [_pixels_and_targets(source, part) for part in _open_torchvision(settings)]
     pixels = np.concatenate([pixels for pixels, _ in parts])
@@ -53,13 +54,18 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
         raise checks.unusable(source, "is not a set of images with one class each; choose another")
     keep = slice(0, settings.limit)
     images = channels_first(source, pixels[keep], settings.image_shape)
-    return Rows(row_ids(len(pixels))[keep], targets[keep].astype(np.float64) if with_label else None, images)
+    ids = row_ids(len(pixels))[keep]
+    if not with_label:
+        return Rows(ids, None, images)
+    own = np.repeat(np.array(("train", "test"), object), [len(each) for each, _ in parts])
+    return Rows(ids, targets[keep].astype(np.float64), images, own[keep] if settings.split else None)
 
 
-def _check_roles(settings: DataSettings) -> None:
+def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
     if settings.id is not None:
         raise checks.unusable(settings.source, "has no id column: the row's number is its id; remove data.id")
     checks.require_names(settings.source, "label", [settings.label] if settings.label else [], [TARGET])
+    checks.require_names(settings.source, "split", [settings.split] if settings.split else [], splits)
 
 
 def _open_torchvision(settings: DataSettings) -> list[Any]:

@@ -18,8 +18,9 @@ class Table:
     """Rows in canonical order: sorted by the UTF-8 bytes of their ids; all arrays in that order.
 
     numeric_NF: NaN if a value is missing; categorical: [N, K] text, None if missing; images_NCHW: pixels, 0 to 1 if
-    the source holds bytes; labels: [N] float64 numbers or text (dtype object), None if none were read. A table has
-    columns or images; for an active party without features it has neither.
+    the source holds bytes; labels: [N] float64 numbers or text (dtype object), None if none were read; splits: [N]
+    text, ``train``, ``validation`` or ``test``, if the source says it. A table has columns or images; for an active
+    party without features it has neither.
     """
 
     source: str
@@ -30,6 +31,7 @@ class Table:
     categorical_names: tuple[str, ...] = ()
     images_NCHW: npt.NDArray[np.float32] | None = None  # noqa: N815
     labels: npt.NDArray[Any] | None = None
+    splits: npt.NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -47,6 +49,7 @@ class Table:
             categorical=pick(self.categorical),
             images_NCHW=pick(self.images_NCHW),
             labels=pick(self.labels),
+            splits=pick(self.splits),
         )
 
 
