@@ -48,7 +48,7 @@ class Study:
         ``metric``: such as ``validation auc``; without it, a metric of the validation rows that all runs have. Raises
         VflError if no run has it.
         """
-        from matplotlib.figure import Figure
+        from vfl.report.picture import Picture
 
         columns = self.columns()
         drawn = metric or self._metric(columns)
@@ -56,7 +56,7 @@ class Study:
             known = ", ".join(name for name in columns if " " in name)
             raise InputError(Code.CONFIG_INVALID, f"plot: no run has {drawn!r}; they have {known}")
         first, *others = self.over
-        figure = Figure(figsize=(6.0, 3.8), layout="constrained")
+        figure = Picture(figsize=(6.0, 3.8), layout="constrained")
         axes = figure.subplots()
         for value in self.over[others[0]] if others else [None]:
             points = self._points(columns[drawn], first, {others[0]: value} if others else {})

@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from vfl.report.picture import Picture
 from vfl.report.reading import OWN, Rounds, Run, curves, find, own_curves
 from vfl.report.table import FIRST, in_order, size
 from vfl_common.files import unwritable
@@ -78,7 +79,7 @@ def curves_of(
 
     shown = {name: rounds for name, rounds in phases.items() if has_any(name)} or dict(phases)
     columns = 2 if any(_metric_names(rounds) for rounds in shown.values()) else 1
-    figure = Figure(figsize=(5.2 * columns, 0.9 + 3.5 * len(shown)), layout="constrained")
+    figure = Picture(figsize=(5.2 * columns, 0.9 + 3.5 * len(shown)), layout="constrained")
     axes = figure.subplots(len(shown), columns, squeeze=False)
     for row, (name, rounds) in zip(axes, shown.items(), strict=True):
         if name in own:

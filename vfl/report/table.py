@@ -77,7 +77,7 @@ def wide_console() -> Console:
 
 def as_html(tables: Group) -> str:
     """Returns tables as HTML, for a notebook."""
-    console = Console(record=True, width=PIPE_WIDTH, file=io.StringIO())
+    console = Console(record=True, width=PIPE_WIDTH, file=io.StringIO(), force_jupyter=False)  # else it shows them, too
     console.print(tables)
     return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
 
