@@ -13,5 +13,5 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
-        FigureCanvasAgg(self).print_png(file)
+        FigureCanvasAgg(self).print_png(file)  # type: ignore[no-untyped-call]
         return file.getvalue()
