@@ -14,7 +14,7 @@ from vfl_common.ledger import Ledger
 from vfl_common.rpc.said import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned
-from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.phase import Phase, Predictions, RoundReport, Tree
 from vfl_party.runner import Job, Runner, Statement
 
 Events = list[str]
@@ -93,6 +93,9 @@ class Work(Job):
     def state(self) -> Tree: ...
     def load_state(self, tree: Tree) -> None: ...
     def end(self, error: VflError) -> None: ...
+
+    def keep(self, folder: Path, phase: str, predictions: Predictions) -> None:
+        self._events.append(f"keeps {phase}")
 
     def close(self, error: BaseException | None) -> None:
         self._events.append("closes")

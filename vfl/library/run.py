@@ -61,7 +61,7 @@ class Run:
         """
         from vfl.report.reading import history
 
-        name = party or next(each.name for each in self.summary.parties if each.role == "active")
+        name = party or self._active
         if not (self.folder / name / "run.json").exists():
             raise InputError(Code.FILE_INVALID, f"{self.folder}: the folder of {name} is not in it")
         rounds = history(self.folder / name)
@@ -74,6 +74,28 @@ class Run:
             split, _, of = whole.partition(" ")
             columns[whole] = [each.metrics.get(split, {}).get(of) for each in rounds]
         return columns
+
+    @property
+    def predictions(self) -> dict[str, list[Any]]:
+        """The predictions behind the final metrics, as columns: ``phase``, ``split``, ``id``, ``truth``, then scores.
+
+        ``truth`` is as in the label's column; the scores are named as in ``predict``. Raises VflError if the active
+        party's folder has none.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        from vfl_party.results import KEPT
+
+        path = self.folder / self._active / KEPT
+        try:
+            found: dict[str, list[Any]] = pyarrow.parquet.read_table(path).to_pydict()
+        except FileNotFoundError:
+            text = f"{path}: no such file; a phase of kind evaluate or gbdt writes it, at the active party"
+            raise InputError(Code.FILE_INVALID, text) from None
+        except (OSError, pyarrow.ArrowException) as error:
+            raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error})") from None
+        return found
 
     def predict(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Predicts new rows, with all parties in this process.
@@ -98,8 +120,7 @@ class Run:
                 self.folder, settings, output, Path(place) / "prediction", load=loading(frames), modules=self._base
             )
             found = pyarrow.parquet.read_table(output).to_pydict()
-        active = next(each.name for each in self.summary.parties if each.role == "active")
-        return _in_order(found, settings[active], frames.get(active))
+        return _in_order(found, settings[self._active], frames.get(self._active))
 
     def _new_rows(self, data: Mapping[str, Any]) -> tuple[dict[str, DataSettings], dict[str, Any]]:
         """Returns each party's data settings of training with the new rows as source, and {party: its frame}."""
@@ -135,6 +156,10 @@ class Run:
         from vfl.report.charts import figure_of
 
         return figure_of(self._found)
+
+    @property
+    def _active(self) -> str:
+        return next(each.name for each in self.summary.parties if each.role == "active")
 
     def _data(self, name: str) -> DataSettings:
         """Returns what a party's data was in training."""

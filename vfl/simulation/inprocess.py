@@ -139,7 +139,8 @@ def predict_in_process(
     Raises VflError.
     """
     from vfl_party import party as assembly
-    from vfl_party.prediction import Prediction, check_output, load_trained, prediction_data
+    from vfl_party.prediction import Prediction, load_trained, prediction_data
+    from vfl_party.results import check_output
 
     check_output(output)
     trained = {name: load_trained(run, name) for name in data}
