@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder, planned
@@ -23,7 +25,7 @@ from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor
 from vfl_party.declared import Exchange
 from vfl_party.methods import nothing_kept, sent_noise
-from vfl_party.party import Opened, load_models
+from vfl_party.party import Opened, encoder_settings, load_models
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.results import result_columns, write_table
 from vfl_party.rows import Prepared
@@ -34,10 +36,14 @@ PHASE = "predict"
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run as one party holds it. ``state``: what its job's ``state`` returned at the end."""
+    """A finished run as one party holds it.
+
+    ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned at the end.
+    """
 
     run_id: str
     recipe: Recipe
+    encoder: EncoderSettings
     state: Tree
 
 
@@ -61,7 +67,18 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
         text = f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest that is whole)"
         raise InputError(Code.CHECKPOINT_INVALID, f"{text}; restore it, or train again")
-    return TrainedRun(folder.run_id, recipe, store.load(labels[-1])["job"])
+    return TrainedRun(folder.run_id, recipe, _encoder(folder, recipe, name), store.load(labels[-1])["job"])
+
+
+def _encoder(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
+    """Returns the settings of the party's encoder: its own, if the folder notes one, else the recipe's."""
+    noted = folder.facts().get("encoder")
+    try:
+        own = TypeAdapter(EncoderSettings).validate_python(noted) if noted is not None else None
+    except ValidationError:
+        text = f"{folder.path / 'run.json'}: its encoder cannot be read; restore the file"
+        raise InputError(Code.FILE_INVALID, text) from None
+    return encoder_settings(recipe, name, own)
 
 
 def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
