@@ -1,7 +1,7 @@
 """A trained party's models by themselves, from its folder of a run or from a file that they were exported to.
 
-The file is safetensors: each tensor under its name in the module, after ``encoder.`` or ``top.``. Its metadata say what
-the modules are made of: ``about`` is JSON with the keys of ``_About``.
+The file is safetensors: each tensor under its name in the module, after ``encoder.`` or ``top.``. The entry ``about`` of
+its metadata is JSON, with the keys of ``About``: it says how the modules are made, and rows prepared.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SUFFIX = ".safetensors"
 _ROW = "number of the row"  # the column that stands in for ids: embeddings need none
 
 
-class _About(BaseModel):
-    """What the metadata say. ``preprocessor`` and ``labels``: as their ``state`` gives them."""
+class About(BaseModel):
+    """What is known of the models. ``preprocessor`` and ``labels``: as their ``state`` gives them."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -60,7 +60,7 @@ class TrainedParty:
     ``models``: ``encoder`` (if the party has features), and ``top`` at the active party.
     """
 
-    about: _About
+    about: About
     models: Mapping[str, nn.Module]
     preprocessor: Preprocessor | None
     labels: Labels | None
@@ -77,23 +77,23 @@ class TrainedParty:
         name, preprocessor = self.about.party, self.preprocessor
         if preprocessor is None:
             raise InputError(Code.DATA_INVALID, f"{name} has no features, and so no encoder: it has labels only")
-        source = f"{FRAME}{name}"
-        if preprocessor.image_shape is not None:
-            images = channels_first(source, np.asarray(rows), preprocessor.image_shape)  # type: ignore[arg-type]
+        source, shape = f"{FRAME}{name}", preprocessor.image_shape
+        if shape is not None:
+            images = channels_first(source, np.asarray(rows), (shape[0], shape[1], shape[2]))
             table = Table(source, tuple(row_ids(len(images))), images_NCHW=to_unit(images))
         else:
+            frame, id_ = rows, None
+            if not is_arrays(rows):
+                arrow, id_ = as_arrow(rows, source), _ROW
+                frame = arrow.append_column(id_, [row_ids(arrow.num_rows)])
             settings = DataSettings(
                 source=source,
-                id=None if is_arrays(rows) else _ROW,
+                id=id_,
                 columns=(*preprocessor.numeric_names, *preprocessor.categorical_names),
-                numeric=() if is_arrays(rows) else preprocessor.numeric_names,
-                categorical=() if is_arrays(rows) else preprocessor.categorical_names,
+                numeric=preprocessor.numeric_names,
+                categorical=preprocessor.categorical_names,
                 missing="error" if preprocessor.fill is None else "zero",
             )
-            frame = rows
-            if not is_arrays(rows):
-                arrow = as_arrow(rows, source)
-                frame = arrow.append_column(_ROW, [row_ids(arrow.num_rows)])
             table = loading({name: frame})(settings, False)
         return preprocessor.transform(table).inputs(np.arange(len(table), dtype=np.int64))
 
@@ -138,7 +138,7 @@ def load(path: Path, party: str | None) -> TrainedParty:
         raise InputError(Code.FILE_INVALID, f"{path}: no such run, and no such file")
     run, name = _chosen(path, party)
     trained = load_trained(run, name)
-    about = _About(
+    about = About(
         run_id=trained.run_id,
         party=name,
         recipe_digest=trained.recipe.digest(),
@@ -169,7 +169,7 @@ def _chosen(path: Path, party: str | None) -> tuple[Path, str]:
 def _from_file(path: Path, party: str | None) -> TrainedParty:
     try:
         with safe_open(path, framework="np") as file:  # the header
-            about = _About.model_validate_json((file.metadata() or {})["about"])
+            about = About.model_validate_json((file.metadata() or {})["about"])
         tensors = safetensors.torch.load(path.read_bytes())
     except OSError as error:
         raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
@@ -185,7 +185,7 @@ def _from_file(path: Path, party: str | None) -> TrainedParty:
     return _made(about, {"models": models})
 
 
-def _made(about: _About, state: Tree) -> TrainedParty:
+def _made(about: About, state: Tree) -> TrainedParty:
     """Makes the modules as a run does, and loads their weights. Raises InputError."""
     preprocessor = Preprocessor.from_state(about.preprocessor) if about.preprocessor is not None else None
     make = None

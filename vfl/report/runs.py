@@ -20,7 +20,7 @@ from vfl_common.text import clean
 
 _ENDS = ("failed", "stopped")  # events that a process logs last
 _TAIL = 65_536  # bytes of a log that hold its last line
-_MAIN = ("auc", "accuracy", "rmse", "loss")  # the first of them that a run has
+_MAIN = ("accuracy", "auc", "rmse")  # or the loss, if a run has none of them
 _MOST = 40  # characters of a name that somebody else chose
 
 
@@ -119,7 +119,7 @@ def show_runs(runs: list[Listed], others: list[Path], console: Console | None = 
         table.add_row(*_row(each))
     parts: list[Any] = [table] if runs else [Text("no runs")]
     if any(each.state == "unfinished" for each in runs):
-        parts += [Text("unfinished: it runs now, or was killed; the same commands resume it", "dim")]
+        parts += [Text("unfinished: it runs now, or was killed", "dim")]
     if others:
         names = ", ".join(clean(path.name, _MOST) for path in others)
         parts += [Text(f"no run in {names}", "dim")]
@@ -137,8 +137,9 @@ def _row(each: Listed) -> tuple[str, ...]:
     if summary is None:
         return (*start, "", "", "")
     named = summary.metrics.get("test", {})
-    main = next((f"{metric} {named[metric]:.4g}" for metric in _MAIN if metric in named), "")
-    return (*start, main, size(summary.bytes.total.message_bytes), f"{summary.wall_s:.1f}")
+    shown = [metric for metric in _MAIN if metric in named] or [metric for metric in ("loss",) if metric in named]
+    words = "  ".join(f"{metric} {named[metric]:.4g}" for metric in shown)
+    return (*start, words, size(summary.bytes.total.message_bytes), f"{summary.wall_s:.1f}")
 
 
 def _end(processes: list[Source]) -> str:
