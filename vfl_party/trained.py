@@ -1,7 +1,7 @@
 """A trained party's models by themselves, from its folder of a run or from a file that they were exported to.
 
-The file is safetensors: each tensor under its name in the module, after ``encoder.`` or ``top.``. The entry ``about`` of
-its metadata is JSON, with the keys of ``About``: it says how the modules are made, and rows prepared.
+The file is safetensors: each tensor under its name in the module, after ``encoder.`` or ``top.``. The entry ``about``
+of its metadata is JSON, with the keys of ``About``: it says how the modules are made, and rows prepared.
 """
 
 from __future__ import annotations

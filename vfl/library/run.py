@@ -118,6 +118,10 @@ class Run:
         if output is not None:
             check_output(Path(output))
         origin = Origin.of(self.folder)
+        for name in origin.data:
+            if not (self.folder / name / "run.json").exists():
+                text = f"{self.folder}: the folder of {name} is not in it; all parties predict together"
+                raise InputError(Code.FILE_INVALID, text)
         settings, frames = self._own_rows(origin) if data is None else self._new_rows(data, origin)
         with tempfile.TemporaryDirectory(prefix="vfl-") as place:
             result = Path(place) / "predictions.parquet"
