@@ -93,11 +93,22 @@ def test_every_folder_is_one_line(runs: Path) -> None:
     states = {"torn": "damaged", "silent": "unfinished", "going": "unfinished", "ended": "stopped", "broken": "failed"}
     assert all(state in lines[name] for name, state in states.items())
     assert "2026-01-01 12:10" in lines["second"]
-    assert "accuracy 0.85  auc 0.9" in lines["second"]
-    assert "accuracy 0.97  auc 0.999" in lines["first"]
-    assert "10 MB" in lines["first"]
+    assert lines["run"].split() == [
+        "run",
+        "began",
+        "(UTC)",
+        "method",
+        "seed",
+        "state",
+        "accuracy",
+        "auc",
+        "bytes",
+        "seconds",
+    ]
+    assert lines["second"].split()[3:] == ["splitnn", "3", "finished", "0.85", "0.9", "10", "MB", "3.9"]
+    assert lines["first"].split()[6:8] == ["0.97", "0.999"]
     assert "prediction" in lines["foretold"]
-    assert "study, 2 runs" in lines["sweep/"]
+    assert "2 runs" in lines["sweep/"]
     assert "finished" in lines["of-a-passive-party"]
     assert "no run in charts" in done.output
     assert "unfinished: it runs now, or was killed" in done.output
@@ -235,3 +246,13 @@ def test_rows_that_were_in_memory_must_be_given_again(tmp_path: Path) -> None:
         run.predict()
     rows = {"bank": BANK.head(3), "shop": SHOP.head(3)}
     assert len(run.predict(rows, output=tmp_path / "some.csv")["score"]) == len(pd.read_csv(tmp_path / "some.csv")) == 3
+
+
+def test_own_rows_of_a_party_with_labels_only_and_of_a_part_of_a_set(tmp_path: Path) -> None:
+    parties = [TABLES["parties"][0] | {"features": False}, TABLES["parties"][1]]
+    where = {"data": {"source": "sklearn:breast_cancer", "limit": 60}, "scheme": "columns"}
+    run = vfl.simulate(TABLES | {"parties": parties, "simulate": where}, quiet=True, out=tmp_path)
+    kept = pd.DataFrame(run.predictions).set_index("id")["score"]
+    found = pd.DataFrame(run.predict()).set_index("id")["score"]
+    assert len(found) == 60
+    assert found[kept.index].tolist() == pytest.approx(kept.tolist(), abs=1e-6)

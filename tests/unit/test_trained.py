@@ -205,3 +205,13 @@ def test_the_command_writes_a_party_s_file(once: vfl.Run, tmp_path: Path, monkey
     assert isinstance(again.exception, InputError)
     named = CliRunner().invoke(cli, ["export", "model", str(once.folder / "bank"), "--out", "x.safetensors"])
     assert (named.exit_code, vfl.Model.load("x.safetensors").party) == (0, "bank")
+
+
+def test_a_model_computes_in_the_recipe_s_precision() -> None:
+    found = run(recipe=RECIPE.replace({"model.precision": "bfloat16"}))
+    bank, shop = found.model("bank"), found.model("shop")
+    assert bank.top is not None
+    z_BD = torch.cat([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = bank.top(z_BD).float()
+    assert outputs.sigmoid().flatten().tolist() == found.predict(NEW)["score"]

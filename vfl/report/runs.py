@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from vfl.report.rounds import Source
-from vfl.report.table import new_table, size, wide_console
+from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
 from vfl_common.errors import Code, InputError
 from vfl_common.logs import utc
 from vfl_common.summary import Summary, load_summary
@@ -20,8 +20,8 @@ from vfl_common.text import clean
 
 _ENDS = ("failed", "stopped")  # events that a process logs last
 _TAIL = 65_536  # bytes of a log that hold its last line
-_MAIN = ("accuracy", "auc", "rmse")  # or the loss, if a run has none of them
-_MOST = 40  # characters of a name that somebody else chose
+_MAIN = ("accuracy", "auc", "rmse")
+_MOST = 60  # characters of a name that somebody else chose
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Listed:
 def find_runs(out: Path) -> tuple[list[Listed], list[Path]]:
     """Returns the runs in ``out``, newest first, and the folders that hold none. Raises InputError."""
     try:
-        folders = sorted(each for each in out.iterdir() if each.is_dir())
+        folders = sorted(each for each in out.iterdir() if each.is_dir() and not each.name.startswith("."))
     except FileNotFoundError:
         raise InputError(Code.FILE_INVALID, f"{out}: no such folder; give the folder of runs with --out") from None
     except OSError as error:
@@ -106,40 +106,41 @@ def newest(out: Path) -> Path:
 
 
 def show_runs(runs: list[Listed], others: list[Path], console: Console | None = None) -> None:
-    """Prints the runs as a table."""
-    table = new_table("Runs")
-    for heading in ("run", "began (UTC)", "method"):
+    """Prints the runs as a table, with the metrics of the test rows."""
+    table = new_table("Runs, with metrics of the test rows")
+    shown = [name for name in _MAIN if any(name in _tested(each) for each in runs)]
+    for heading in ("run", "began (UTC)", "method", "seed", "state"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("seed", justify="right")
-    for heading in ("state", "test rows"):
-        table.add_column(heading)
-    for heading in ("bytes", "seconds"):
-        table.add_column(heading, justify="right")
+    for heading in (*shown, "bytes", "seconds"):
+        table.add_column(heading, no_wrap=True, justify="right")
     for each in runs:
-        table.add_row(*_row(each))
+        table.add_row(*_row(each, shown))
     parts: list[Any] = [table] if runs else [Text("no runs")]
     if any(each.state == "unfinished" for each in runs):
         parts += [Text("unfinished: it runs now, or was killed", "dim")]
     if others:
         names = ", ".join(clean(path.name, _MOST) for path in others)
         parts += [Text(f"no run in {names}", "dim")]
-    (console or wide_console()).print(Group(*parts))
+    console = console or wide_console()
+    console.width = max(console.width, PIPE_WIDTH)  # a narrow terminal folds the lines; names stay whole
+    console.print(Group(*parts))
 
 
-def _row(each: Listed) -> tuple[str, ...]:
+def _tested(each: Listed) -> dict[str, float]:
+    return each.summary.metrics.get("test", {}) if each.summary is not None else {}
+
+
+def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
     began = utc(each.began_s)[:16].replace("T", " ")
     name = clean(each.folder.name, _MOST)
     if each.state == "study":
-        return (f"{name}/", began, "", "", f"study, {each.runs} runs", "", "", "")
+        return (f"{name}/", began, "", "", f"{each.runs} runs")
     method = "prediction" if each.job == "predict" else clean(each.method, _MOST)
     start = (name, began, method, "" if each.seed is None else str(each.seed), each.state)
-    summary = each.summary
-    if summary is None:
-        return (*start, "", "", "")
-    named = summary.metrics.get("test", {})
-    shown = [metric for metric in _MAIN if metric in named] or [metric for metric in ("loss",) if metric in named]
-    words = "  ".join(f"{metric} {named[metric]:.4g}" for metric in shown)
-    return (*start, words, size(summary.bytes.total.message_bytes), f"{summary.wall_s:.1f}")
+    if each.summary is None:
+        return start
+    metrics = [f"{_tested(each)[name]:.4g}" if name in _tested(each) else "" for name in shown]
+    return (*start, *metrics, size(each.summary.bytes.total.message_bytes), f"{each.summary.wall_s:.1f}")
 
 
 def _end(processes: list[Source]) -> str:
