@@ -17,18 +17,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vfl.library.data import Data
     from vfl.library.forecast import Forecast, forecast
+    from vfl.library.model import Model
     from vfl.library.recipe import Recipe
     from vfl.library.run import Run
     from vfl.library.simulate import Round, simulate
     from vfl.library.study import Study, study
     from vfl_common.errors import Code, VflError
 
-__all__ = ["Code", "Data", "Forecast", "Recipe", "Round", "Run", "Study", "VflError", "forecast", "simulate", "study"]
+__all__ = [
+    "Code",
+    "Data",
+    "Forecast",
+    "Model",
+    "Recipe",
+    "Round",
+    "Run",
+    "Study",
+    "VflError",
+    "forecast",
+    "simulate",
+    "study",
+]
 
 _FROM = {
     "Code": "vfl_common.errors",
     "Data": "vfl.library.data",
     "Forecast": "vfl.library.forecast",
+    "Model": "vfl.library.model",
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.simulate",
     "Run": "vfl.library.run",

@@ -8,6 +8,8 @@ import click
 
 from vfl.certs.commands import certs
 from vfl.export.commands import export
+from vfl.report.chosen import RUNS, run_argument
+from vfl_common.errors import Code, InputError
 from vfl_common.program import EXIT_CODES, run_program
 from vfl_common.text import to_json
 
@@ -16,7 +18,7 @@ DEMO = Path(__file__).with_name("demo.toml")
 _out = click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs"),
+    default=RUNS,
     show_default=True,
     help="Folder of runs; each run gets its own folder in it.",
 )
@@ -39,7 +41,9 @@ def cli() -> None:
       vfl simulate examples/diabetes.toml   run your own recipe
       vfl study examples/study/digits.toml  compare methods, seeds and label counts in a table
       vfl forecast examples/digits.toml     bytes and time, before anything runs
-      vfl report runs/20260101-120000-digits-1f2e
+      vfl runs                              a table of your runs
+      vfl report                            the newest run again, with charts
+      vfl predict --data bank=new.csv --data shop=new-shop.csv
       vfl export tensorboard runs/20260101-120000-digits-1f2e
       vfl certs ca
     """
@@ -149,11 +153,12 @@ def forecast(
 
 
 @cli.command(epilog=EXIT_CODES)
-@click.argument("run", type=click.Path(path_type=Path))
+@run_argument
 def report(run: Path) -> None:
     """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
 
-    RUN is the folder of a run, or a party's folder in it, or its summary.json. A passive party gets no summary, and
+    RUN is the folder of a run, or a party's folder in it, or its summary.json; if it is left out, the newest finished
+    run in the folder runs. A passive party gets no summary, and
     nobody has one before the run ends: the table shows the party's own counts.
 
     \b
@@ -181,6 +186,79 @@ def report(run: Path) -> None:
         click.echo(path)
     if not any(path.name == "learning-curves.png" for path in paths):
         click.echo("no learning curves: no metrics.jsonl in this folder has more than one round to draw")
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=RUNS,
+    show_default=True,
+    help="Folder of runs.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each run instead of the table.")
+def runs(out: Path, as_json: bool) -> None:
+    """List the runs in OUT, the newest first.
+
+    A run is finished; or failed or stopped, if the log of one of its processes ends so; else unfinished: it runs now,
+    or was killed. A study's runs are listed with --out OUT/STUDY.
+
+    \b
+    Examples:
+      vfl runs
+      vfl runs --json | jq -r 'select(.state == "finished") | .folder'
+    """
+    from vfl.report.runs import find_runs, show_runs
+
+    found, others = find_runs(out)
+    if as_json:
+        for each in found:
+            click.echo(to_json(each.as_json(), compact=True))
+    else:
+        show_runs(found, others)
+
+
+@cli.command(epilog=EXIT_CODES)
+@run_argument
+@click.option(
+    "--data", multiple=True, metavar="NAME=FILE", help="New rows of the party NAME; once for each party with features."
+)
+@click.option(
+    "--output",
+    default="predictions.csv",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where to write ids, scores and classes; .csv or .parquet.",
+)
+def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
+    """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in this process.
+
+    RUN is the folder of a run; if it is left out, the newest finished run in the folder runs. Without --data the run's
+    own rows are predicted again. A file needs the columns that the party had in training, and no label. Between
+    organisations, every party runs `vfl-party predict`.
+
+    \b
+    Examples:
+      vfl predict --output again.csv
+      vfl predict runs/20260101-120000-churn-1f2e --data bank=new.csv --data shop=new-shop.parquet
+    """
+    from vfl.library.run import Run
+
+    Run.load(run).predict(_by_party(data) or None, output=output)
+    click.echo(output)
+
+
+def _by_party(data: tuple[str, ...]) -> dict[str, Path]:
+    """Reads the options ``NAME=FILE``. Raises InputError."""
+    found = {}
+    for each in data:
+        name, equals, file = each.partition("=")
+        if not (name and equals and file):
+            raise InputError(Code.CONFIG_INVALID, f"--data {each}: give NAME=FILE, a party's name and its rows")
+        if not Path(file).exists():
+            raise InputError(Code.FILE_INVALID, f"--data {each}: no such file")
+        found[name] = Path(file)
+    return found
 
 
 def _simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:

@@ -10,7 +10,9 @@ import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from vfl_common.errors import Code, InputError, UnwritableError
 
@@ -52,6 +54,29 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
         with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink()
         raise unwritable(path, error) from None
+
+
+@contextlib.contextmanager
+def private_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a new file, which only its owner may read; at the end of the block it replaces ``path``, on the disk.
+
+    If the block fails, ``path`` stays as it was. Raises InputError (FILE_INVALID) if the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)  # a killed process may have had this number
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        fsync_folder(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise unwritable(path, error) from None
+        raise
 
 
 def fsync_folder(folder: Path) -> None:

@@ -71,7 +71,7 @@ class PartyApp:
 
         def open_folder(run_id: str) -> RunFolder:
             folder = create(out, run_id, files.name, files.recipe)
-            folder.note(job="train")
+            folder.note(job="train", encoder=files.encoder.model_dump(mode="json"))
             folder.checkpoints = self._store(folder)
             return folder
 

@@ -128,8 +128,9 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
     """
     from vfl_party.app import PartyApp, lend
     from vfl_party.files import read_files
-    from vfl_party.prediction import check_output, load_trained, prediction_data
+    from vfl_party.prediction import load_trained, prediction_data
     from vfl_party.ranks import started_by_torchrun
+    from vfl_party.results import check_output
 
     name = load_party(party).name
     run_ = load_trained(trained, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from vfl_common.errors import VflError
@@ -12,7 +13,8 @@ from vfl_party.align import Aligned, Alignment
 from vfl_party.context import Hooks
 from vfl_party.exchange import Ways
 from vfl_party.party import Assembled, Opened, expected_rows
-from vfl_party.phase import Phase, Tree
+from vfl_party.phase import Phase, Predictions, Tree
+from vfl_party.results import keep, kept_table
 from vfl_party.runner import Job, Statement
 
 
@@ -95,6 +97,9 @@ class PartyJob(Job):
 
     def load_state(self, tree: Tree) -> None:
         self.assembled.load_state(tree)
+
+    def keep(self, folder: Path, phase: str, predictions: Predictions) -> None:
+        keep(folder, phase, kept_table(self.assembled.party.recipe, self.assembled.prepared, phase, predictions))
 
     def end(self, error: VflError) -> None:
         self._transport.end(error)

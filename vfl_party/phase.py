@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from vfl_common.summary import Absence
+from vfl_party.seeds import Rows
 
 Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vfl_party.checkpoint packs
+Predictions = Mapping[str, tuple[Rows, Tensor]]  # {split: (its rows [N], the outputs for them [N, O])}
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,8 @@ class RoundReport:
     same on all sides); ``kept``: the metrics of the weights that the phase ends with, if these are an earlier round's;
     ``note``: a sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says (the
     same on all sides); ``without``: parties that the model was trained without, because their data came too late;
-    ``absences``: all steps of the phase so far that were computed without a party.
+    ``absences``: all steps of the phase so far that were computed without a party; ``predictions``: those behind the
+    metrics of a trained model, which this party keeps in its folder and never sends.
     """
 
     steps: int
@@ -30,6 +36,7 @@ class RoundReport:
     checkpoint: bool = False
     without: tuple[str, ...] = ()
     absences: tuple[Absence, ...] = ()
+    predictions: Predictions = field(default_factory=dict)
 
 
 class Phase(ABC):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
-import torch
-from torch import Tensor, nn
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
 
 from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder, planned
@@ -29,22 +25,25 @@ from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor
 from vfl_party.declared import Exchange
 from vfl_party.methods import nothing_kept, sent_noise
-from vfl_party.metrics import scores
-from vfl_party.party import Opened, load_models
+from vfl_party.party import Opened, encoder_settings, load_models
 from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.results import result_columns, write_table
 from vfl_party.rows import Prepared
 from vfl_party.scoring import joint_outputs, scoring, send_embeddings
 
 PHASE = "predict"
-FORMATS = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run as one party holds it. ``state``: what its job's ``state`` returned at the end."""
+    """A finished run as one party holds it.
+
+    ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned at the end.
+    """
 
     run_id: str
     recipe: Recipe
+    encoder: EncoderSettings
     state: Tree
 
 
@@ -68,7 +67,18 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
         text = f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest that is whole)"
         raise InputError(Code.CHECKPOINT_INVALID, f"{text}; restore it, or train again")
-    return TrainedRun(folder.run_id, recipe, store.load(labels[-1])["job"])
+    return TrainedRun(folder.run_id, recipe, _encoder(folder, recipe, name), store.load(labels[-1])["job"])
+
+
+def _encoder(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
+    """Returns the settings of the party's encoder: its own, if the folder notes one, else the recipe's."""
+    noted = folder.facts().get("encoder")
+    try:
+        own = TypeAdapter(EncoderSettings).validate_python(noted) if noted is not None else None
+    except ValidationError:
+        text = f"{folder.path / 'run.json'}: its encoder cannot be read; restore the file"
+        raise InputError(Code.FILE_INVALID, text) from None
+    return encoder_settings(recipe, name, own)
 
 
 def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
@@ -181,48 +191,3 @@ class Prediction:
         if party.role == "passive":
             return [PassivePredict(party)]
         return [ActivePredict(party, prepared.table.ids, self.output)]
-
-
-def result_columns(recipe: Recipe, labels: Labels, outputs_NO: Tensor) -> dict[str, Any]:
-    """Returns the columns of the result.
-
-    Regression: ``value``, in the label's own unit. Binary: ``score`` (of the second class) and ``class``.
-    Multi-class: ``score_<class>`` for each, and ``class``.
-    """
-    found = scores(recipe.task, outputs_NO).cpu()
-    if recipe.task.kind == "regression":
-        return {"value": labels.unscale(found.double()).reshape(-1).numpy()}
-    if recipe.task.kind == "binary":
-        probability = found.reshape(-1)
-        chosen = labels.decode((probability >= 0.5).to(torch.int64))
-        return {"score": probability.numpy(), "class": list(chosen)}
-    known = found[:, : len(labels.classes)]
-    named = {f"score_{name}": known[:, column].numpy() for column, name in enumerate(labels.classes)}
-    return {**named, "class": list(labels.decode(known.argmax(dim=1)))}
-
-
-def check_output(path: Path) -> None:
-    """Raises InputError if ``path`` cannot become a result: a wrong ending, no folder, or a file that exists."""
-    if path.suffix not in FORMATS:
-        raise InputError(Code.FILE_INVALID, f"{path}: the result's name must end in {' or '.join(FORMATS)}")
-    if path.exists():
-        raise InputError(Code.FILE_INVALID, f"{path}: exists already; move it away or give another --output")
-    if not path.absolute().parent.is_dir():
-        raise InputError(Code.FILE_INVALID, f"{path.absolute().parent}: no such folder")
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    """Writes CSV or Parquet, by the name's ending: the whole file or nothing. Only the owner may read the scores."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)  # a killed process may have had this number
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-            if path.suffix == ".parquet":
-                pyarrow.parquet.write_table(table, file)
-            else:
-                pyarrow.csv.write_csv(table, file)
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # the first error is the one to report
-            temporary.unlink()
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be written ({error.strerror or error})") from None

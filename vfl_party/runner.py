@@ -36,6 +36,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.ledger import Ledger, load_entries
@@ -44,7 +45,7 @@ from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned, ahead, alone_after, label_of, position_of, reachable
 from vfl_common.summary import Absence
 from vfl_common.text import to_json
-from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.phase import Phase, Predictions, RoundReport, Tree
 
 MOST_LOST = 2  # checkpoints that a death may cost a party
 
@@ -86,6 +87,10 @@ class Job(ABC):
     @abstractmethod
     def load_state(self, tree: Tree) -> None:
         """Restores what ``state`` returned."""
+
+    @abstractmethod
+    def keep(self, folder: Path, phase: str, predictions: Predictions) -> None:
+        """Writes a phase's predictions into the folder of the run, with ids and labels. Raises InputError."""
 
     @abstractmethod
     def end(self, error: VflError) -> None:
@@ -350,6 +355,8 @@ class Runner:
             outcome.without = tuple(dict.fromkeys((*outcome.without, *report.without)))
             if report.absences:
                 outcome.absences[phase.name] = report.absences
+            if report.predictions:  # before a checkpoint says that the round is done
+                job.keep(folder.path, phase.name, report.predictions)
             done = report.done or round_ + 1 == phase.rounds
             self.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
             if done:

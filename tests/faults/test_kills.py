@@ -1,22 +1,31 @@
-"""A slice of scripts/try-kills: deaths at named moments, and the same parameters, bit for bit."""
+"""A slice of scripts/try-kills: deaths at named moments, and the same parameters and predictions, bit for bit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from tests.harness import kills
 from tests.harness.federation import Federation
-from tests.integration.test_resume import Parameters, assert_equal, parameters
+from tests.integration.test_resume import assert_equal, parameters
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     with Federation(tmp_path_factory.mktemp("undisturbed"), kills.recipe(), kills.DATA) as federation:
         federation.start_all()
         federation.finish()
-        return parameters(federation)
+        return federation
+
+
+def kept(federation: Federation) -> pa.Table:
+    """The predictions that the run has left, in the only file of them."""
+    (path,) = federation.run_folder.glob("*/*predictions*")
+    assert path.parent.name == "p0"
+    return pyarrow.parquet.read_table(path)
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +40,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("active", "after-mid-epoch"),
         ("all", "checkpoint-half"),
         ("two", "before-evaluation"),
+        ("active", "after-evaluation"),
         ("active", "report-sent"),
         ("server", "before-told"),
         ("server", "closing"),
@@ -38,10 +48,12 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ],
 )
 def test_the_run_ends_as_undisturbed(
-    who: str, moment: str, tmp_path: Path, plugin: dict[str, str], undisturbed: Parameters
+    who: str, moment: str, tmp_path: Path, plugin: dict[str, str], undisturbed: Federation
 ) -> None:
     assert (who, moment) in set(kills.cells())
-    assert_equal(parameters(kills.run(tmp_path, plugin, kills.VICTIMS[who], moment)), undisturbed)
+    ended = kills.run(tmp_path, plugin, kills.VICTIMS[who], moment)
+    assert_equal(parameters(ended), parameters(undisturbed))
+    assert kept(ended).equals(kept(undisturbed))
 
 
 def test_a_defect_in_a_stream_s_thread_ends_the_run_with_the_name_of_who_has_it(

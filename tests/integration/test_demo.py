@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from sklearn.datasets import load_digits
 
 from tests.harness.here import vfl_here
 from tests.harness.waiting import wait_until
+from vfl.library.model import Model
 
 REPO = Path(__file__).parents[2]
 VFL = [sys.executable, "-m", "vfl.cli"]
@@ -122,6 +125,19 @@ def test_the_demo(tmp_path: Path) -> None:
     assert "hospital" in told.stdout
     assert (folder / "learning-curves.png").stat().st_size > 10_000
     assert (folder / "bytes.png").stat().st_size > 10_000
+
+    listed = vfl_here("runs", "--json", cwd=tmp_path)
+    assert json.loads(listed.stdout)["run"] == folder.name
+    kept = pq.read_table(folder / "bank" / "predictions.parquet").to_pandas().query("split == 'test'")
+    assert (kept["truth"] == kept["class"]).mean() == pytest.approx(summary["metrics"]["test"]["accuracy"])
+    again = vfl("predict", "--output", "again.parquet", cwd=tmp_path)  # processes trained, one process predicts
+    assert again.returncode == 0, again.stderr
+    scores = pq.read_table(tmp_path / "again.parquet").to_pandas().set_index("id").loc[kept["id"]]
+    assert scores["score_7"].to_numpy() == pytest.approx(kept["score_7"].to_numpy(), abs=1e-6)
+    exported = vfl_here("export", "model", "--party", "telecom", cwd=tmp_path)
+    assert exported.stdout == "telecom.safetensors\n", exported.stderr
+    digits = load_digits().images[:, None, 4:, 4:] / 16.0
+    assert Model.load(tmp_path / "telecom.safetensors").embed(digits).shape == (1797, 32)
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ from vfl_common.run_folder import create
 from vfl_common.stages import Planned
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.cli import cli
-from vfl_party.prediction import load_trained, write_table
+from vfl_party.prediction import load_trained
+from vfl_party.results import write_table
 
 TABLE = pa.table({"id": ["a", "b"], "score": [0.25, 0.75]})
 

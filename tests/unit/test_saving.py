@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.rpc.said import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned
-from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.phase import Phase, Predictions, RoundReport, Tree
 from vfl_party.runner import Job, Runner, Statement
 
 Events = list[str]
@@ -94,6 +96,9 @@ class Work(Job):
     def load_state(self, tree: Tree) -> None: ...
     def end(self, error: VflError) -> None: ...
 
+    def keep(self, folder: Path, phase: str, predictions: Predictions) -> None:
+        self._events.append(f"keeps {phase}")
+
     def close(self, error: BaseException | None) -> None:
         self._events.append("closes")
 
@@ -164,6 +169,14 @@ def test_it_waits_for_the_disk_at_the_end_of_a_phase_and_when_the_round_says_so(
         *("b 2", "begins 000007.b.3", "waits"),
         *("closes", "reports"),
     ]
+
+
+def test_predictions_are_kept_before_a_checkpoint_says_that_the_round_is_done(tmp_path: Path) -> None:
+    events: Events = []
+    found = {"test": (np.arange(1), torch.zeros(1, 1))}
+    first = Rounds(events, "a", [RoundReport(1, predictions=found), RoundReport(1)], None)
+    runner(tmp_path, events, [first])[0].run()
+    assert events[:4] == ["a 0", "keeps a", "begins 000001.a.1", "a 1"]
 
 
 def test_the_active_party_waits_before_it_says_that_it_needs_nobody(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``vfl export``: the rounds of a run in TensorBoard or MLflow, after the run or during it."""
+"""``vfl export``: the rounds of a run in TensorBoard or MLflow, after the run or during it; a party's models."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 
 import click
 
+from vfl.report.chosen import run_argument
 from vfl.report.rounds import History, Round, Source, find_sources
 from vfl_common.program import EXIT_CODES
 
 _POLL_S = 1.0
-_RUN = click.argument("run", type=click.Path(path_type=Path))
 _FOLLOW = click.option("--follow", is_flag=True, help="Keep exporting until the run is finished, or Ctrl-C.")
 
 
@@ -29,15 +29,16 @@ class Sink(Protocol):
 
 @click.group(epilog=EXIT_CODES)
 def export() -> None:
-    """Give the metrics of a run to TensorBoard or MLflow: metrics.jsonl of each party in its folder.
+    """Give the metrics of a run to TensorBoard or MLflow, or a party's trained models to a file.
 
-    Steps on the axis are training steps since the run began. A round that was repeated after a rollback counts once.
-    Only the content of metrics.jsonl is sent and, to MLflow, the recipe.
+    Metrics are those in metrics.jsonl of each party. Steps on the axis are training steps since the run began. A round
+    that was repeated after a rollback counts once. Only the content of metrics.jsonl is sent and, to MLflow, the
+    recipe. Without RUN, a command takes the newest finished run in the folder runs.
     """
 
 
 @export.command(epilog=EXIT_CODES)
-@_RUN
+@run_argument
 @click.option(
     "--out",
     default="tensorboard",
@@ -62,7 +63,7 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
 
 
 @export.command(epilog=EXIT_CODES)
-@_RUN
+@run_argument
 @click.option(
     "--tracking-uri",
     envvar="MLFLOW_TRACKING_URI",
@@ -84,6 +85,33 @@ def mlflow(run: Path, tracking_uri: str, experiment: str, follow: bool) -> None:
 
     for source in copy(run, lambda source: Mlflow(source, tracking_uri, experiment), follow=follow):
         click.echo(f"{experiment}: {source.run_id}/{source.party}")
+
+
+@export.command(epilog=EXIT_CODES)
+@run_argument
+@click.option("--party", metavar="NAME", help="Whose. [default: the only one whose folder is there, or the active one]")
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A new file, whose name ends in .safetensors. [default: NAME.safetensors]",
+)
+def model(run: Path, party: str | None, out: Path | None) -> None:
+    """Write a party's encoder, and the active party's top model, as safetensors. RUN is as for the others.
+
+    Tensors have their names in the modules, after encoder. or top.; `vfl.Model.load(FILE)` makes the modules again, and
+    prepares rows for them. The file holds column names, categories and statistics too: private, only you may read it.
+
+    \b
+    Example:
+      vfl export model runs/20260101-120000-churn-1f2e --party shop
+    """
+    from vfl.library.model import Model
+
+    found = Model.load(run, party)
+    out = out or Path(f"{found.party}.safetensors")
+    found.save(out)
+    click.echo(out)
 
 
 def copy(run: Path, open_sink: Callable[[Source], Sink], *, follow: bool) -> list[Source]:

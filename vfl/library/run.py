@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,9 @@ from vfl_common.summary import Bytes, Summary
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from vfl.library.model import Model
+    from vfl.simulation.origin import Origin
+
 
 class Run:
     """A finished run in its folder.
@@ -23,19 +25,16 @@ class Run:
     ``folder``: as ``vfl simulate`` leaves it, so that ``vfl report`` and ``vfl export`` take it, too.
     """
 
-    def __init__(self, folder: Path, base: Path | None = None) -> None:
-        """Use ``simulate`` or ``Run.load``. ``base``: the folder with the recipe's own modules."""
+    def __init__(self, folder: Path) -> None:
+        """Use ``simulate`` or ``Run.load``."""
         from vfl.report.reading import find
 
         self._found = find(folder)
-        self.folder, self._base = self._found.folder, base
+        self.folder = self._found.folder
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
-        """Opens the folder of a finished run. Raises VflError if it holds none.
-
-        To predict with encoders of your own, have their modules where Python finds them.
-        """
+        """Opens the folder of a finished run. Raises VflError if it holds none."""
         return cls(Path(folder))
 
     @property
@@ -61,7 +60,7 @@ class Run:
         """
         from vfl.report.reading import history
 
-        name = party or next(each.name for each in self.summary.parties if each.role == "active")
+        name = party or self._active
         if not (self.folder / name / "run.json").exists():
             raise InputError(Code.FILE_INVALID, f"{self.folder}: the folder of {name} is not in it")
         rounds = history(self.folder / name)
@@ -75,12 +74,35 @@ class Run:
             columns[whole] = [each.metrics.get(split, {}).get(of) for each in rounds]
         return columns
 
-    def predict(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    @property
+    def predictions(self) -> dict[str, list[Any]]:
+        """The predictions behind the final metrics, as columns: ``phase``, ``split``, ``id``, ``truth``, then scores.
+
+        ``truth`` is as in the label's column; the scores are named as in ``predict``. Raises VflError if the active
+        party's folder has none.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        from vfl_party.results import KEPT
+
+        path = self.folder / self._active / KEPT
+        try:
+            found: dict[str, list[Any]] = pyarrow.parquet.read_table(path).to_pydict()
+        except FileNotFoundError:
+            text = f"{path}: no such file; a phase of kind evaluate or gbdt writes it, at the active party"
+            raise InputError(Code.FILE_INVALID, text) from None
+        except (OSError, pyarrow.ArrowException) as error:
+            raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error})") from None
+        return found
+
+    def predict(self, data: Mapping[str, Any] | None = None, *, output: str | Path | None = None) -> dict[str, Any]:
         """Predicts new rows, with all parties in this process.
 
         Args:
             data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each party that has features.
-                The columns are those of training; no label is needed.
+                The columns are those of training; no label is needed. Without it, the run's own rows are predicted.
+            output: a new file for the result, sorted by id: CSV or Parquet, by its ending. Only you may read it.
 
         Returns columns, in the order of the active party's rows if they are in memory, else sorted by id: the ids,
         under their column's name; ``value`` (regression), ``score`` and ``class`` (binary), or a ``score_…`` for each
@@ -89,21 +111,48 @@ class Run:
         import pyarrow.parquet
 
         from vfl.simulation.inprocess import predict_in_process
+        from vfl.simulation.origin import Origin
         from vfl_party.data import loading
+        from vfl_party.results import check_output, write_table
 
-        settings, frames = self._new_rows(data)
+        if output is not None:
+            check_output(Path(output))
+        origin = Origin.of(self.folder)
+        for name in origin.data:
+            if not (self.folder / name / "run.json").exists():
+                text = f"{self.folder}: the folder of {name} is not in it; all parties predict together"
+                raise InputError(Code.FILE_INVALID, text)
+        settings, frames = self._own_rows(origin) if data is None else self._new_rows(data, origin)
         with tempfile.TemporaryDirectory(prefix="vfl-") as place:
-            output = Path(place) / "predictions.parquet"
+            result = Path(place) / "predictions.parquet"
             predict_in_process(
-                self.folder, settings, output, Path(place) / "prediction", load=loading(frames), modules=self._base
+                self.folder, settings, result, Path(place) / "prediction", load=loading(frames), modules=origin.base
             )
-            found = pyarrow.parquet.read_table(output).to_pydict()
-        active = next(each.name for each in self.summary.parties if each.role == "active")
-        return _in_order(found, settings[active], frames.get(active))
+            table = pyarrow.parquet.read_table(result)
+        if output is not None:
+            write_table(Path(output), table)
+        return _in_order(table.to_pydict(), settings[self._active], frames.get(self._active))
 
-    def _new_rows(self, data: Mapping[str, Any]) -> tuple[dict[str, DataSettings], dict[str, Any]]:
+    def model(self, party: str | None = None) -> Model:
+        """Returns a party's trained models, with the way to prepare rows for them; the active party's if not given.
+
+        Raises VflError.
+        """
+        from vfl.library.model import Model
+
+        return Model.load(self.folder, party)
+
+    def _own_rows(self, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
+        """Returns each party's data of training, and no frames. Raises InputError if the rows were in memory."""
+        gone = [name for name, known in origin.data.items() if known.source.startswith(FRAME)]
+        if gone:
+            text = f"{self.folder}: the rows of {', '.join(gone)} were in memory in training; say which to predict"
+            raise InputError(Code.DATA_INVALID, text)
+        return dict(origin.data), {}
+
+    def _new_rows(self, data: Mapping[str, Any], origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
         """Returns each party's data settings of training with the new rows as source, and {party: its frame}."""
-        trained = {each.name: self._data(each.name) for each in self.summary.parties if each.role != "server"}
+        trained = origin.data
         settings, frames = {}, {}
         if not isinstance(data, Mapping) or not data:
             raise InputError(Code.DATA_INVALID, "predict: give {party: its rows}")
@@ -111,7 +160,7 @@ class Run:
         if unknown:
             text = f"predict: {unknown[0]!r} is no party of the run (parties: {', '.join(trained)})"
             raise InputError(Code.DATA_INVALID, text)
-        without = {name for name, known in trained.items() if not self._has_features(name)}
+        without = {name for name in trained if not self._has_features(name)}
         for name, known in trained.items():
             of = name if name in data else next(iter(data)) if name in without else ""
             if not of:
@@ -136,17 +185,9 @@ class Run:
 
         return figure_of(self._found)
 
-    def _data(self, name: str) -> DataSettings:
-        """Returns what a party's data was in training."""
-        from vfl_common.config.base import read_toml
-
-        noted, written = self.folder / name / "data.json", self.folder / "federation" / f"{name}.toml"
-        if noted.exists():
-            return DataSettings.model_validate(json.loads(noted.read_text(encoding="utf-8")))
-        if written.exists():
-            return DataSettings.model_validate(read_toml(written)["data"])
-        text = f"{self.folder}: does not say what data {name} had; predict a run of separate machines with vfl-party"
-        raise InputError(Code.FILE_INVALID, text)
+    @property
+    def _active(self) -> str:
+        return next(each.name for each in self.summary.parties if each.role == "active")
 
     def _has_features(self, name: str) -> bool:
         """Whether a party has columns of its own, and not labels only."""

@@ -17,13 +17,13 @@ from vfl.library import cells
 from vfl.library.data import with_data, write_frames
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
+from vfl.simulation.origin import Origin
 from vfl.simulation.run import new_run_id
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import Code, InputError, InternalError, VflError
-from vfl_common.files import write_atomic
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,9 @@ def simulate(
         if processes:
             _in_processes(tables, settings, made.base, folder, frames, quiet=quiet)
         else:
+            Origin(made.base, divided).note(folder)
             _in_process(settings, divided, made.base, folder, frames, quiet, on_round)
-            for name, of_party in divided.items():
-                write_atomic(folder / name / "data.json", of_party.model_dump_json(exclude_defaults=True) + "\n")
-        run = Run(folder, made.base)
+        run = Run(folder)
         if goes:
             weakref.finalize(run, _remove, place, os.getpid())
         return run

@@ -139,7 +139,8 @@ def predict_in_process(
     Raises VflError.
     """
     from vfl_party import party as assembly
-    from vfl_party.prediction import Prediction, check_output, load_trained, prediction_data
+    from vfl_party.prediction import Prediction, load_trained, prediction_data
+    from vfl_party.results import check_output
 
     check_output(output)
     trained = {name: load_trained(run, name) for name in data}
@@ -149,8 +150,7 @@ def predict_in_process(
         settings = recipe.party(name)
         assert settings is not None  # noqa: S101 - its folder is in the run's
         own = prediction_data(data[name], None, trained[name].state)
-        encoder = assembly.encoder_settings(recipe, name, None)
-        opened = assembly.open_party(recipe, name, own, encoder, load or assembly.load, labels=False)
+        opened = assembly.open_party(recipe, name, own, trained[name].encoder, load or assembly.load, labels=False)
         return opened, Prediction(trained[name], settings, output)
 
     with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:

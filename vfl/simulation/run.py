@@ -15,6 +15,7 @@ from vfl.launcher.forks import Launcher, launching
 from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all
 from vfl.simulation.federation import Federation, on_one_machine
 from vfl.simulation.live import View, view
+from vfl.simulation.origin import Origin
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe
@@ -67,8 +68,10 @@ def run_federation(
 
     Raises InputError and ProcessFailed.
     """
-    federation = Federation(recipe, folder.parent, folder / "federation", divide(recipe, base), base)
+    data = divide(recipe, base)
+    federation = Federation(recipe, folder.parent, folder / "federation", data, base)
     federation.write(tables)
+    Origin(base, data).note(folder)
     Simulation(federation, folder, screen, keep_going, launcher, stop).run()
 
 

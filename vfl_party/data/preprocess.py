@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -118,6 +119,15 @@ class Preprocessor:
             one_hot=one_hot,
             flatten=flatten,
         )
+
+    @property
+    def spec(self) -> InputSpec:
+        """The rows that ``transform`` gives."""
+        if self.image_shape is not None:
+            return InputSpec((math.prod(self.image_shape),) if self.flatten else self.image_shape)
+        if self.one_hot:
+            return InputSpec((len(self.numeric_names) + sum(1 + len(words) for words in self.vocabularies),))
+        return InputSpec((len(self.numeric_names),), tuple(RESERVED + len(words) for words in self.vocabularies))
 
     def transform(self, table: Table) -> Features:
         """Returns encoder inputs of all rows of a table with the same columns or image shape as in training.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from torch import Tensor
+
 from vfl_common.config.base import Section
 from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Traffic
@@ -11,6 +13,7 @@ from vfl_party.method import Method
 from vfl_party.metrics import evaluate
 from vfl_party.phase import Phase, RoundReport
 from vfl_party.scoring import joint_embeddings, outputs_of, scoring, scoring_traffic, send_embeddings
+from vfl_party.seeds import Rows
 
 
 class EvaluateSettings(Section):
@@ -36,6 +39,7 @@ class ActiveEvaluate(Phase):
         party, batch = self._party, 0
         labels, targets = party.need_labels()
         metrics: dict[str, dict[str, float]] = {}
+        predictions: dict[str, tuple[Rows, Tensor]] = {}
         # If training may go on without a party, people want to know what the model is worth without it.
         some = party.features is not None or len(party.recipe.passives) > 1
         away = [each.name for each in party.recipe.passives] if party.late_policy != "wait" and some else []
@@ -49,7 +53,8 @@ class ActiveEvaluate(Phase):
             for name, each in of.items():
                 outputs = outputs_of(party, each)
                 metrics[name] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
-        return RoundReport(0, metrics)
+                predictions[name] = rows, outputs
+        return RoundReport(0, metrics, predictions=predictions)
 
 
 class PassiveEvaluate(Phase):

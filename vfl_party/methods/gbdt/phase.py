@@ -64,13 +64,16 @@ class ActiveGbdt(Phase):
             callbacks.append(lgb.early_stopping(settings.early_stopping, verbose=False))
         trees = lgb.train(self._parameters(), train, settings.trees, watched, callbacks=callbacks)
         metrics: dict[str, dict[str, float]] = {}
+        predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split in settings.splits:
             rows = party.rows(split)
             if len(rows):
                 outputs = self._outputs(trees, x_NF[rows])
                 metrics[split] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
+                predictions[split] = rows, outputs
         kept = trees.best_iteration if settings.early_stopping is not None else trees.current_iteration()
-        return RoundReport(0, metrics, note=f"{self.name}: {kept} of at most {settings.trees} rounds of boosting")
+        note = f"{self.name}: {kept} of at most {settings.trees} rounds of boosting"
+        return RoundReport(0, metrics, note=note, predictions=predictions)
 
     def _parameters(self) -> dict[str, Any]:
         party, settings = self._party, self._settings

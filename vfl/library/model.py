@@ -1,0 +1,81 @@
+"""One party's trained models, to use without the others."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl_common.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from vfl_party.trained import TrainedParty
+
+
+class Model:
+    """One party's trained models, on the CPU, in evaluation mode.
+
+    ``party``, ``run_id``: whose they are. ``encoder``: the party's encoder; None if it has labels only. ``top``: the
+    active party's model on all parties' embeddings; None at the others. ``classes``: of a classification at the active
+    party, in the order of the top model's outputs.
+    """
+
+    def __init__(self, trained: TrainedParty) -> None:
+        """Use ``Model.load`` or ``Run.model``."""
+        self._trained = trained
+        self.party, self.run_id = trained.about.party, trained.about.run_id
+        self.encoder: nn.Module | None = trained.models.get("encoder")
+        self.top: nn.Module | None = trained.models.get("top")
+        self.classes: tuple[str | int | float, ...] = trained.labels.classes if trained.labels is not None else ()
+
+    @classmethod
+    def load(cls, path: str | Path, party: str | None = None) -> Model:
+        """Loads a party's models from the folder of a finished run, or from a file that ``save`` has written.
+
+        ``party``: its name; if not given, the only party whose folder is there, or the active one. Encoders of your own
+        are found where the run found them, on this machine, or where Python finds modules. Raises VflError.
+        """
+        from vfl.simulation.origin import Origin
+        from vfl_party.trained import load
+        from vfl_party.trial import modules_of
+
+        path = Path(path)
+        run = path.resolve().parent if (path / "run.json").is_file() else path
+        own: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        with contextlib.suppress(InputError):  # a run of separate machines has no such note
+            own = modules_of(Origin.of(run).base)
+        with own:
+            return cls(load(path, party))
+
+    def prepare(self, rows: Any) -> tuple[Tensor, ...]:
+        """Returns what the encoder is called with for rows, in their order: ``model.encoder(*model.prepare(rows))``.
+
+        Args:
+            rows: a pandas or polars frame, an Arrow table, or a dict of NumPy arrays with the columns of training; more
+                columns, such as ids, are left out. For images an array [N, C, H, W]: this party's part of each.
+
+        Numbers are scaled, and categories coded, by the statistics of the training rows. Returns float32 [N, …]; a
+        tabular encoder also takes int64 [N, K]. Raises VflError if columns are missing or differ.
+        """
+        return self._trained.inputs(rows)
+
+    def embed(self, rows: Any) -> Tensor:
+        """Returns the embeddings of rows, float32 [N, D], without gradient: what the party computes before any noise.
+
+        ``rows``: as for ``prepare``.
+        """
+        return self._trained.embed(rows)
+
+    def save(self, path: str | Path) -> None:
+        """Writes a new safetensors file, which only you may read, with all that ``load`` needs. Raises VflError.
+
+        Tensors have their names in the modules, after ``encoder.`` or ``top.``. It holds column names, categories and
+        statistics of the training rows too: private.
+        """
+        self._trained.save(Path(path))
+
+    def __repr__(self) -> str:
+        has = [name for name in ("encoder", "top") if getattr(self, name) is not None]
+        return f"Model({self.party!r} of {self.run_id}: {', '.join(has)})"

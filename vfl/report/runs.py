@@ -1,0 +1,168 @@
+"""Lists the runs in a folder of runs, whatever else lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from vfl.report.rounds import Source
+from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
+from vfl_common.errors import Code, InputError
+from vfl_common.logs import utc
+from vfl_common.summary import Summary, load_summary
+from vfl_common.text import clean
+
+_ENDS = ("failed", "stopped")  # events that a process logs last
+_TAIL = 65_536  # bytes of a log that hold its last line
+_MAIN = ("accuracy", "auc", "rmse")
+_MOST = 60  # characters of a name that somebody else chose
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One folder in a folder of runs.
+
+    ``state``: ``finished``; ``failed`` or ``stopped``, if a process's log ends so; ``unfinished``: it runs now, or was
+    killed; ``damaged``: its summary cannot be read; ``study``: it is a folder of ``runs`` more runs.
+    ``began_s``: Unix time. ``summary``: of a finished run, if it is here.
+    """
+
+    folder: Path
+    state: str
+    began_s: float
+    job: str = "train"
+    method: str = ""
+    seed: int | None = None
+    runs: int = 0
+    summary: Summary | None = field(default=None, repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what ``vfl runs --json`` prints; null for what is not known."""
+        found: dict[str, Any] = {"run": self.folder.name, "folder": str(self.folder), "began": utc(self.began_s)}
+        found |= {"state": self.state, "job": self.job, "method": self.method, "seed": self.seed}
+        if self.state == "study":
+            return {**found, "runs": self.runs}
+        summary = self.summary
+        total = summary.bytes.total if summary is not None else None
+        return found | {
+            "metrics": {} if summary is None else summary.metrics,
+            "payload_bytes": None if total is None else total.payload_bytes,
+            "message_bytes": None if total is None else total.message_bytes,
+            "seconds": None if summary is None else summary.wall_s,
+        }
+
+
+def find_runs(out: Path) -> tuple[list[Listed], list[Path]]:
+    """Returns the runs in ``out``, newest first, and the folders that hold none. Raises InputError."""
+    try:
+        folders = sorted(each for each in out.iterdir() if each.is_dir() and not each.name.startswith("."))
+    except FileNotFoundError:
+        raise InputError(Code.FILE_INVALID, f"{out}: no such folder; give the folder of runs with --out") from None
+    except OSError as error:
+        raise InputError(Code.FILE_INVALID, f"{out}: cannot be read ({error.strerror})") from None
+    found = {folder: listed(folder) for folder in folders}
+    runs = sorted((each for each in found.values() if each is not None), key=lambda each: each.began_s, reverse=True)
+    return runs, [folder for folder, each in found.items() if each is None]
+
+
+def listed(folder: Path) -> Listed | None:
+    """Returns what a folder says of its run; None if it holds none."""
+    processes = [Source(path.parent) for path in sorted(folder.glob("*/run.json"))]
+    if not processes and not (folder / "summary.json").is_file():
+        runs = {path.parents[1] for path in folder.glob("*/*/run.json")}
+        if not runs and not (folder / "results.csv").is_file():
+            return None
+        return Listed(folder, "study", _time(folder), runs=len(runs))
+    recipes = [each.folder / "recipe.json" for each in processes]
+    began_s = min((_time(path) for path in recipes if path.is_file()), default=_time(folder))
+    facts = [each.read("run.json") for each in processes]
+    recipe: dict[str, Any] = next((each for each in (of.read("recipe.json") for of in processes) if each), {})
+    job = str(next((each["job"] for each in facts if "job" in each), "train"))
+    method, seed = str(recipe.get("method", "")), recipe.get("seed")
+    seed = seed if isinstance(seed, int) else None
+    try:
+        summary = load_summary(folder / "summary.json")
+    except FileNotFoundError:
+        state = "finished" if all(each.get("finished") for each in facts) else _end(processes)
+        return Listed(folder, state, began_s, job, method, seed)
+    except (OSError, ValueError, RecursionError):
+        return Listed(folder, "damaged", began_s, job, method, seed)
+    return Listed(folder, "finished", began_s, summary.job, summary.method, summary.seed, summary=summary)
+
+
+def newest(out: Path) -> Path:
+    """Returns the folder of the newest finished training run in ``out``. Raises InputError if there is none."""
+    runs = find_runs(out)[0] if out.is_dir() else []
+    found = next((each.folder for each in runs if each.state == "finished" and each.job == "train"), None)
+    if found is None:
+        raise InputError(Code.FILE_INVALID, f"{out}: holds no finished run; give RUN, or run one first: vfl demo")
+    return found
+
+
+def show_runs(runs: list[Listed], others: list[Path], console: Console | None = None) -> None:
+    """Prints the runs as a table, with the metrics of the test rows."""
+    table = new_table("Runs, with metrics of the test rows")
+    shown = [name for name in _MAIN if any(name in _tested(each) for each in runs)]
+    for heading in ("run", "began (UTC)", "method", "seed", "state"):
+        table.add_column(heading, no_wrap=True)
+    for heading in (*shown, "bytes", "seconds"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for each in runs:
+        table.add_row(*_row(each, shown))
+    parts: list[Any] = [table] if runs else [Text("no runs")]
+    if any(each.state == "unfinished" for each in runs):
+        parts += [Text("unfinished: it runs now, or was killed", "dim")]
+    if others:
+        names = ", ".join(clean(path.name, _MOST) for path in others)
+        parts += [Text(f"no run in {names}", "dim")]
+    console = console or wide_console()
+    console.width = max(console.width, PIPE_WIDTH)  # a narrow terminal folds the lines; names stay whole
+    console.print(Group(*parts))
+
+
+def _tested(each: Listed) -> dict[str, float]:
+    return each.summary.metrics.get("test", {}) if each.summary is not None else {}
+
+
+def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
+    began = utc(each.began_s)[:16].replace("T", " ")
+    name = clean(each.folder.name, _MOST)
+    if each.state == "study":
+        return (f"{name}/", began, "", "", f"{each.runs} runs")
+    method = "prediction" if each.job == "predict" else clean(each.method, _MOST)
+    start = (name, began, method, "" if each.seed is None else str(each.seed), each.state)
+    if each.summary is None:
+        return start
+    metrics = [f"{_tested(each)[name]:.4g}" if name in _tested(each) else "" for name in shown]
+    return (*start, *metrics, size(each.summary.bytes.total.message_bytes), f"{each.summary.wall_s:.1f}")
+
+
+def _end(processes: list[Source]) -> str:
+    """Returns how an unfinished run has ended, as far as a log says so."""
+    last = {_last_event(each.folder / "log.jsonl") for each in processes}
+    return next((event for event in _ENDS if event in last), "unfinished")
+
+
+def _last_event(log: Path) -> str:
+    """Returns the event of the last whole line of a log; '' if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            line = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        found = json.loads(line)
+        return str(found.get("event", ""))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
