@@ -123,7 +123,7 @@ def test_a_study_makes_these_recipes_after_the_overrides(tmp_path: Path) -> None
         {"name": "Linear", "combined": True, "overrides": {"model.encoder": {"kind": "mlp", "hidden": []}}},
     ]
     solo, linear = [chain.finetune[0].recipe for chain in load_study(with_methods(tmp_path, methods, tables()))[1]]
-    assert (solo.method, solo.seed, solo.active.name) == ("Solo", 1, "p1")
+    assert (solo.method, solo.seed, solo.active.name) == ("splitnn", 1, "p1")
     assert divide(solo, tmp_path)["p1"].limit == 50
     assert linear.model.encoder.hidden == ()  # type: ignore[union-attr]
 

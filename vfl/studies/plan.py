@@ -20,7 +20,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Phases = tuple[PhaseSettings, ...]
 Stage = Literal["pretrain", "finetune"]
 # Keys of the recipe that the study sets, or that must not differ between its runs.
-_OURS = ("name", "method", "phases", "seed", "start", "rows.labelled", "simulate.threads")
+_OURS = ("name", "phases", "seed", "start", "rows.labelled", "simulate.threads")
 
 
 class StudyMethod(Section):
@@ -59,7 +59,7 @@ class Study(Section):
     """A study file."""
 
     name: Name
-    recipe: str  # with [simulate]; its phases, seed, method and rows.labelled are replaced
+    recipe: str  # with [simulate]; its phases, seed and rows.labelled are replaced
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
     labels: tuple[PositiveInt, ...] = ()  # rows.labelled; empty: one column, with the recipe's own
     metric: str = "accuracy"  # of the test rows
@@ -165,7 +165,7 @@ def _chain(
 ) -> Pipeline:
     """Plans one method with one seed. ``pretrained``: {method: its pretraining} of the methods above."""
     where = f"{path}: methods: {method.name}"
-    tables = copy.deepcopy(base) | {"method": method.name, "seed": seed}
+    tables = copy.deepcopy(base) | {"seed": seed}
     for key, value in method.overrides.items():
         _set(tables, key, value, where)
     if method.alone is not None:
