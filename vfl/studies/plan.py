@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt, model_validator
 from vfl.simulation.federation import on_one_machine
 from vfl.studies.baselines import alone, combined
 from vfl_common.config.base import Section, parse, read_toml
-from vfl_common.config.recipe import Name, PhaseSettings, Recipe
+from vfl_common.config.recipe import Name, PhaseSettings, Recipe, TransformSettings
 from vfl_common.errors import Code, InputError
 
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
@@ -215,7 +215,15 @@ def _overrides(key: str, value: Any, ours: str) -> bool:
 
 def _written(phases: Phases) -> list[dict[str, Any]]:
     """Returns phases in the form of a recipe."""
-    return [{"kind": phase.kind, "name": phase.name, **phase.settings} for phase in phases]
+    return [
+        _beside(phase) | ({"transforms": [_beside(each) for each in phase.transforms]} if phase.transforms else {})
+        for phase in phases
+    ]
+
+
+def _beside(written: PhaseSettings | TransformSettings) -> dict[str, Any]:
+    """Returns a phase or transform as people write it: its own settings beside its kind."""
+    return written.model_dump(exclude_defaults=True, exclude={"settings", "transforms"}) | written.settings
 
 
 def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
