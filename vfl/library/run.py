@@ -79,8 +79,8 @@ class Run:
         """Predicts new rows, with all parties in this process.
 
         Args:
-            data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each party that has features.
-                The columns are those of training; no label is needed.
+            data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each party that has features,
+                also for a baseline of their joined columns. The columns are those of training; no label is needed.
 
         Returns columns, in the order of the active party's rows if they are in memory, else sorted by id: the ids,
         under their column's name; ``value`` (regression), ``score`` and ``class`` (binary), or a ``score_…`` for each
@@ -99,11 +99,13 @@ class Run:
             )
             found = pyarrow.parquet.read_table(output).to_pydict()
         active = next(each.name for each in self.summary.parties if each.role == "active")
-        return _in_order(found, settings[active], frames.get(active))
+        first = next(iter(settings[active].parts), active)  # whose ids joined tables have
+        return _in_order(found, settings[active].parts.get(first, settings[active]), frames.get(first))
 
     def _new_rows(self, data: Mapping[str, Any]) -> tuple[dict[str, DataSettings], dict[str, Any]]:
         """Returns each party's data settings of training with the new rows as source, and {party: its frame}."""
-        trained = {each.name: self._data(each.name) for each in self.summary.parties if each.role != "server"}
+        whole = {each.name: self._data(each.name) for each in self.summary.parties if each.role != "server"}
+        trained = {name: own for each, known in whole.items() for name, own in (known.parts or {each: known}).items()}
         settings, frames = {}, {}
         if not isinstance(data, Mapping) or not data:
             raise InputError(Code.DATA_INVALID, "predict: give {party: its rows}")
@@ -111,7 +113,11 @@ class Run:
         if unknown:
             text = f"predict: {unknown[0]!r} is no party of the run (parties: {', '.join(trained)})"
             raise InputError(Code.DATA_INVALID, text)
-        without = {name for name, known in trained.items() if not self._has_features(name)}
+        without = {
+            name
+            for name, known in trained.items()
+            if (not self._has_features(name) if name in whole else known.columns == ())
+        }
         for name, known in trained.items():
             of = name if name in data else next(iter(data)) if name in without else ""
             if not of:
@@ -128,7 +134,12 @@ class Run:
                 settings[name] = ids_only(settings[name])
             if not is_path:
                 frames[name] = found.frame
-        return settings, frames
+        joined = {
+            name: known.model_copy(update={"parts": {part: settings[part] for part in known.parts}})
+            for name, known in whole.items()
+            if known.parts
+        }
+        return joined or settings, frames
 
     def plot(self) -> Figure:
         """Draws loss and metrics by round; a notebook shows the figure, ``.savefig(path)`` keeps it."""

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from vfl.simulation.baselines import alone, by_oneself, combined
 from vfl.simulation.federation import on_one_machine
-from vfl.studies.baselines import alone, combined
 from vfl_common.config.base import Section, parse, read_toml
 from vfl_common.config.recipe import Name, PhaseSettings, Recipe, TransformSettings
 from vfl_common.errors import Code, InputError
@@ -168,12 +168,15 @@ def _chain(
     tables = copy.deepcopy(base) | {"seed": seed}
     for key, value in method.overrides.items():
         _set(tables, key, value, where)
-    if method.alone is not None:
-        tables = alone(tables, parse(Recipe, tables, where), method.alone, where)
-    elif method.combined:
-        tables = combined(tables, parse(Recipe, tables, where), where)
+    shared = _written(study.finetune)
+    if method.alone is not None or method.combined:
+        recipe, folder, shared = parse(Recipe, tables, where), (path.parent / study.recipe).parent, by_oneself(shared)
+        if method.alone is not None:
+            tables = alone(tables, recipe, method.alone, folder, where)
+        else:
+            tables = combined(tables, recipe, folder, where)
     name = f"{study.name}.{method.name}.s{seed}"
-    tuning = tables | {"phases": _written(method.finetune or study.finetune)}
+    tuning = tables | {"phases": _written(method.finetune) or shared}
     pretrain: PlannedRun | None = None
     if method.pretrain:
         phases = _written(method.pretrain)
