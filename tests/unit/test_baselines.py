@@ -22,6 +22,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_party.party import Assembled
+from vfl_party.prediction import load_trained, prediction_data
 from vfl_party.trial import try_parties
 
 ROWS = 120
@@ -227,6 +228,18 @@ def test_a_baseline_of_joined_columns_predicts_from_each_party_s_rows(combined: 
     assert found["score"] == pytest.approx(whole["score"][-20:][::-1], rel=1e-5)
     with pytest.raises(InputError, match="predict: rows of shop are missing"):
         combined.predict({"bank": BANK})
+
+
+def test_one_file_cannot_stand_for_joined_tables(combined: vfl.Run) -> None:
+    trained = load_trained(combined.folder, "combined")
+    settings = DataSettings.model_validate_json((combined.folder / "combined" / "data.json").read_text())
+    with pytest.raises(InputError, match=r"one file cannot stand for them; predict from Python, with Run\.predict"):
+        prediction_data(settings, Path("new.csv"), trained.state)
+    read = prediction_data(settings, None, trained.state)  # new rows may have more columns, and need no label
+    assert {name: (part.columns, part.label) for name, part in read.parts.items()} == {
+        "bank": (("age", "colour"), None),
+        "shop": (("age", "colour"), None),
+    }
 
 
 def test_the_settings_of_joined_tables_are_kept_with_the_run(combined: vfl.Run) -> None:
