@@ -261,6 +261,7 @@ def test_a_study_of_the_library_compares_baselines(combined: vfl.Run) -> None:
     assert columns["test auc"] == [run(None).metrics["test"]["auc"], combined.metrics["test"]["auc"]]
     axes = found.plot("test auc").axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["federation", "combined"]
+    assert all(line.get_linestyle() == "None" for line in axes.get_lines())  # nothing lies between two names
     with pytest.raises(InputError, match="over: there is no baseline 'best'; give None, for the federation, or one of"):
         vfl.study(recipe(simulate={}), {"baseline": ["best"]}, DATA)
 

@@ -57,16 +57,24 @@ class Study:
             known = ", ".join(name for name in columns if " " in name)
             raise InputError(Code.CONFIG_INVALID, f"plot: no run has {drawn!r}; they have {known}")
         first, *others = self.over
+        numbers = _are_numbers(self.over[first])
         figure = Figure(figsize=(6.0, 3.8), layout="constrained")
         axes = figure.subplots()
         for value in self.over[others[0]] if others else [None]:
             points = self._points(columns[drawn], first, {others[0]: value} if others else {})
-            xs = [point[0] if _are_numbers(self.over[first]) else _named(point[0]) for point in points]
+            xs = [point[0] if numbers else _named(point[0]) for point in points]
             label = f"{others[0]} = {_named(value)}" if others else None
-            (line,) = axes.plot(xs, [statistics.mean(ys) for _, ys in points], marker="o", label=label)
+            means = [statistics.mean(ys) for _, ys in points]
             low, high = [min(ys) for _, ys in points], [max(ys) for _, ys in points]
-            axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
-        if _are_numbers(self.over[first]) and _spreads(self.over[first]):
+            if numbers:
+                (line,) = axes.plot(xs, means, marker="o", label=label)
+                axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
+            else:  # nothing lies between two names, so no line does
+                below = [middle - least for middle, least in zip(means, low, strict=True)]
+                above = [most - middle for middle, most in zip(means, high, strict=True)]
+                axes.errorbar(xs, means, [below, above], fmt="o", capsize=3, label=label)
+                axes.margins(x=0.1)
+        if numbers and _spreads(self.over[first]):
             axes.set_xscale("log")
         axes.set_xlabel(first)
         axes.set_ylabel(drawn)
