@@ -39,6 +39,9 @@ class DataSettings(Section):
 
     ``source`` is a path (``.csv``, ``.csv.gz``, ``.parquet``, ``.npz``, or a folder of images with an index file), or
     a named set: ``sklearn:digits``, ``sklearn:breast_cancer``, ``torchvision:MNIST``, ….
+
+    ``parts``: each is read and prepared by its own settings, the first has the label, and ``source`` is only words for
+    messages. ``vfl.simulation.baselines`` makes such settings.
     """
 
     source: str
@@ -57,10 +60,7 @@ class DataSettings(Section):
     view: ViewSettings | None = None
     unaligned: str | None = None  # a file with more rows that only this party has: for local self-supervision
     limit: PositiveInt | None = None  # only the first rows, to try things out
-    parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: see below
-
-    # ``parts``: {party: its data}, joined by id, each read and prepared as it says; the first has the label. ``source``
-    # is then only words for messages. ``vfl.simulation.baselines`` makes such settings.
+    parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
 
     @property
     def is_table(self) -> bool:

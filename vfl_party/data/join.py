@@ -24,24 +24,21 @@ def read_table(settings: DataSettings, with_label: bool, load: Callable[[DataSet
     """
     if not settings.parts:
         return load(settings, with_label)
-    first, *others = (
-        _named(name, own, load(own, with_label and name == next(iter(settings.parts))))
-        for name, own in settings.parts.items()
-    )
-    for name, table in zip(list(settings.parts)[1:], others, strict=True):
+    one, *_ = settings.parts
+    tables = {name: _named(name, own, load(own, with_label and name == one)) for name, own in settings.parts.items()}
+    first = tables[one]
+    for name, table in tables.items():
         if table.ids != first.ids:
             counts = f"hold {len(table):,} and {len(first):,} rows"
-            what = counts if len(table) != len(first) else "hold other ids"
-            text = f"{name} and {next(iter(settings.parts))} {what}"
+            text = f"{name} and {one} {counts if len(table) != len(first) else 'hold other ids'}"
             raise checks.unusable(settings.source, f"{text}; cut each table to the ids in common, as for a federation")
-    tables = [first, *others]
     return replace(
         first,
         source=settings.source,
-        numeric_NF=_beside([table.numeric_NF for table in tables]),
-        numeric_names=tuple(name for table in tables for name in table.numeric_names),
-        categorical=_beside([table.categorical for table in tables]),
-        categorical_names=tuple(name for table in tables for name in table.categorical_names),
+        numeric_NF=_beside([table.numeric_NF for table in tables.values()]),
+        numeric_names=tuple(name for table in tables.values() for name in table.numeric_names),
+        categorical=_beside([table.categorical for table in tables.values()]),
+        categorical_names=tuple(name for table in tables.values() for name in table.categorical_names),
     )
 
 
