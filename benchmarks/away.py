@@ -99,7 +99,6 @@ def recipe(case: Case, policy: str, seed: int, scale: float) -> dict[str, Any]:
     }
     return {
         "name": case.name,
-        "method": "splitnn",
         "seed": seed,
         "task": case.task,
         "parties": [{"name": name, "role": "passive" if number else "active"} for number, name in enumerate(NAMES)],

@@ -27,7 +27,6 @@ from vfl_party.models import InputSpec
 def learner(rows: int, columns: int, d: int, settings: FedOnceSettings) -> Nat:
     tables = {
         "name": "nat",
-        "method": "fedonce",
         "task": {"kind": "binary"},
         "parties": [{"name": "active", "role": "active"}, {"name": "passive", "role": "passive"}],
         "model": {"embedding_size": d},

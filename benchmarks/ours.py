@@ -101,7 +101,6 @@ def make_recipe(task: Task, workdir: Path) -> dict[str, Any]:
     data |= {name: {"source": f"{name}.npz", "scale": "none"} for name in passives}
     return {
         "name": task.name,
-        "method": "splitnn",
         "task": {"kind": "binary"},
         "rows": {"validation": 0.0, "test": 0.0},
         "parties": [

@@ -42,7 +42,6 @@ def recipe(
     """Makes a recipe; the study adds phases, seeds and labels."""
     return {
         "name": name,
-        "method": "study",
         "task": task,
         "parties": roster(parties),
         "rows": {"validation": VALIDATION, "test": TEST} | (rows or {}),

@@ -9,6 +9,7 @@ import click
 from vfl.certs.commands import certs
 from vfl.export.commands import export
 from vfl.report.chosen import RUNS, run_argument
+from vfl.simulation.baselines import BASELINES
 from vfl_common.errors import Code, InputError
 from vfl_common.program import EXIT_CODES, run_program
 from vfl_common.text import to_json
@@ -69,7 +70,7 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
       vfl demo
       vfl demo --json | jq .metrics.test.accuracy
     """
-    _simulate(DEMO, out, as_json, seed, keep_going)
+    _simulate(DEMO, out, as_json, seed, keep_going, None)
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -78,7 +79,12 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
 @_json
 @_seed
 @_keep
-def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
+@click.option(
+    "--baseline",
+    type=click.Choice(BASELINES),
+    help="Run one party instead: the active one alone, all columns combined, or boosted trees over either.",
+)
+def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool, baseline: str | None) -> None:
     """Run the server and all parties of RECIPE as processes on this machine.
 
     The recipe's [simulate] table says where the parties' data come from: one data set divided by columns, quadrants
@@ -94,8 +100,9 @@ def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_goin
     Examples:
       vfl simulate examples/breast-cancer.toml
       vfl simulate recipe.toml --seed 7 --json | tail -n 1 > result.json
+      vfl simulate recipe.toml --baseline combined    what would all columns in one place give?
     """
-    _simulate(recipe, out, as_json, seed, keep_going)
+    _simulate(recipe, out, as_json, seed, keep_going, baseline)
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -261,10 +268,10 @@ def _by_party(data: tuple[str, ...]) -> dict[str, Path]:
     return found
 
 
-def _simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
+def _simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool, baseline: str | None) -> None:
     from vfl.simulation.run import simulate as run
 
-    folder = run(recipe, out, seed=seed, keep_going=keep_going)
+    folder = run(recipe, out, seed=seed, keep_going=keep_going, baseline=baseline)
     if as_json:
         import json
 

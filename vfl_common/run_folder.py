@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from vfl_common.config.base import parse
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, recorded_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable, write_atomic
 from vfl_common.stages import Planned
@@ -77,7 +76,7 @@ class RunFolder:
         except (ValueError, RecursionError):
             why = "is not JSON"
         else:
-            return parse(Recipe, value, str(path))
+            return recorded_recipe(value, str(path))
         text = f"{path}: {why}; copy it from the folder of another process of this run, which has the same"
         raise InputError(Code.FILE_INVALID, text)
 

@@ -136,7 +136,10 @@ class Absence(_Model):
 
 
 class Summary(_Model):
-    """The whole run."""
+    """The whole run.
+
+    ``method``: the kinds of the phases that train. ``preset``: empty if none of them depends on it.
+    """
 
     run_id: Words
     name: Words

@@ -25,7 +25,7 @@ from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.chains import PASSIVES, summarised
 from vfl_party.context import Hooks, MakeEncoder, Party
-from vfl_party.data import Table, load_table
+from vfl_party.data import Table, load_table, read_table
 from vfl_party.exchange import Ways
 from vfl_party.methods import build_phases, handed_on, with_own_passes
 from vfl_party.models import InputSpec, build_top, combined_size, seeded
@@ -67,7 +67,7 @@ def open_party(
     recipe: Recipe, name: str, data: DataSettings, encoder: EncoderSettings, load: Load = load, *, labels: bool = True
 ) -> Opened:
     """Reads the data of a party. ``labels``: false for rows to predict. Raises InputError."""
-    table = load(data, labels and name == recipe.active.name)
+    table = read_table(data, labels and name == recipe.active.name, load)
     more = unaligned_of(data) if labels else None
     return Opened(recipe, name, data, encoder, table, load(more, False) if more is not None else None, labels)
 

@@ -23,6 +23,7 @@ from vfl_party.chains import summarised
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor
+from vfl_party.data.join import own_columns
 from vfl_party.declared import Exchange
 from vfl_party.methods import nothing_kept, sent_noise
 from vfl_party.party import Opened, encoder_settings, load_models
@@ -106,10 +107,27 @@ def prediction_data(settings: DataSettings | None, source: Path | None, state: T
     if state["preprocessor"] is None:
         return ids_only(changed)
     preprocessor = Preprocessor.from_state(state["preprocessor"])
+    if settings.parts:
+        return _parts_of_training(settings, source, preprocessor)
     if changed.is_table and preprocessor.image_shape is None and settings.view is None:
         names = (*preprocessor.numeric_names, *preprocessor.categorical_names)
         return changed.model_copy(update={"label": None, "drop": (), "columns": names})
     return changed
+
+
+def _parts_of_training(settings: DataSettings, source: Path | None, preprocessor: Preprocessor) -> DataSettings:
+    """Returns the settings of joined tables, of which each is read with its columns of training."""
+    if source is not None:
+        text = "was trained on the joined tables of several parties, and one file cannot stand for them"
+        raise InputError(Code.CONFIG_INVALID, f"this party {text}; predict from Python, with Run.predict")
+    names = (*preprocessor.numeric_names, *preprocessor.categorical_names)
+    parts = {
+        name: part.model_copy(update={"label": None, "drop": (), "columns": own_columns(names, name)})
+        if part.is_table and part.view is None
+        else part
+        for name, part in settings.parts.items()
+    }
+    return settings.model_copy(update={"parts": parts})
 
 
 def embeddings(party: Party) -> Exchange:

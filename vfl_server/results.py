@@ -36,7 +36,7 @@ def summarise(
         name=recipe.name,
         job=job,
         method=recipe.method,
-        preset=recipe.preset,
+        preset=recipe.preset if recipe.follows_preset else "",
         seed=recipe.seed,
         recipe_digest=recipe.digest(),
         metrics=metrics_of(active) or {},

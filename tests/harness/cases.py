@@ -54,7 +54,6 @@ def recipe(
     roster += [{"name": f"p{number}", "role": "passive"} for number in range(1, parties)]
     return {
         "name": "case",
-        "method": "splitnn",
         "seed": seed,
         "task": task or {"kind": "multiclass", "classes": 10},
         "parties": roster,

@@ -78,7 +78,7 @@ def test_the_demo(tmp_path: Path) -> None:
 
     folder = run_folder(tmp_path / "runs")
     assert summary["run_id"] == folder.name
-    assert (summary["method"], summary["preset"], summary["seed"]) == ("splitnn", "paper", 0)
+    assert (summary["method"], summary["preset"], summary["seed"]) == ("splitnn", "", 0)
     assert summary["metrics"]["test"]["accuracy"] >= 0.96
     assert summary["metrics"]["validation"]["accuracy"] >= 0.96
     assert summary["steps"] == 600

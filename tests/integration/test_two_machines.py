@@ -92,7 +92,6 @@ def test_messages_explain_what_the_interfaces_carried(tmp_path: Path) -> None:
     hosts_of = {"server": "fed", "bank": "bank", "hospital": "hospital"}
     recipe: dict[str, Any] = {
         "name": "bytes",
-        "method": "splitnn",
         "task": {"kind": "multiclass", "classes": 10},
         "parties": [{"name": "bank", "role": "active"}, {"name": "hospital", "role": "passive"}],
         "model": {"embedding_size": 128},

@@ -12,7 +12,7 @@ import torch
 
 from tests.harness import cases
 from tests.harness.federation import toml
-from vfl.studies.baselines import alone, combined
+from vfl.simulation.baselines import alone, combined
 from vfl.studies.plan import load_study
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe
@@ -23,6 +23,7 @@ from vfl_party.methods import build_phases
 from vfl_party.party import encoder_settings
 from vfl_party.rows import Prepared, prepare
 
+HERE = Path("/")
 TABLE = {"source": "sklearn:breast_cancer", "label": "target", "limit": 100}
 DIGITS = {"source": "sklearn:digits", "label": "target", "limit": 60}
 OWN = {name: {"source": f"{name}.csv", "id": "id"} for name in ("p0", "p1", "p2")}
@@ -54,7 +55,7 @@ def features(found: Prepared) -> torch.Tensor:
 def test_a_solo_party_has_the_columns_and_rows_of_the_federation(name: str) -> None:
     given = tables()
     recipe = Recipe.model_validate(given)
-    solo = Recipe.model_validate(alone(given, recipe, name, "here"))
+    solo = Recipe.model_validate(alone(given, recipe, name, HERE, "here"))
     assert [(party.name, party.role) for party in solo.parties] == [(name, "active")]
     whole, own = prepared(recipe), prepared(solo)[name]
     assert torch.equal(features(own), features(whole[name]))
@@ -71,7 +72,7 @@ def test_the_combined_party_has_all_columns_in_the_roster_s_order() -> None:
     given = tables()
     recipe = Recipe.model_validate(given)
     whole = prepared(recipe)
-    one = prepared(Recipe.model_validate(combined(given, recipe, "here")))["combined"]
+    one = prepared(Recipe.model_validate(combined(given, recipe, HERE, "here")))["combined"]
     assert torch.equal(features(one), torch.cat([features(each) for each in whole.values()], dim=1))
     for split, rows in whole["p0"].splits.items():
         assert np.array_equal(one.splits[split], rows), split
@@ -82,8 +83,8 @@ def test_quadrants_become_whole_images_or_stay_quadrants() -> None:
         "model": {"embedding_size": 8, "encoder": {"kind": "cnn"}}
     }
     recipe = Recipe.model_validate(given)
-    one = prepared(Recipe.model_validate(combined(given, recipe, "here")))["combined"]
-    solo = prepared(Recipe.model_validate(alone(given, recipe, "p3", "here")))["p3"]
+    one = prepared(Recipe.model_validate(combined(given, recipe, HERE, "here")))["combined"]
+    solo = prepared(Recipe.model_validate(alone(given, recipe, "p3", HERE, "here")))["p3"]
     assert features(one).shape == (60, 1, 8, 8)
     assert torch.equal(features(solo), features(prepared(recipe)["p3"]))
 
@@ -92,8 +93,8 @@ def test_a_solo_party_keeps_its_encoder_and_device_and_the_combined_one_has_the_
     given = tables(data=TABLE, devices={"p0": "cuda:1", "p2": "cuda:0"})
     given["parties"][2]["encoder"] = {"kind": "mlp", "hidden": [7]}
     recipe = Recipe.model_validate(given)
-    solo = Recipe.model_validate(alone(given, recipe, "p2", "here"))
-    one = Recipe.model_validate(combined(given, recipe, "here"))
+    solo = Recipe.model_validate(alone(given, recipe, "p2", HERE, "here"))
+    one = Recipe.model_validate(combined(given, recipe, HERE, "here"))
     assert solo.active.encoder == recipe.parties[2].encoder
     assert solo.simulate is not None
     assert one.simulate is not None
@@ -104,9 +105,9 @@ def test_a_solo_party_keeps_its_encoder_and_device_and_the_combined_one_has_the_
 
 def test_the_active_party_may_be_alone_with_a_file_of_its_own() -> None:
     given = tables(parties=OWN)
-    solo = Recipe.model_validate(alone(given, Recipe.model_validate(given), "p0", "here"))
+    solo = Recipe.model_validate(alone(given, Recipe.model_validate(given), "p0", HERE, "here"))
     assert solo.simulate is not None
-    assert [each.source for each in solo.simulate.parties.values()] == ["p0.csv"]
+    assert [each.source for each in solo.simulate.parties.values()] == ["/p0.csv"]
 
 
 def with_methods(folder: Path, methods: list[dict[str, Any]], given: dict[str, Any]) -> Path:
@@ -123,7 +124,7 @@ def test_a_study_makes_these_recipes_after_the_overrides(tmp_path: Path) -> None
         {"name": "Linear", "combined": True, "overrides": {"model.encoder": {"kind": "mlp", "hidden": []}}},
     ]
     solo, linear = [chain.finetune[0].recipe for chain in load_study(with_methods(tmp_path, methods, tables()))[1]]
-    assert (solo.method, solo.seed, solo.active.name) == ("Solo", 1, "p1")
+    assert (solo.method, solo.seed, solo.active.name) == ("splitnn", 1, "p1")
     assert divide(solo, tmp_path)["p1"].limit == 50
     assert linear.model.encoder.hidden == ()  # type: ignore[union-attr]
 
@@ -133,7 +134,6 @@ def test_a_study_makes_these_recipes_after_the_overrides(tmp_path: Path) -> None
     [
         (tables(), {"alone": "p9"}, "methods: A: alone: 'p9' is no party of the recipe; parties: p0, p1, p2"),
         (tables(parties=OWN), {"alone": "p1"}, r"A: alone: p1 has its own data .*no labels"),
-        (tables(parties=OWN), {"combined": True}, r"A: combined: p0 has its own data \(simulate.parties\)"),
         (tables(), {"combined": True, "alone": "p0"}, "give alone or combined, not both"),
         (tables(data=TABLE | {"view": {"scheme": "columns", "part": 0, "parts": 2}}), {"combined": True}, "the view"),
     ],
@@ -237,7 +237,7 @@ def test_trees_learn_other_tasks_and_more_from_all_columns(
     given |= {"simulate": {"data": {"source": f"sklearn:{source}", "label": "target", "limit": 300}}}
     given["rows"] = {"validation": 0.2, "test": 0.2}
     recipe, found = Recipe.model_validate(given), []
-    for made in (alone(given, recipe, "p0", "here"), combined(given, recipe, "here")):
+    for made in (alone(given, recipe, "p0", HERE, "here"), combined(given, recipe, HERE, "here")):
         party = party_of(made, [{"kind": "gbdt", "early_stopping": 10}])
         found.append(build_phases(party.recipe, party)[0].run_round(0).metrics["test"][metric])
     sign = 1 if metric == "accuracy" else -1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import vfl_party.methods
 from tests.harness import cases
 from vfl_common.config.base import Section, parse
 from vfl_common.config.party import PartyFile
@@ -53,6 +55,7 @@ def test_addresses_that_are_some() -> None:
             "model.combine: must be 'concat', 'sum', 'mean' or 'max', and is 'ad'",
         ),
         (Recipe, {"preset": 3}, "preset: must be 'paper' or 'released', and is 3"),
+        (Recipe, {"method": "splitnn"}, "remove the key 'method': the phases say what the recipe does"),
         (Recipe, {"rows": {"test": 1.5}}, "rows.test: must be less than 1, and is 1.5"),
         (Recipe, {"parties": [{"name": "p0"}]}, "parties.0.role: missing; add it"),
         (Recipe, {"phases": ["splitnn"]}, "phases.0: must be a table, and is 'splitnn'"),
@@ -69,6 +72,31 @@ def test_addresses_that_are_some() -> None:
 )
 def test_what_was_found_is_said(model: type[Section], tables: dict[str, Any], text: str) -> None:
     assert told(model, cases.recipe(2) | tables if model is Recipe else tables) == text
+
+
+@pytest.mark.parametrize(
+    ("phases", "start", "method", "follows"),
+    [
+        ([{"kind": "gbdt"}], [], "gbdt", False),
+        ([{"kind": "evaluate"}], [], "evaluate", False),
+        ([{"kind": "fedhssl", "name": "a"}, {"kind": "head"}, {"kind": "evaluate"}], [], "fedhssl → head", True),
+        ([{"kind": "splitnn"}, {"kind": "splitnn", "name": "more"}], [], "splitnn", False),
+        ([{"kind": "splitnn"}], [{"kind": "contrastive"}], "splitnn", True),
+        ([{"kind": "fedonce"}, {"kind": "head"}], [], "fedonce → head", False),
+        ([{"kind": "fedonce", "objective": "contrastive"}, {"kind": "head"}], [], "fedonce → head", True),
+    ],
+)
+def test_the_phases_say_what_a_recipe_does(phases: list[Any], start: list[Any], method: str, follows: bool) -> None:
+    tables = cases.recipe(2) | {"phases": phases} | ({"start": {"run": "r", "phases": start}} if start else {})
+    recipe = parse(Recipe, tables, "recipe")
+    assert (recipe.method, recipe.follows_preset) == (method, follows)
+
+
+def test_the_methods_that_read_the_preset_are_those_that_follow_it() -> None:
+    """Phases whose module reads it: the recipe knows them by name, because the server knows no methods."""
+    folder = Path(vfl_party.methods.__file__).parent
+    readers = {path.parent.name for path in folder.rglob("*.py") if "recipe.preset" in path.read_text()}
+    assert readers == {"fedhssl", "contrastive", "fedonce"}  # of fedonce, the learner of one objective
 
 
 def test_no_pattern_is_shown() -> None:

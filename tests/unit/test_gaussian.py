@@ -30,7 +30,6 @@ def test_no_noise_is_the_tensor_itself_and_two_draws_differ() -> None:
 def test_evaluation_and_prediction_have_the_noise_of_the_upload() -> None:
     tables = {
         "name": "noise",
-        "method": "fedonce",
         "task": {"kind": "binary"},
         "parties": [{"name": "active", "role": "active"}, {"name": "passive", "role": "passive"}],
         "model": {"embedding_size": 3},

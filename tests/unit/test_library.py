@@ -24,7 +24,6 @@ from vfl_common.errors import InputError
 
 TABLES: dict[str, Any] = {
     "name": "two",
-    "method": "splitnn",
     "task": {"kind": "binary"},
     "parties": [{"name": "bank", "role": "active"}, {"name": "shop", "role": "passive"}],
     "model": {"embedding_size": 4, "encoder": {"kind": "mlp", "hidden": [6]}},

@@ -49,7 +49,6 @@ def learner(x: Tensor, **settings: Any) -> Nat:
     """A party's learner on rows ``x``, with the same initial weights each time."""
     tables = {
         "name": "nat",
-        "method": "fedonce",
         "task": {"kind": "binary"},
         "parties": [{"name": "active", "role": "active"}, {"name": "passive", "role": "passive"}],
         "model": {"embedding_size": WIDTH},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -84,6 +85,12 @@ def predicting(trained: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 
 def test_a_whole_run_gives_its_last_checkpoint(trained: Path) -> None:
     assert load_trained(trained.parent, "p1").state == load_trained(trained, "p1").state == {"number": 3}
+
+
+def test_a_run_from_before_the_phases_named_the_method_predicts(trained: Path) -> None:
+    path = trained / "recipe.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"method": "splitnn"}))
+    assert load_trained(trained, "p1").recipe == parse(Recipe, cases.recipe(2), "recipe")
 
 
 @pytest.mark.parametrize("name", ["run.json", "recipe.json"])

@@ -33,7 +33,6 @@ SPLITNN = {"kind": "splitnn", "epochs": 1}
 def recipe(*phases: dict[str, Any], passives: int = 2, **more: Any) -> Recipe:
     tables: dict[str, Any] = {
         "name": "plan",
-        "method": "fedonce",
         "task": {"kind": "binary"},
         "parties": [{"name": "a", "role": "active"}, *({"name": f"p{n}", "role": "passive"} for n in range(passives))],
         "model": {"embedding_size": WIDTH},

@@ -138,6 +138,11 @@ def test_the_table_names_metrics_bytes_and_processes(width: int) -> None:
     assert all(len(each.rstrip()) <= width for each in text.splitlines())
 
 
+def test_a_preset_is_shown_if_a_phase_depends_on_it() -> None:
+    assert "splitnn, preset paper, seed 3 · 600 steps" in shown(summary_of(3), 120)
+    assert "splitnn, seed 3 · 600 steps" in shown(summary_of(3).model_copy(update={"preset": ""}), 120)
+
+
 def test_a_gpu_is_named_with_the_memory_that_it_took() -> None:
     summary = summary_of(3)
     assert "GPU memory" not in shown(summary, 120)

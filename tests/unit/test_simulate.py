@@ -34,7 +34,6 @@ def recipe(simulate: dict[str, Any] | None, *, features: bool = True, passives: 
     parties += [{"name": f"shop{number}", "role": "passive"} for number in range(passives)]
     tables = {
         "name": "r",
-        "method": "splitnn",
         "task": {"kind": "binary"},
         "parties": parties,
         "model": {"embedding_size": 4},

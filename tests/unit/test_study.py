@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from rich.console import Console
 
 from tests.harness import cases
 from tests.harness.federation import toml
+from vfl.simulation.federation import to_toml
 from vfl.studies.chart import draw_study
 from vfl.studies.plan import PlannedRun, Study, load_study
 from vfl.studies.report import Cost, Result, cell, cost_of, table, write_csv
 from vfl.studies.run import Running, finished, left_s, run_study
 from vfl.studies.show import sentence
-from vfl_common.config.recipe import load_recipe
+from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import InputError
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, Summary
 
@@ -82,7 +84,7 @@ def test_one_pretraining_is_shared_by_all_numbers_of_labels(tmp_path: Path) -> N
     assert [run.run_id for run in runs] == [*of_one_seed, *(name.replace(".s1", ".s2") for name in of_one_seed)]
     by_name = {run.run_id: run for run in runs}
     before, after = by_name["s.B.s1"].recipe, by_name["s.B.s1.n20"].recipe
-    assert (before.method, before.seed, before.start, before.rows.labelled) == ("B", 1, None, None)
+    assert (before.seed, before.start, before.rows.labelled) == (1, None, None)
     assert [phase.kind for phase in before.phases] == ["splitnn"]
     assert after.start is not None
     assert (after.start.run, after.start.phases, after.rows.labelled) == ("s.B.s1", before.phases, 20)
@@ -103,6 +105,19 @@ def test_a_recipe_that_is_written_is_the_one_that_was_planned(tmp_path: Path) ->
     for run in runs_of(write(tmp_path)):
         (tmp_path / "again.toml").write_text(to_toml(run.tables))
         assert load_recipe(tmp_path / "again.toml").digest() == run.recipe.digest()
+
+
+def test_what_a_phase_says_of_its_exchanges_is_in_every_recipe(tmp_path: Path) -> None:
+    noise = {"kind": "gaussian", "exchange": "embedding", "sent_by": "passive", "sigma": 0.1}
+    phase = SPLITNN | {"codec": "float16", "transforms": [noise]}
+    methods = [{"name": "A", "pretrain": [phase]}]
+    runs = runs_of(write(tmp_path, labels=None, seeds=[1], methods=methods, finetune=[phase, {"kind": "evaluate"}]))
+    (asked,) = Recipe.model_validate(cases.recipe(2) | {"phases": [phase]}).phases
+    assert [run.recipe.phases[0] for run in runs] == [asked, asked]
+    assert runs[1].recipe.start is not None
+    assert runs[1].recipe.start.phases == (asked,)
+    written = tomllib.loads(to_toml({key: value for key, value in runs[1].tables.items() if key != "simulate"}))
+    assert Recipe.model_validate(written).phases == runs[1].recipe.phases  # as the parties read it
 
 
 def test_overrides_change_one_method_s_recipe(tmp_path: Path) -> None:
@@ -180,6 +195,7 @@ def test_a_run_from_before_a_switch_came_is_done_all_the_same(tmp_path: Path) ->
     (tmp_path / "out" / run.run_id / "p0").mkdir()
     theirs = json.loads(run.recipe.canonical_json())
     del theirs["model"]["precision"]
+    theirs["method"] = "A"  # a key of before
     (tmp_path / "out" / run.run_id / "p0" / "recipe.json").write_text(json.dumps(theirs))
     assert finished(tmp_path / "out", run) is not None
 

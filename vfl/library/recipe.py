@@ -23,7 +23,7 @@ class Recipe:
     It never changes; ``replace`` returns another one. ``docs/how-to.md`` has every key.
 
     >>> recipe = Recipe.from_dict({
-    ...     "name": "demo", "method": "splitnn", "task": {"kind": "binary"},
+    ...     "name": "demo", "task": {"kind": "binary"},
     ...     "parties": [{"name": "bank", "role": "active"}, {"name": "shop", "role": "passive"}],
     ...     "model": {"embedding_size": 8},
     ...     "phases": [{"kind": "splitnn", "epochs": 3}, {"kind": "evaluate"}],

@@ -100,8 +100,9 @@ class Run:
         """Predicts new rows, with all parties in this process.
 
         Args:
-            data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each party that has features.
-                The columns are those of training; no label is needed. Without it, the run's own rows are predicted.
+            data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each party that has features,
+                also for a baseline of their joined columns. The columns are those of training; no label is needed.
+                Without it, the run's own rows are predicted.
             output: a new file for the result, sorted by id: CSV or Parquet, by its ending. Only you may read it.
 
         Returns columns, in the order of the active party's rows if they are in memory, else sorted by id: the ids,
@@ -131,7 +132,9 @@ class Run:
             table = pyarrow.parquet.read_table(result)
         if output is not None:
             write_table(Path(output), table)
-        return _in_order(table.to_pydict(), settings[self._active], frames.get(self._active))
+        active = settings[self._active]
+        first = next(iter(active.parts), self._active)  # whose ids joined tables have
+        return _in_order(table.to_pydict(), active.parts.get(first, active), frames.get(first))
 
     def model(self, party: str | None = None) -> Model:
         """Returns a party's trained models, with the way to prepare rows for them; the active party's if not given.
@@ -152,7 +155,8 @@ class Run:
 
     def _new_rows(self, data: Mapping[str, Any], origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
         """Returns each party's data settings of training with the new rows as source, and {party: its frame}."""
-        trained = origin.data
+        whole = origin.data
+        trained = {name: own for each, known in whole.items() for name, own in (known.parts or {each: known}).items()}
         settings, frames = {}, {}
         if not isinstance(data, Mapping) or not data:
             raise InputError(Code.DATA_INVALID, "predict: give {party: its rows}")
@@ -160,7 +164,11 @@ class Run:
         if unknown:
             text = f"predict: {unknown[0]!r} is no party of the run (parties: {', '.join(trained)})"
             raise InputError(Code.DATA_INVALID, text)
-        without = {name for name in trained if not self._has_features(name)}
+        without = {
+            name
+            for name, known in trained.items()
+            if (not self._has_features(name) if name in whole else known.columns == ())
+        }
         for name, known in trained.items():
             of = name if name in data else next(iter(data)) if name in without else ""
             if not of:
@@ -177,7 +185,12 @@ class Run:
                 settings[name] = ids_only(settings[name])
             if not is_path:
                 frames[name] = found.frame
-        return settings, frames
+        joined = {
+            name: known.model_copy(update={"parts": {part: settings[part] for part in known.parts}})
+            for name, known in whole.items()
+            if known.parts
+        }
+        return joined or settings, frames
 
     def plot(self) -> Figure:
         """Draws loss and metrics by round; a notebook shows the figure, ``.savefig(path)`` keeps it."""

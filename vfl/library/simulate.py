@@ -17,6 +17,7 @@ from vfl.library import cells
 from vfl.library.data import with_data, write_frames
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
+from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.origin import Origin
 from vfl.simulation.run import new_run_id
 from vfl_common.config.base import parse
@@ -45,6 +46,7 @@ def simulate(
     data: Mapping[str, Any] | None = None,
     *,
     processes: bool = False,
+    baseline: str | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
     on_round: Callable[[Round], None] | None = None,
@@ -57,6 +59,9 @@ def simulate(
             The active party's has the label. Without it, the recipe says under ``simulate`` where data lie.
         processes: whether each party is a process of its own, over gRPC, as under ``vfl simulate``; otherwise each is a
             part of this process. Both compute the same, bit for bit.
+        baseline: what to run instead of the federation, on the same rows: ``alone`` (the active party trains by
+            itself), ``combined`` (one party has all columns), ``gbdt`` (boosted trees over all columns) or
+            ``gbdt-alone`` (over the active party's).
         out: the folder of runs; a new one is made in it. Without it, the run's files go when the ``Run`` does.
         quiet: whether to show nothing on standard error while the run goes on.
         on_round: called after each round of each party; not with ``processes``. What it raises ends the run, and comes
@@ -68,12 +73,16 @@ def simulate(
     if processes and on_round is not None:
         raise InputError(Code.CONFIG_INVALID, "on_round: parties in processes call nothing here; set processes=False")
     tables, frames = with_data(made.to_dict(), data or {})
-    settings = parse(Settings, tables, "recipe")
+    federation = parse(Settings, tables, "recipe")
+    settings = _chosen(tables, baseline, made.base)[1]
     divided = divide(settings, made.base)
     with _place(out) as (place, goes):
-        folder = place / new_run_id(settings.name)
+        folder = place / new_run_id(settings.name, baseline)
         if processes:
-            _in_processes(tables, settings, made.base, folder, frames, quiet=quiet)
+            cells.refuse_here(settings, "other processes")
+            if frames:
+                tables = _written(tables, federation, made.base, folder, frames)
+            _in_processes(_chosen(tables, baseline, made.base)[0], made.base, folder, quiet=quiet)
         else:
             Origin(made.base, divided).note(folder)
             _in_process(settings, divided, made.base, folder, frames, quiet, on_round)
@@ -81,6 +90,13 @@ def simulate(
         if goes:
             weakref.finalize(run, _remove, place, os.getpid())
         return run
+
+
+def _chosen(tables: dict[str, Any], baseline: str | None, base: Path) -> tuple[dict[str, Any], Settings]:
+    """Returns the recipe to run, as written and parsed: the federation's, or that of a baseline."""
+    if baseline is not None:
+        tables = baseline_of(tables, baseline, base, "recipe")
+    return tables, parse(Settings, tables, "recipe")
 
 
 def _remove(place: Path, pid: int) -> None:
@@ -147,24 +163,26 @@ class ours:  # noqa: N801 - reads as a word in a with statement
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
 
-def _in_processes(
-    tables: Mapping[str, Any], settings: Settings, base: Path, folder: Path, frames: Mapping[str, Any], *, quiet: bool
-) -> None:
+def _written(
+    tables: dict[str, Any], settings: Settings, base: Path, folder: Path, frames: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns a recipe's tables with frames as files in the run's folder. Raises InputError."""
+    from vfl_party.data import loading
+
+    load, active = loading(frames), settings.active.name
+    for name, of_party in divide(settings, base).items():
+        if name in frames:
+            load(of_party, name == active)  # what is wrong with a frame is said at once
+    parties = write_frames(frames, tables["simulate"]["parties"], folder / "federation" / "data")
+    return {**tables, "simulate": tables["simulate"] | {"parties": parties}}
+
+
+def _in_processes(tables: Mapping[str, Any], base: Path, folder: Path, *, quiet: bool) -> None:
     from vfl.launcher.forks import launching
     from vfl.simulation.federation import on_one_machine
     from vfl.simulation.live import View, view
     from vfl.simulation.run import run_federation
 
-    cells.refuse_here(settings, "other processes")
-    if frames:
-        from vfl_party.data import loading
-
-        load, active = loading(frames), settings.active.name
-        for name, of_party in divide(settings, base).items():
-            if name in frames:
-                load(of_party, name == active)  # what is wrong with a frame is said at once
-        parties = write_frames(frames, tables["simulate"]["parties"], folder / "federation" / "data")
-        tables = {**tables, "simulate": tables["simulate"] | {"parties": parties}}
     tables = on_one_machine(tables)
     settings = parse(Settings, tables, "recipe")
     with launching(settings_of(settings).threads) as launcher, View(settings) if quiet else view(settings) as screen:

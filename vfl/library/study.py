@@ -18,6 +18,7 @@ from vfl_common.errors import Code, InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_BASELINE = "baseline"  # a key of ``over`` that is none of the recipe
 _GOOD = ("accuracy", "auc", "f1", "rmse", "loss")  # drawn: the first of these that all runs have
 
 
@@ -56,16 +57,24 @@ class Study:
             known = ", ".join(name for name in columns if " " in name)
             raise InputError(Code.CONFIG_INVALID, f"plot: no run has {drawn!r}; they have {known}")
         first, *others = self.over
+        numbers = _are_numbers(self.over[first])
         figure = Picture(figsize=(6.0, 3.8), layout="constrained")
         axes = figure.subplots()
         for value in self.over[others[0]] if others else [None]:
             points = self._points(columns[drawn], first, {others[0]: value} if others else {})
-            xs = [point[0] if _are_numbers(self.over[first]) else str(point[0]) for point in points]
-            label = f"{others[0]} = {value}" if others else None
-            (line,) = axes.plot(xs, [statistics.mean(ys) for _, ys in points], marker="o", label=label)
+            xs = [point[0] if numbers else _named(point[0]) for point in points]
+            label = f"{others[0]} = {_named(value)}" if others else None
+            means = [statistics.mean(ys) for _, ys in points]
             low, high = [min(ys) for _, ys in points], [max(ys) for _, ys in points]
-            axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
-        if _are_numbers(self.over[first]) and _spreads(self.over[first]):
+            if numbers:
+                (line,) = axes.plot(xs, means, marker="o", label=label)
+                axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
+            else:  # nothing lies between two names, so no line does
+                below = [middle - least for middle, least in zip(means, low, strict=True)]
+                above = [most - middle for middle, most in zip(means, high, strict=True)]
+                axes.errorbar(xs, means, [below, above], fmt="o", capsize=3, label=label)
+                axes.margins(x=0.1)
+        if numbers and _spreads(self.over[first]):
             axes.set_xscale("log")
         axes.set_xlabel(first)
         axes.set_ylabel(drawn)
@@ -127,6 +136,8 @@ def study(
     Args:
         recipe: a recipe, a dict of its tables, or the path of its file.
         over: {key: values}, with keys as in ``Recipe.replace``: ``{"phases.splitnn.optimizer.lr": [0.001, 0.01]}``.
+            The key ``baseline`` compares the federation with baselines, as ``simulate`` names them:
+            ``{"baseline": [None, "alone", "combined", "gbdt"]}``; None is the federation.
         data: as in ``simulate``.
         seeds: of the recipe; its own if not given.
         out: the folder of runs, as in ``simulate``.
@@ -146,13 +157,28 @@ def study(
         for chosen in itertools.product(*over.values())
         for seed in (seeds if seeds is not None else [None])
     ]
-    recipes = [made.replace(each) for each in values]  # all, before the first run
+    _check_baselines(over.get(_BASELINE, []))
+    recipes = [made.replace(_without_baseline(each)) for each in values]  # all, before the first run
     runs = []
     for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
         if not quiet:
-            _say(f"run {number} of {len(values)}: {', '.join(f'{key} = {value}' for key, value in each.items())}")
-        runs.append(simulate(with_values, data, out=out, quiet=True))
+            which = ", ".join(f"{key} = {_named(value)}" for key, value in each.items())
+            _say(f"run {number} of {len(values)}: {which}")
+        runs.append(simulate(with_values, data, baseline=each.get(_BASELINE), out=out, quiet=True))
     return Study(dict(over), tuple(values), tuple(runs))
+
+
+def _check_baselines(named: Iterable[Any]) -> None:
+    from vfl.simulation.baselines import BASELINES
+
+    for each in named:
+        if each is not None and each not in BASELINES:
+            text = f"there is no baseline {each!r}; give None, for the federation, or one of {', '.join(BASELINES)}"
+            raise InputError(Code.CONFIG_INVALID, f"over: {text}")
+
+
+def _without_baseline(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != _BASELINE}
 
 
 def _say(text: str) -> None:
@@ -163,6 +189,11 @@ def _say(text: str) -> None:
 
 def _shown(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _named(value: Any) -> str:
+    """Names a value on an axis; None is the federation, which is no baseline."""
+    return "federation" if value is None else str(value)
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:

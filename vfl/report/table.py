@@ -110,7 +110,7 @@ def in_order(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
 
 def _headline(summary: Summary) -> str:
     parts = [
-        f"{summary.method}, preset {summary.preset}, seed {summary.seed}",
+        ", ".join([summary.method, *([f"preset {summary.preset}"] if summary.preset else []), f"seed {summary.seed}"]),
         f"{summary.steps:,} steps",
         f"{summary.wall_s:.1f} s",
     ]

@@ -13,6 +13,7 @@ from typing import Any
 
 from vfl.launcher.forks import Launcher, launching
 from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all
+from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.federation import Federation, on_one_machine
 from vfl.simulation.live import View, view
 from vfl.simulation.origin import Origin
@@ -27,7 +28,9 @@ _LINGER_S = 60.0  # for the parties to end once the server has ended
 _MOST_RESTARTS = 3  # of each party
 
 
-def simulate(recipe_path: Path, out: Path, *, seed: int | None = None, keep_going: bool = False) -> Path:
+def simulate(
+    recipe_path: Path, out: Path, *, seed: int | None = None, keep_going: bool = False, baseline: str | None = None
+) -> Path:
     """Runs a recipe and returns the run's folder, which holds ``summary.json``.
 
     Args:
@@ -35,12 +38,16 @@ def simulate(recipe_path: Path, out: Path, *, seed: int | None = None, keep_goin
         out: the folder of runs; a new one is made in it.
         seed: replaces the recipe's seed.
         keep_going: restart a party that was killed, so that it rejoins.
+        baseline: one of ``vfl.simulation.baselines.BASELINES``, run instead of the federation.
 
     Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation failed.
     """
     tables = on_one_machine(read_toml(recipe_path) | ({} if seed is None else {"seed": seed}))
+    base = recipe_path.resolve().parent
+    if baseline is not None:
+        tables = baseline_of(tables, baseline, base, str(recipe_path))
     recipe = parse(Recipe, tables, str(recipe_path))
-    base, folder = recipe_path.resolve().parent, out / new_run_id(recipe.name)
+    folder = out / new_run_id(recipe.name, baseline)
     divide(recipe, base)  # reports wrong settings before anything starts
     with launching(settings_of(recipe).threads) as launcher, view(recipe) as screen:
         screen.say(f"run {folder.name}: all its files are in {folder}")
@@ -189,6 +196,7 @@ class Simulation:
             self._note_failures()
 
 
-def new_run_id(name: str) -> str:
-    """Returns ``YYYYmmdd-HHMMSS-<recipe>-xxxx``, UTC."""
+def new_run_id(name: str, baseline: str | None = None) -> str:
+    """Returns ``YYYYmmdd-HHMMSS-<recipe>-xxxx``, UTC; a baseline's name is behind the recipe's."""
+    name = name if baseline is None else f"{name}-{baseline}"
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{os.urandom(2).hex()}"

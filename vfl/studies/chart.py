@@ -55,7 +55,8 @@ def draw_study(study: Study, results: Iterable[Result], path: Path) -> Path:
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     seeds = len({result.seed for result in found})
-    axes.set_title(f"{study.name}: mean and standard deviation of {seeds} seed{'s' if seeds != 1 else ''}", loc="left")
+    over = f"mean and standard deviation of {seeds} seed{'s' if seeds != 1 else ''}"
+    axes.set_title(f"{study.name}\n{over}", loc="left", fontsize="medium")
     figure.savefig(path, dpi=_DPI)
     return path
 

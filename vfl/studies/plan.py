@@ -10,17 +10,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from vfl.simulation.baselines import alone, by_oneself, combined
 from vfl.simulation.federation import on_one_machine
-from vfl.studies.baselines import alone, combined
 from vfl_common.config.base import Section, parse, read_toml
-from vfl_common.config.recipe import Name, PhaseSettings, Recipe
+from vfl_common.config.recipe import Name, PhaseSettings, Recipe, TransformSettings
 from vfl_common.errors import Code, InputError
 
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Phases = tuple[PhaseSettings, ...]
 Stage = Literal["pretrain", "finetune"]
 # Keys of the recipe that the study sets, or that must not differ between its runs.
-_OURS = ("name", "method", "phases", "seed", "start", "rows.labelled", "simulate.threads")
+_OURS = ("name", "phases", "seed", "start", "rows.labelled", "simulate.threads")
 
 
 class StudyMethod(Section):
@@ -59,7 +59,7 @@ class Study(Section):
     """A study file."""
 
     name: Name
-    recipe: str  # with [simulate]; its phases, seed, method and rows.labelled are replaced
+    recipe: str  # with [simulate]; its phases, seed and rows.labelled are replaced
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
     labels: tuple[PositiveInt, ...] = ()  # rows.labelled; empty: one column, with the recipe's own
     metric: str = "accuracy"  # of the test rows
@@ -165,15 +165,18 @@ def _chain(
 ) -> Pipeline:
     """Plans one method with one seed. ``pretrained``: {method: its pretraining} of the methods above."""
     where = f"{path}: methods: {method.name}"
-    tables = copy.deepcopy(base) | {"method": method.name, "seed": seed}
+    tables = copy.deepcopy(base) | {"seed": seed}
     for key, value in method.overrides.items():
         _set(tables, key, value, where)
-    if method.alone is not None:
-        tables = alone(tables, parse(Recipe, tables, where), method.alone, where)
-    elif method.combined:
-        tables = combined(tables, parse(Recipe, tables, where), where)
+    shared = _written(study.finetune)
+    if method.alone is not None or method.combined:
+        recipe, folder, shared = parse(Recipe, tables, where), (path.parent / study.recipe).parent, by_oneself(shared)
+        if method.alone is not None:
+            tables = alone(tables, recipe, method.alone, folder, where)
+        else:
+            tables = combined(tables, recipe, folder, where)
     name = f"{study.name}.{method.name}.s{seed}"
-    tuning = tables | {"phases": _written(method.finetune or study.finetune)}
+    tuning = tables | {"phases": _written(method.finetune) or shared}
     pretrain: PlannedRun | None = None
     if method.pretrain:
         phases = _written(method.pretrain)
@@ -215,7 +218,15 @@ def _overrides(key: str, value: Any, ours: str) -> bool:
 
 def _written(phases: Phases) -> list[dict[str, Any]]:
     """Returns phases in the form of a recipe."""
-    return [{"kind": phase.kind, "name": phase.name, **phase.settings} for phase in phases]
+    return [
+        _beside(phase) | ({"transforms": [_beside(each) for each in phase.transforms]} if phase.transforms else {})
+        for phase in phases
+    ]
+
+
+def _beside(written: PhaseSettings | TransformSettings) -> dict[str, Any]:
+    """Returns a phase or transform as people write it: its own settings beside its kind."""
+    return written.model_dump(exclude_defaults=True, exclude={"settings", "transforms"}) | written.settings
 
 
 def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:

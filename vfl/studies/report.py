@@ -34,7 +34,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Result:
-    """One fine-tuning run, with the pretraining that it started from. ``metrics``: {split: {name: value}}."""
+    """One fine-tuning run, with the pretraining that it started from.
+
+    ``preset``: empty if no phase depends on it. ``metrics``: {split: {name: value}}.
+    """
 
     study: str
     method: str
@@ -52,7 +55,7 @@ class Result:
     def row(self) -> dict[str, str | int | float]:
         """Returns the result as a line of the CSV."""
         cells: dict[str, str | int | float] = {"study": self.study, "method": self.method, "seed": self.seed}
-        cells["preset"] = self.preset
+        cells |= {"preset": self.preset} if self.preset else {}
         cells["labels"] = "" if self.labels is None else self.labels
         for split in _SPLITS:
             cells |= {f"{split}_{name}": value for name, value in self.metrics.get(split, {}).items()}

@@ -26,8 +26,7 @@ from vfl.simulation.live import View, view
 from vfl.simulation.run import run_federation
 from vfl.studies.plan import Pipeline, PlannedRun, Study, load_study
 from vfl.studies.report import Cost, Result, cost_of, write_csv
-from vfl_common.config.base import parse
-from vfl_common.config.recipe import Recipe, first_difference
+from vfl_common.config.recipe import first_difference, recorded_recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.summary import Summary, load_summary
 
@@ -122,7 +121,7 @@ def _recipe_of(folder: Path, party: str) -> str | None:
     """Reads the run's recipe in today's canonical form: newer keys get their defaults. Returns None if unreadable."""
     path = folder / party / "recipe.json"
     try:
-        return parse(Recipe, json.loads(path.read_text()), str(path)).canonical_json()
+        return recorded_recipe(json.loads(path.read_text()), str(path)).canonical_json()
     except (OSError, ValueError, RecursionError, InputError):
         return None
 
@@ -306,5 +305,5 @@ class Running:
     def _result(self, chain: Pipeline, run: PlannedRun) -> Result:
         summary = self._summaries[run.run_id]
         before = cost_of(self._summaries[chain.pretrain.run_id]) if chain.pretrain is not None else Cost()
-        name, preset = self.study.name, run.recipe.preset
+        name, preset = self.study.name, summary.preset
         return Result(name, run.method, run.seed, preset, run.labels, summary.metrics, before, cost_of(summary))

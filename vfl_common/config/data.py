@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from os.path import normpath
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -37,6 +39,9 @@ class DataSettings(Section):
 
     ``source`` is a path (``.csv``, ``.csv.gz``, ``.parquet``, ``.npz``, or a folder of images with an index file), or
     a named set: ``sklearn:digits``, ``sklearn:breast_cancer``, ``torchvision:MNIST``, ….
+
+    ``parts``: each is read and prepared by its own settings, the first has the label, and ``source`` is only words for
+    messages. ``vfl.simulation.baselines`` makes such settings.
     """
 
     source: str
@@ -56,11 +61,23 @@ class DataSettings(Section):
     view: ViewSettings | None = None
     unaligned: str | None = None  # a file with more rows that only this party has: for local self-supervision
     limit: PositiveInt | None = None  # only the first rows, to try things out
+    parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
 
     @property
     def is_table(self) -> bool:
         """Whether the source is a CSV or Parquet file, or a table in memory."""
         return self.source.endswith((".csv", ".csv.gz", ".parquet")) or self.source.startswith(FRAME)
+
+    def absolute(self, base: Path) -> DataSettings:
+        """Returns the same settings, with relative paths taken from ``base``."""
+        if self.parts:
+            return self.model_copy(update={"parts": {name: each.absolute(base) for name, each in self.parts.items()}})
+        paths = {"download_dir": normpath(base / self.download_dir)}
+        if not self.is_named and not self.source.startswith(FRAME):
+            paths["source"] = normpath(base / self.source)
+        if self.unaligned is not None:
+            paths["unaligned"] = normpath(base / self.unaligned)
+        return self.model_copy(update=paths)
 
     @property
     def is_named(self) -> bool:

@@ -6,11 +6,9 @@ import difflib
 from pathlib import Path
 
 from vfl_common.config.base import parse
-from vfl_common.config.data import FRAME, DataSettings, ViewSettings
+from vfl_common.config.data import DataSettings, ViewSettings
 from vfl_common.config.recipe import PartySettings, Recipe, SimulateSettings
 from vfl_common.errors import Code, InputError
-
-_NAMED = ("sklearn:", "torchvision:", FRAME)
 
 
 def settings_of(recipe: Recipe) -> SimulateSettings:
@@ -43,7 +41,7 @@ def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
         own = simulate.parties.get(party.name)
         if own is None and simulate.data is None:
             raise _invalid(recipe, f"parties.{party.name}: missing; give every party its own data, or all a part")
-        data[party.name] = _absolute(own or _part(recipe, simulate, party), base)
+        data[party.name] = (own or _part(recipe, simulate, party)).absolute(base.resolve())
     return data
 
 
@@ -59,14 +57,6 @@ def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings) -> D
     view = {"scheme": simulate.scheme, "part": sharing.index(party.name), "parts": len(sharing)}
     where = f"recipe {recipe.name}: simulate.scheme ({len(sharing)} parties share the data set)"
     return whole.model_copy(update={"view": parse(ViewSettings, view, where)})
-
-
-def _absolute(data: DataSettings, base: Path) -> DataSettings:
-    source = data.source if data.source.startswith(_NAMED) else str((base / data.source).resolve())
-    paths = {"source": source, "download_dir": str((base / data.download_dir).resolve())}
-    if data.unaligned is not None:
-        paths["unaligned"] = str((base / data.unaligned).resolve())
-    return data.model_copy(update=paths)
 
 
 def _invalid(recipe: Recipe, what: str) -> InputError:

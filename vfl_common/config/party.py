@@ -59,16 +59,7 @@ def load_party(path: Path) -> PartyFile:
     def absolute(text: str) -> str:
         return str(base / text)
 
-    data = party.data
-    if data is not None:
-        named = data.source.startswith(("sklearn:", "torchvision:"))
-        data = data.model_copy(
-            update={
-                "source": data.source if named else absolute(data.source),
-                "download_dir": absolute(data.download_dir),
-                "unaligned": data.unaligned and absolute(data.unaligned),
-            }
-        )
+    data = party.data.absolute(base) if party.data is not None else None
     tls = TlsSettings(**{name: absolute(value) for name, value in party.tls.model_dump(exclude_none=True).items()})
     return party.model_copy(
         update={"recipe": absolute(party.recipe), "out": absolute(party.out), "tls": tls, "data": data}

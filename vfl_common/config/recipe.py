@@ -31,6 +31,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 RESERVED_PHASES = frozenset({"open", "control", "predict"})  # the runner's own phases, in step keys and ledger lines
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
+_OF_PRESET = ("fedhssl", "contrastive", ("fedonce", "contrastive"))  # kinds, or (kind, objective), that read `preset`
 
 
 class PartySettings(Section):
@@ -155,7 +156,6 @@ class Recipe(Section):
     """
 
     name: Name
-    method: str
     preset: Literal["paper", "released"] = "paper"
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
     server: Name = "server"  # the name in the server's certificate
@@ -167,6 +167,13 @@ class Recipe(Section):
     start: StartSettings | None = None
     run: RunSettings = RunSettings()
     simulate: SimulateSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_method(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "method" in value:
+            raise ValueError("remove the key 'method': the phases say what the recipe does")
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
@@ -193,6 +200,18 @@ class Recipe(Section):
             if name in RESERVED_PHASES:
                 raise ValueError(f"phases: the name {name!r} is reserved; take another")
         return self
+
+    @property
+    def method(self) -> str:
+        """The kinds of the phases that train, in order: ``fedhssl → head``."""
+        kinds = dict.fromkeys(phase.kind for phase in self.phases)
+        return " → ".join([kind for kind in kinds if kind != "evaluate"] or kinds)
+
+    @property
+    def follows_preset(self) -> bool:
+        """Whether ``preset`` changes what a phase does, of this run or of the one that it starts from."""
+        phases = (*(self.start.phases if self.start is not None else ()), *self.phases)
+        return any(p.kind in _OF_PRESET or (p.kind, p.settings.get("objective")) in _OF_PRESET for p in phases)
 
     @property
     def active(self) -> PartySettings:
@@ -226,6 +245,12 @@ def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
     if seed is not None:
         tables["seed"] = seed
     return parse(Recipe, tables, str(path))
+
+
+def recorded_recipe(value: Any, where: str) -> Recipe:
+    """Reads the copy of a recipe that a run keeps, also one of before, with the key ``method``. Raises InputError."""
+    known = {key: item for key, item in value.items() if key != "method"} if isinstance(value, dict) else value
+    return parse(Recipe, known, where)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
+from vfl_party.data.join import part_of
 from vfl_party.data.table import Table
 from vfl_party.devices import index_on
 from vfl_party.models import InputSpec
@@ -88,8 +89,14 @@ class Preprocessor:
         ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for each category;
         "unknown" is all zeros. Otherwise they become codes for a tabular encoder. ``flatten``: images become rows of
         pixels.
+        A joined table's parts are learnt one by one, each by its own settings.
         Raises InputError if there is nothing to learn from.
         """
+        if settings.parts:
+            parts = [(part_of(table, name), own) for name, own in settings.parts.items() if own.columns != ()]
+            return cls._beside_each_other(
+                [cls.fit(part, train_rows, one_hot=one_hot, flatten=flatten, settings=own) for part, own in parts]
+            )
         if len(train_rows) == 0:
             raise checks.unusable(table.source, "no training rows are left; give more rows or smaller other splits")
         values = _values(table)
@@ -128,6 +135,25 @@ class Preprocessor:
         if self.one_hot:
             return InputSpec((len(self.numeric_names) + sum(1 + len(words) for words in self.vocabularies),))
         return InputSpec((len(self.numeric_names),), tuple(RESERVED + len(words) for words in self.vocabularies))
+
+    @classmethod
+    def _beside_each_other(cls, parts: list[Preprocessor]) -> Preprocessor:
+        """Returns one for the columns of all parts, which have no images."""
+
+        def joined(key: str) -> tuple[Any, ...]:
+            return tuple(value for part in parts for value in getattr(part, key))
+
+        # A part without fill is read only if none of its numbers is missing.
+        fills = [part.fill if part.fill is not None else (0.0,) * len(part.shift) for part in parts]
+        return replace(
+            parts[0],
+            numeric_names=joined("numeric_names"),
+            categorical_names=joined("categorical_names"),
+            fill=None if all(part.fill is None for part in parts) else tuple(value for each in fills for value in each),
+            shift=joined("shift"),
+            scale=joined("scale"),
+            vocabularies=joined("vocabularies"),
+        )
 
     def transform(self, table: Table) -> Features:
         """Returns encoder inputs of all rows of a table with the same columns or image shape as in training.

@@ -1,0 +1,134 @@
+"""Makes the recipes of baselines: what a federation is worth is seen beside one party that trains by itself.
+
+Alone: a party with its own columns. Combined: one party with all columns, joined by id. The new recipe keeps rows, seed
+and model, and its only party holds the ids of the federation, so training, validation and test rows are the same.
+Combined needs all data in one place, so there is none between organisations.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from pathlib import Path
+from typing import Any
+
+from vfl_common.config.base import parse
+from vfl_common.config.data import DataSettings
+from vfl_common.config.division import divide, settings_of
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.text import listed
+
+COMBINED = "combined"  # the name of the party that has all columns
+BASELINES = ("alone", "combined", "gbdt", "gbdt-alone")
+_BETWEEN = ("codec", "transforms")  # keys of a phase about what crosses between parties
+_PATIENCE = 50  # trees without a lower loss on the validation rows
+Tables = dict[str, Any]
+
+
+def baseline(tables: Tables, kind: str, base: Path, where: str) -> Tables:
+    """Returns the recipe of a baseline of a federation.
+
+    Args:
+        tables: the federation's recipe as written.
+        kind: one of BASELINES. ``alone``: the active party, with the recipe's phases; ``combined``: all columns;
+            ``gbdt``: boosted trees over all columns; ``gbdt-alone``: over the active party's.
+        base: the folder to which the recipe's paths are relative.
+        where: the beginning of an error's sentence.
+
+    Raises InputError.
+    """
+    if kind not in BASELINES:
+        text = f"{where}: there is no baseline {kind!r}; give one of {', '.join(BASELINES)}"
+        raise InputError(Code.CONFIG_INVALID, text)
+    recipe = parse(Recipe, tables, where)
+    if kind in ("combined", "gbdt"):
+        made = combined(tables, recipe, base, where)
+    else:
+        made = alone(tables, recipe, recipe.active.name, base, where)
+    made.pop("start", None)  # a baseline owes nothing to an earlier run
+    if kind.startswith("gbdt"):
+        made["model"].pop("precision", None)  # trees are grown in float32
+        return made | {"phases": _trees(recipe, made["phases"])}
+    return made | {"phases": by_oneself(made["phases"])}
+
+
+def by_oneself(phases: list[Tables]) -> list[Tables]:
+    """Returns phases without what they say of tensors that cross between parties."""
+    return [{key: value for key, value in phase.items() if key not in _BETWEEN} for phase in phases]
+
+
+def _trees(recipe: Recipe, phases: list[Tables]) -> list[Tables]:
+    """Returns the recipe's own phase of boosted trees, or one that stops early if there are validation rows."""
+    own = [phase for phase in phases if phase["kind"] == "gbdt"]
+    return own or [{"kind": "gbdt"} | ({"early_stopping": _PATIENCE} if recipe.rows.validation else {})]
+
+
+def alone(tables: Tables, recipe: Recipe, name: str, base: Path, where: str) -> Tables:
+    """Returns the recipe in which ``name`` trains by itself, on the columns that it has in the federation.
+
+    Args:
+        tables: the federation's recipe as written; ``recipe`` is the parsed form.
+        name: the party.
+        base: the folder to which the recipe's paths are relative.
+        where: the beginning of an error's sentence.
+
+    Raises InputError if there is no such party, or it cannot have the labels.
+    """
+    party = recipe.party(name)
+    if party is None:
+        known = [each.name for each in recipe.parties]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"parties: {', '.join(known)}"
+        raise InputError(Code.CONFIG_INVALID, f"{where}: alone: {name!r} is no party of the recipe; {hint}")
+    if not party.features:
+        raise InputError(Code.CONFIG_INVALID, f"{where}: alone: {name} has no features to learn from")
+    if party.role == "passive" and name in settings_of(recipe).parties:
+        text = f"{where}: alone: {name} has its own data (simulate.parties.{name}), which have no labels"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; take a party that shares simulate.data, or the active party")
+    place = {key: value for key, value in _roster(tables)[name].items() if key == "encoder"}
+    device = settings_of(recipe).devices.get(name)
+    return _one_party(tables, name, place, divide(recipe, base)[name], device)
+
+
+def combined(tables: Tables, recipe: Recipe, base: Path, where: str) -> Tables:
+    """Returns the recipe in which one party, ``COMBINED``, has all columns and the recipe's ``model.encoder``.
+
+    The arguments are those of ``alone``. If parties have their own data, they are joined by id, each prepared as its
+    settings say. Raises InputError.
+    """
+    simulate, data = settings_of(recipe), divide(recipe, base)
+    device = simulate.devices.get(recipe.active.name)
+    if simulate.data is not None and not simulate.parties:
+        return _one_party(tables, COMBINED, {}, simulate.data.absolute(base), device)
+    if COMBINED in (recipe.server, *data):
+        text = f"{where}: combined: {COMBINED!r} is the name of the party with all columns; rename yours"
+        raise InputError(Code.CONFIG_INVALID, text)
+    names = [recipe.active.name, *(party.name for party in recipe.passives)]  # the first has the label
+    if not recipe.active.features:
+        bare = {"columns": (), "drop": (), "numeric": (), "categorical": (), "image_shape": None}
+        data[names[0]] = data[names[0]].model_copy(update=bare)
+    first = data[names[0]]
+    joined = DataSettings(
+        source=f"the joined tables of {listed(names)}",
+        id=first.id,
+        label=first.label or ("target" if first.is_named else None),
+        label_scale=first.label_scale,
+        parts={name: data[name] for name in names},
+    )
+    return _one_party(tables, COMBINED, {}, joined, device)
+
+
+def _roster(tables: Tables) -> dict[str, Tables]:
+    return {party["name"]: party for party in tables["parties"]}
+
+
+def _one_party(tables: Tables, name: str, place: Tables, data: DataSettings, device: str | None) -> Tables:
+    made = copy.deepcopy(tables)
+    made["parties"] = [{"name": name, "role": "active", **place}]
+    simulate = {key: value for key, value in made["simulate"].items() if key not in ("data", "scheme", "devices")}
+    simulate["parties"] = {name: data.model_dump(mode="json", exclude_defaults=True)}
+    if device is not None:
+        simulate["devices"] = {name: device}
+    made["simulate"] = simulate
+    return made

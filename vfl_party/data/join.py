@@ -1,0 +1,78 @@
+"""Joins the tables of several parties by id: for a baseline that has all columns in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks
+from vfl_party.data.table import Table
+
+_BETWEEN = ":"  # between party and column: no party's name has one
+
+
+def read_table(settings: DataSettings, with_label: bool, load: Callable[[DataSettings, bool], Table]) -> Table:
+    """Reads a table with ``load``; if the settings have ``parts``, reads each of them and joins their columns.
+
+    A column is then called ``party:column``, and the label is that of the first part. Raises InputError, also if the
+    parts have other ids than the first, or images.
+    """
+    if not settings.parts:
+        return load(settings, with_label)
+    one, *_ = settings.parts
+    tables = {name: _named(name, own, load(own, with_label and name == one)) for name, own in settings.parts.items()}
+    first = tables[one]
+    for name, table in tables.items():
+        if table.ids != first.ids:
+            counts = f"hold {len(table):,} and {len(first):,} rows"
+            text = f"{name} and {one} {counts if len(table) != len(first) else 'hold other ids'}"
+            raise checks.unusable(settings.source, f"{text}; cut each table to the ids in common, as for a federation")
+    return replace(
+        first,
+        source=settings.source,
+        numeric_NF=_beside([table.numeric_NF for table in tables.values()]),
+        numeric_names=tuple(name for table in tables.values() for name in table.numeric_names),
+        categorical=_beside([table.categorical for table in tables.values()]),
+        categorical_names=tuple(name for table in tables.values() for name in table.categorical_names),
+    )
+
+
+def part_of(table: Table, name: str) -> Table:
+    """Returns the columns of a joined table that are one part's."""
+    numeric = [at for at, column in enumerate(table.numeric_names) if column.startswith(name + _BETWEEN)]
+    categorical = [at for at, column in enumerate(table.categorical_names) if column.startswith(name + _BETWEEN)]
+    return replace(
+        table,
+        numeric_NF=table.numeric_NF[:, numeric] if table.numeric_NF is not None and numeric else None,
+        numeric_names=tuple(table.numeric_names[at] for at in numeric),
+        categorical=table.categorical[:, categorical] if table.categorical is not None and categorical else None,
+        categorical_names=tuple(table.categorical_names[at] for at in categorical),
+    )
+
+
+def own_columns(names: tuple[str, ...], part: str) -> tuple[str, ...]:
+    """Returns one part's columns as its own table calls them, of the columns of a joined table."""
+    return tuple(name.removeprefix(part + _BETWEEN) for name in names if name.startswith(part + _BETWEEN))
+
+
+def _named(part: str, settings: DataSettings, table: Table) -> Table:
+    """Returns a part's table with its columns called after it; without images if it gives only ids and labels."""
+    if settings.columns == ():
+        return replace(table, images_NCHW=None)
+    if table.images_NCHW is not None:
+        raise checks.unusable(table.source, f"{part} has images, and only columns can be joined with other parties'")
+    return replace(
+        table,
+        numeric_names=tuple(part + _BETWEEN + name for name in table.numeric_names),
+        categorical_names=tuple(part + _BETWEEN + name for name in table.categorical_names),
+    )
+
+
+def _beside(arrays: list[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+    found = [each for each in arrays if each is not None]
+    return np.concatenate(found, axis=1) if found else None
