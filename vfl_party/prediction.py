@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,17 @@ FORMATS = (".csv", ".parquet")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run as one party holds it. ``state``: what its job's ``state`` returned at the end."""
+    """A finished run as one party holds it.
+
+    ``path``: the party's folder of it. ``state``: what its job's ``state`` returned at the end. ``plugins``: names and
+    versions of the plug-ins with which the party began it.
+    """
 
     run_id: str
     recipe: Recipe
     state: Tree
+    path: Path
+    plugins: Mapping[str, str]
 
 
 def load_trained(run: Path, name: str) -> TrainedRun:
@@ -68,7 +74,8 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
         text = f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest that is whole)"
         raise InputError(Code.CHECKPOINT_INVALID, f"{text}; restore it, or train again")
-    return TrainedRun(folder.run_id, recipe, store.load(labels[-1])["job"])
+    state = store.load(labels[-1])["job"]
+    return TrainedRun(folder.run_id, recipe, state, path, folder.facts().get("plugins", {}))
 
 
 def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -9,6 +10,19 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from vfl_common.config.base import Section
 
 FRAME = "frame of "  # before a party's name: the source is a table in memory, which the library was given
+_NAMED = re.compile(r"([a-z][a-z0-9_]+):")  # before the rest of a source that is no path; C:\ is one
+_SETS = ("sklearn", "torchvision")
+
+
+def reader_of(source: str) -> str | None:
+    """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None if it is a path or a frame."""
+    named = _NAMED.match(source)
+    return named[1] if named else None
+
+
+def is_path(source: str) -> bool:
+    """Returns whether a source is a file or a folder."""
+    return reader_of(source) is None and not source.startswith(FRAME)
 
 
 class ViewSettings(Section):
@@ -36,7 +50,8 @@ class DataSettings(Section):
     """One party's data.
 
     ``source`` is a path (``.csv``, ``.csv.gz``, ``.parquet``, ``.npz``, or a folder of images with an index file), or
-    a named set: ``sklearn:digits``, ``sklearn:breast_cancer``, ``torchvision:MNIST``, ….
+    a named set: ``sklearn:digits``, ``sklearn:breast_cancer``, ``torchvision:MNIST``, …. ``NAME:REST`` is what the
+    plug-in NAME reads: a table. A path that looks so is written as ``./NAME:REST``.
     """
 
     source: str
@@ -58,13 +73,15 @@ class DataSettings(Section):
 
     @property
     def is_table(self) -> bool:
-        """Whether the source is a CSV or Parquet file, or a table in memory."""
-        return self.source.endswith((".csv", ".csv.gz", ".parquet")) or self.source.startswith(FRAME)
+        """Whether the source is a CSV or Parquet file, a table in memory, or what a plug-in reads."""
+        if is_path(self.source):
+            return self.source.endswith((".csv", ".csv.gz", ".parquet"))
+        return not self.is_named
 
     @property
     def is_named(self) -> bool:
         """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always ``target``."""
-        return self.source.startswith(("sklearn:", "torchvision:"))
+        return reader_of(self.source) in _SETS
 
 
 def ids_only(settings: DataSettings) -> DataSettings:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from vfl_common.config.base import Section, parse, read_toml, spelt
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, is_path
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Name
 from vfl_common.text import host_and_port
@@ -61,10 +61,9 @@ def load_party(path: Path) -> PartyFile:
 
     data = party.data
     if data is not None:
-        named = data.source.startswith(("sklearn:", "torchvision:"))
         data = data.model_copy(
             update={
-                "source": data.source if named else absolute(data.source),
+                "source": absolute(data.source) if is_path(data.source) else data.source,
                 "download_dir": absolute(data.download_dir),
                 "unaligned": data.unaligned and absolute(data.unaligned),
             }
