@@ -42,7 +42,8 @@ class PlugIns:
         if found is None:
             names = self.names()
             near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+            known = f"known: {', '.join(names)}" if names else "none is installed"
+            hint = f"did you mean {near[0]!r}?" if near else known
             raise InputError(Code.CONFIG_INVALID, f"{where}: there is no {self.what} {name!r}; {hint}")
         try:
             return found.load()

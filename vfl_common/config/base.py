@@ -110,11 +110,6 @@ def _sentence(error: ErrorDetails) -> str:
         return f"needs at least {context['min_length']}, and has {context['actual_length']}"
     if kind == "union_tag_not_found":
         return "has no 'kind'; add it"
-    if kind == "union_tag_invalid":
-        known = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
-        near = difflib.get_close_matches(str(context["tag"]), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(known)}"
-        return f"there is no kind {context['tag']!r}; {hint}"
     if kind.endswith("_type") and kind.removesuffix("_type") in _WORDS:
         return _wrong(kind.removesuffix("_type"), error["input"])
     if text.startswith("Input should be "):  # a choice, or a bound
