@@ -16,7 +16,7 @@ import pyarrow.parquet
 import torch
 from torch import Tensor, nn
 
-from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.data import DataSettings, ids_only, resolved
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder, planned
@@ -94,12 +94,12 @@ def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
 def prediction_data(settings: DataSettings | None, source: Path | None, state: Tree) -> DataSettings:
     """Returns the party file's [data] with another source. Raises InputError if there is no [data].
 
-    A CSV or Parquet table is read with the columns of training only: new rows need no label
+    A table is read with the columns of training only: new rows need no label
     and may have more columns.
     """
     if settings is None:
         raise InputError(Code.CONFIG_INVALID, "the party file needs a [data] table: it says which column is the id")
-    changed = settings if source is None else settings.model_copy(update={"source": str(source.absolute())})
+    changed = settings if source is None else settings.model_copy(update={"source": resolved(str(source), Path())})
     if state["preprocessor"] is None:
         return ids_only(changed)
     preprocessor = Preprocessor.from_state(state["preprocessor"])

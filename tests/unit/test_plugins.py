@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import vfl
 from tests.harness import cases
 from tests.harness.plugins import metadata
 from vfl.simulation.inprocess import run_in_process
@@ -30,6 +31,7 @@ from vfl_party.data import Table, load_table
 from vfl_party.metrics import Metric, evaluate, lower_is_better
 from vfl_party.models import Encoder, InputSpec, checked_encoder
 from vfl_party.party import Opened, assemble, encoder_settings, expected_rows, open_party
+from vfl_party.prediction import prediction_data
 from vfl_server.control.admission import MAX_PLUGINS, MAX_TEXT, admit
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to.md"
@@ -200,6 +202,22 @@ def test_paths_start_at_the_party_file_and_other_sources_stay(source: str, kept:
     assert data is not None
     assert data.source == (source if kept else str(tmp_path / source))
     assert data.is_table is not source.startswith("sklearn")
+
+
+def test_the_library_and_predictions_take_such_a_source(tmp_path: Path, installed: Installed) -> None:
+    rows: dict[str, list[Any]] = {
+        "id": [str(number) for number in range(40)],
+        "x": [float(number % 7) for number in range(40)],
+    }
+    read = {"p0": pa.table(rows | {"y": [number % 2 for number in range(40)]}), "p1": pa.table(rows)}
+    installed("vfl.sources", read.__getitem__)
+    tables = cases.recipe(2, task={"kind": "binary"}) | {"phases": [{"kind": "splitnn", "epochs": 1}]}
+    data = {"p0": vfl.Data("mine:p0", id="id", label="y"), "p1": vfl.Data("mine:p1", id="id")}
+    run = vfl.simulate(tables, data, out=tmp_path / "runs")
+    found = run.predict({"p0": "mine:p1", "p1": "mine:p1"})  # no label is needed
+    assert sorted(found["id"]) == sorted(rows["id"])
+    state = {"preprocessor": None}
+    assert prediction_data(DataSettings(source="a.csv"), Path("mine:p1"), state).source == "mine:p1"
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import Data
-from vfl_common.config.data import FRAME, DataSettings, ids_only
+from vfl_common.config.data import FRAME, DataSettings, ids_only, resolved
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Bytes, Summary
 
@@ -120,13 +120,13 @@ class Run:
             found = given if isinstance(given, Data) else Data(given)
             if of != name:  # a party with labels only takes another's ids
                 found = Data(found.frame, id=found.id or trained[of].id)
-            is_path = isinstance(found.frame, str | Path)
-            source = str(Path(found.frame).resolve()) if is_path else f"{FRAME}{name}"
+            is_source = isinstance(found.frame, str | Path)
+            source = resolved(str(found.frame), Path()) if is_source else f"{FRAME}{name}"
             changes = {**({"id": found.id} if found.id else {}), "source": source, "limit": None, "unaligned": None}
             settings[name] = known.model_copy(update=changes)
             if name in without:
                 settings[name] = ids_only(settings[name])
-            if not is_path:
+            if not is_source:
                 frames[name] = found.frame
         return settings, frames
 

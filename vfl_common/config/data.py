@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -23,6 +24,11 @@ def reader_of(source: str) -> str | None:
 def is_path(source: str) -> bool:
     """Returns whether a source is a file or a folder."""
     return reader_of(source) is None and not source.startswith(FRAME)
+
+
+def resolved(source: str, base: Path) -> str:
+    """Returns a source; if it is a path, it is absolute, and a relative one starts at ``base``."""
+    return str((base / source).resolve()) if is_path(source) else source
 
 
 class ViewSettings(Section):

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings, ViewSettings, is_path
+from vfl_common.config.data import DataSettings, ViewSettings, resolved
 from vfl_common.config.recipe import PartySettings, Recipe, SimulateSettings
 from vfl_common.errors import Code, InputError
 
@@ -60,8 +60,7 @@ def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings) -> D
 
 
 def _absolute(data: DataSettings, base: Path) -> DataSettings:
-    source = str((base / data.source).resolve()) if is_path(data.source) else data.source
-    paths = {"source": source, "download_dir": str((base / data.download_dir).resolve())}
+    paths = {"source": resolved(data.source, base), "download_dir": str((base / data.download_dir).resolve())}
     if data.unaligned is not None:
         paths["unaligned"] = str((base / data.unaligned).resolve())
     return data.model_copy(update=paths)
