@@ -118,7 +118,8 @@ def _others(
         except VflError:
             raise
         except Exception as error:
-            text = f"{_WHERE}: the metric {name!r} fails ({type(error).__name__}: {error})"
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            text = f"{_WHERE}: the metric {name!r} fails ({why})"
             raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it") from error
         if number is None:
             continue

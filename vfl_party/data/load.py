@@ -98,8 +98,8 @@ def _frame_of(source: str, name: str) -> Any:
     except VflError:
         raise
     except Exception as error:
-        text = f"the plug-in fails ({type(error).__name__}: {error})".partition("\n")[0]
-        raise checks.unreadable(source, f"{text}; correct data.source, or the plug-in") from error
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise checks.unreadable(source, f"the plug-in fails ({why}); correct data.source, or the plug-in") from error
 
 
 def _from_columns(rows: Rows, settings: DataSettings) -> Table:
