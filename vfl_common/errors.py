@@ -54,6 +54,7 @@ class Code(IntEnum):
     MALFORMED_MESSAGE = 27
     MODELS_DIFFER = 28
     REFUSED = 29
+    PLUGINS_DIFFER = 30
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ CATALOGUE: dict[Code, Meaning] = {
     Code.MALFORMED_MESSAGE: Meaning("a message cannot be read", 2),
     Code.MODELS_DIFFER: Meaning("the parties would aggregate different weights", 2),
     Code.REFUSED: Meaning("the party's policy does not let something out that the recipe asks for", 2),
+    Code.PLUGINS_DIFFER: Meaning("the parties have different versions of a plug-in", 2),
 }
 
 

@@ -20,6 +20,7 @@ from vfl_common.rpc.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
+from vfl_party import versions
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import MakeEncoder
@@ -63,15 +64,17 @@ class PartyApp:
         files = self.files
         self._metrics_address()  # refuses a bad address before the data are read
         opened = files.open()
+        plugins = versions.shared(opened) | versions.modelling(opened)
         out = Path(files.file.out)
         resume = None if fresh else find_unfinished(out, files.name, files.recipe)
         if resume is not None:
             log_to(resume.path / "log.jsonl", run=resume.run_id, party=files.name)  # for what is damaged there
             resume.checkpoints = self._store(resume)
+            versions.require_same(resume.path, resume.facts().get("plugins", {}), plugins)
 
         def open_folder(run_id: str) -> RunFolder:
             folder = create(out, run_id, files.name, files.recipe)
-            folder.note(job="train", encoder=files.encoder.model_dump(mode="json"))
+            folder.note(job="train", encoder=files.encoder.model_dump(mode="json"), plugins=plugins)
             folder.checkpoints = self._store(folder)
             return folder
 
@@ -82,6 +85,7 @@ class PartyApp:
         """Takes part in a joint prediction for the rows of ``data``; the active party writes ``output``."""
         files = self.files
         opened = open_party(files.recipe, files.name, data, files.encoder, labels=False)
+        versions.require_same(trained.path, trained.plugins, versions.modelling(opened))
 
         def open_folder(run_id: str) -> RunFolder:
             folder = create(Path(files.file.out), run_id, files.name, files.recipe)
@@ -148,6 +152,7 @@ class PartyApp:
                 files.device,
                 transport=lambda start: transports.transport(start, service),
                 open_folder=open_folder,
+                plugins=versions.shared(opened),
                 trained=work.run_id,
                 devices="" if self.ranks is None else f"{self.ranks.size} x {files.device.type}",
                 address=files.file.advertise or address,

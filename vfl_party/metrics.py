@@ -5,8 +5,10 @@ The first evaluation imports torchmetrics, so that a passive party never pays fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,8 +17,40 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import TaskSettings
+from vfl_common.errors import Code, InputError, VflError
+from vfl_party.plugins import PlugIns
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_WHERE = "recipe: task.metrics"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The type that an entry point of ``vfl.metrics`` names.
+
+    Args:
+        compute: (scores, targets) -> the metric over all rows of a split; None if it is undefined for them. Both are
+            float64 on the CPU, except for a class, int64. ``binary``: probabilities [N, 1], 0 and 1 [N, 1].
+            ``multiclass``: probabilities [N, classes], classes [N]. ``regression``: values [N, 1], values [N, 1], in
+            the label's unit.
+        lower_is_better: for early stopping.
+    """
+
+    compute: Callable[[Tensor, Tensor], float | None]
+    lower_is_better: bool = False
+
+
+PLUGINS = PlugIns("vfl.metrics", "metric")
+
+
+def load_metric(name: str) -> Metric:
+    """Returns the metric of a plug-in. Raises InputError if there is none."""
+    return PLUGINS.checked(PLUGINS.load(name, _WHERE), name, _WHERE, Metric)
+
+
+def lower_is_better(task: TaskSettings, name: str) -> bool:
+    """Returns whether a smaller value of one of the task's metrics is better. Raises InputError."""
+    return load_metric(name).lower_is_better if name in task.metrics else name in ("loss", "rmse", "rmse_scaled")
 
 
 def loss_fn(task: TaskSettings) -> Loss:
@@ -40,7 +74,7 @@ def scores(task: TaskSettings, outputs_NO: Tensor) -> Tensor:
 def evaluate(
     task: TaskSettings, outputs_NO: Tensor, targets: Tensor, unscale: Callable[[Tensor], Tensor] | None = None
 ) -> dict[str, float]:
-    """Computes metrics over all rows (``task.metrics``) in float64 on the CPU; empty if there are no rows.
+    """Computes metrics over all rows (``task.all_metrics``) in float64 on the CPU; empty if there are no rows.
 
     Args:
         task: decides the metrics. All: ``loss``, the mean. ``binary``: ``accuracy`` and ``f1`` at probability 0.5,
@@ -51,18 +85,49 @@ def evaluate(
         targets: as for ``loss_fn``.
         unscale: from the model's scale to the label's unit; None if they are the same.
 
-    ``auc`` is left out if the targets hold a single class: it is undefined then.
+    ``auc`` is left out if the targets hold a single class: it is undefined then. Raises InputError if a plug-in's
+    metric cannot be computed.
     """
     if not len(targets):
         return {}
     outputs_NO = outputs_NO.detach().cpu().double()
     targets = targets.detach().cpu().to(torch.int64 if task.kind == "multiclass" else torch.float64)
-    loss = {"loss": loss_fn(task)(outputs_NO, targets).item()}
+    found = {"loss": loss_fn(task)(outputs_NO, targets).item()}
     if task.kind == "regression":
-        return loss | _regression(outputs_NO, targets, unscale)
-    if task.kind == "binary":
-        return loss | _binary(outputs_NO.squeeze(1), targets.squeeze(1).long())
-    return loss | _multiclass(outputs_NO.log_softmax(dim=1), targets)
+        found |= _regression(outputs_NO, targets, unscale)
+    elif task.kind == "binary":
+        found |= _binary(outputs_NO.squeeze(1), targets.squeeze(1).long())
+    else:
+        found |= _multiclass(outputs_NO.log_softmax(dim=1), targets)
+    return found | (_others(task, outputs_NO, targets, unscale) if task.metrics else {})
+
+
+def _others(
+    task: TaskSettings, outputs_NO: Tensor, targets: Tensor, unscale: Callable[[Tensor], Tensor] | None
+) -> dict[str, float]:
+    """Computes the metrics of plug-ins."""
+    scores_NO = scores(task, outputs_NO)
+    if task.kind == "regression" and unscale is not None:
+        scores_NO, targets = unscale(scores_NO), unscale(targets)
+    found = {}
+    for name in task.metrics:
+        metric = load_metric(name)
+        try:
+            value = metric.compute(scores_NO.clone(), targets.clone())
+            number = None if value is None else float(value)
+        except VflError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            text = f"{_WHERE}: the metric {name!r} fails ({why})"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it") from error
+        if number is None:
+            continue
+        if not math.isfinite(number):
+            text = f"{_WHERE}: the metric {name!r} gives {number}, and a finite number, or None, is wanted"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it")
+        found[name] = number
+    return found
 
 
 def _binary(logits_N: Tensor, targets_N: Tensor) -> dict[str, float]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -42,6 +42,7 @@ class Part:
 
     Args:
         job: training or prediction.
+        plugins: those of this party that others have too; see ``vfl_party.versions``.
         trained: the trained run, for a prediction; '' for training.
         device: where this party computes, and ``devices`` in words, if it is more than one.
         address: where passive parties reach this party; '' if they do not.
@@ -59,6 +60,7 @@ class Part:
     device: torch.device
     transport: Callable[[Start], Transport]
     open_folder: Callable[[str], RunFolder]
+    plugins: Mapping[str, str] = field(default_factory=dict)
     trained: str = ""
     devices: str = ""
     address: str = ""
@@ -80,6 +82,7 @@ class Part:
             device_name=device_name(self.device),
             run_id=self.trained,
             exchange_address=self.address,
+            plugins=self.plugins,
         )
         runner = Runner(
             self.session,

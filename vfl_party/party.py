@@ -28,7 +28,7 @@ from vfl_party.context import Hooks, MakeEncoder, Party
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.exchange import Ways
 from vfl_party.methods import build_phases, handed_on, with_own_passes
-from vfl_party.models import InputSpec, build_top, combined_size, seeded
+from vfl_party.models import InputSpec, build_top, check_encoder, combined_size, seeded
 from vfl_party.phase import Phase, Tree
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
@@ -282,9 +282,19 @@ def check_ranks(party: Party, *, trains: bool) -> None:
 
 
 def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
-    """Returns the party file's encoder, else the recipe's for this party, else the recipe's for all."""
+    """Returns the party file's encoder, else the recipe's for this party, else the recipe's for all.
+
+    Raises InputError if it is a plug-in's that is not installed here, or has other settings.
+    """
     place = recipe.party(name)
-    return own or (place.encoder if place is not None else None) or recipe.model.encoder
+    found, where = recipe.model.encoder, "recipe: model.encoder"
+    if own is not None:
+        found, where = own, f"party {name}: encoder"
+    elif place is not None and place.encoder is not None:
+        found, where = place.encoder, f"recipe: parties.{name}.encoder"
+    if place is None or place.features:
+        check_encoder(found, where)
+    return found
 
 
 def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) -> dict[str, nn.Module]:

@@ -1,11 +1,11 @@
-"""Finds methods, transforms, codecs and policies by name: as modules of our own rooms, or as others' entry points."""
+"""Finds methods, encoders, codecs and the like by name: in our own rooms, or as others' entry points."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, TypeVar
@@ -16,43 +16,48 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Room:
-    """A package in which every module, or folder, exports one thing.
+class PlugIns:
+    """What other projects add to us: the entry points of one group.
 
     Args:
-        package: the package; other projects add to it with entry points of ``group``.
-        attribute: the name of each module's export; an entry point names the export itself.
-        what: the word for it in error messages.
+        group: the group's name.
+        what: the word for one of them in error messages.
+        ours: names that are no plug-in's, because we have them ourselves; for hints.
     """
 
-    package: ModuleType
     group: str
-    attribute: str
     what: str
+    ours: tuple[str, ...] = field(default=(), kw_only=True)
 
     def names(self) -> list[str]:
         """Returns all known names, sorted."""
-        own = {module.name for module in pkgutil.iter_modules(self.package.__path__)}
-        return sorted(own | {each.name for each in self._others()})
+        return sorted({*self.ours, *(each.name for each in self._others())})
 
     def load(self, name: str, where: str) -> Any:
-        """Imports the export of that name; our own rooms come first.
+        """Imports the export of that name.
 
         Raises InputError that names ``where`` and the nearest name if there is none, or if the import fails.
         """
-        if any(module.name == name for module in pkgutil.iter_modules(self.package.__path__)):
-            return getattr(importlib.import_module(f"{self.package.__name__}.{name}"), self.attribute)
-        found = next((each for each in self._others() if each.name == name), None)
+        found = self._other(name)
         if found is None:
             names = self.names()
             near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+            known = f"known: {', '.join(names)}" if names else "none is installed"
+            hint = f"did you mean {near[0]!r}?" if near else known
             raise InputError(Code.CONFIG_INVALID, f"{where}: there is no {self.what} {name!r}; {hint}")
         try:
             return found.load()
         except Exception as error:
             text = f"{where}: the plug-in {found.value} cannot be loaded ({type(error).__name__}: {error})"
             raise InputError(Code.CONFIG_INVALID, f"{text}; reinstall or remove it") from error
+
+    def version(self, name: str) -> dict[str, str]:
+        """Returns {``group:name``: ``distribution version``} of a plug-in; nothing if the name is ours or unknown."""
+        found = self._other(name)
+        if found is None:
+            return {}
+        made_by = found.dist
+        return {f"{self.group}:{name}": f"{made_by.name} {made_by.version}" if made_by is not None else "unknown"}
 
     def make(self, name: str, where: str, wanted: type[T], *args: Any) -> T:
         """Loads the export of that name, calls it with ``args``, and checks that it gives a ``wanted``.
@@ -78,3 +83,36 @@ class Room:
 
     def _others(self) -> list[EntryPoint]:
         return list(entry_points(group=self.group))
+
+    def _other(self, name: str) -> EntryPoint | None:
+        if name in self.ours:
+            return None
+        return next((each for each in self._others() if each.name == name), None)
+
+
+@dataclass(frozen=True)
+class Room(PlugIns):
+    """A package in which every module, or folder, exports one thing; other projects add to it.
+
+    Args:
+        package: the package.
+        attribute: the name of each module's export; an entry point names the export itself.
+    """
+
+    package: ModuleType
+    attribute: str
+
+    def names(self) -> list[str]:
+        return sorted({*super().names(), *self._own()})
+
+    def load(self, name: str, where: str) -> Any:
+        """Imports the export of that name, as ``PlugIns.load``; our own rooms come first."""
+        if name in self._own():
+            return getattr(importlib.import_module(f"{self.package.__name__}.{name}"), self.attribute)
+        return super().load(name, where)
+
+    def version(self, name: str) -> dict[str, str]:
+        return {} if name in self._own() else super().version(name)
+
+    def _own(self) -> set[str]:
+        return {module.name for module in pkgutil.iter_modules(self.package.__path__)}

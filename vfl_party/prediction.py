@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.data import DataSettings, ids_only, resolved
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
@@ -39,13 +39,16 @@ PHASE = "predict"
 class TrainedRun:
     """A finished run as one party holds it.
 
-    ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned at the end.
+    ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned at the end. ``path``:
+    the party's folder of it. ``plugins``: names and versions of the plug-ins with which the party began it.
     """
 
     run_id: str
     recipe: Recipe
     encoder: EncoderSettings
     state: Tree
+    path: Path
+    plugins: Mapping[str, str]
 
 
 def load_trained(run: Path, name: str) -> TrainedRun:
@@ -68,7 +71,8 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
         text = f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest that is whole)"
         raise InputError(Code.CHECKPOINT_INVALID, f"{text}; restore it, or train again")
-    return TrainedRun(folder.run_id, recipe, _encoder(folder, recipe, name), store.load(labels[-1])["job"])
+    encoder, state = _encoder(folder, recipe, name), store.load(labels[-1])["job"]
+    return TrainedRun(folder.run_id, recipe, encoder, state, path, folder.facts().get("plugins", {}))
 
 
 def _encoder(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
@@ -98,12 +102,12 @@ def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
 def prediction_data(settings: DataSettings | None, source: Path | None, state: Tree) -> DataSettings:
     """Returns the party file's [data] with another source. Raises InputError if there is no [data].
 
-    A CSV or Parquet table is read with the columns of training only: new rows need no label
+    A table is read with the columns of training only: new rows need no label
     and may have more columns.
     """
     if settings is None:
         raise InputError(Code.CONFIG_INVALID, "the party file needs a [data] table: it says which column is the id")
-    changed = settings if source is None else settings.model_copy(update={"source": str(source.absolute())})
+    changed = settings if source is None else settings.model_copy(update={"source": resolved(str(source), Path())})
     if state["preprocessor"] is None:
         return ids_only(changed)
     preprocessor = Preprocessor.from_state(state["preprocessor"])

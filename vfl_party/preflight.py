@@ -14,6 +14,7 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.rpc.channel import check_address, connect
 from vfl_common.rpc.said import SAID, SIGNS
+from vfl_party import versions
 from vfl_party.align import alignment_of
 from vfl_party.data import describe
 from vfl_party.devices import resolve_device
@@ -69,9 +70,11 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     if not all(finding.fine for finding in found):
         return
     try:
-        files = read_files(path, device=device)
+        with naming(Path(file.recipe)):
+            files = read_files(path, device=device)
     except VflError as error:
-        yield Finding("party file", False, str(error))
+        about = "recipe" if str(error).startswith(f"{file.recipe}: ") else "party file"
+        yield Finding(about, False, str(error))
         return
     yield Finding("role", True, files.settings.role)
     yield from _work(files)
@@ -98,11 +101,22 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
         opened = files.open()
         for line in describe(opened.table):
             yield Finding("data", True, line)
+        yield from _plugins(opened)
         with naming(path):
             yield from _assembled(files, opened)
     except VflError as error:
         about = "recipe" if str(error).startswith(f"{path}: ") else _ABOUT.get(error.code, "data")
         yield Finding(about, False, str(error))
+
+
+def _plugins(opened: Opened) -> Iterator[Finding]:
+    """Yields names and versions of the plug-ins that the party needs."""
+    shared = versions.shared(opened)
+    for name, version in shared.items():
+        yield Finding("plug-in", True, f"{name}: {version} (the same version at every party that needs it)")
+    for name, version in (versions.modelling(opened) | versions.reading(opened)).items():
+        if name not in shared:
+            yield Finding("plug-in", True, f"{name}: {version} (this party's own)")
 
 
 def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:

@@ -25,9 +25,9 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_common.run_folder import RunFolder
 from vfl_party.context import MakeEncoder
-from vfl_party.data import Labels, Preprocessor, Table
+from vfl_party.data import Labels, Preprocessor, Table, loading
 from vfl_party.data.arrays import channels_first, row_ids
-from vfl_party.data.frames import as_arrow, is_arrays, loading
+from vfl_party.data.frames import as_arrow, is_arrays
 from vfl_party.data.images import to_unit
 from vfl_party.models import forward
 from vfl_party.party import build_models, load_models

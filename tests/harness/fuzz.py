@@ -97,7 +97,7 @@ def change(message: Message, chance: Random) -> None:
         values: Any = getattr(message, field.name)
         for _ in range(chance.choice(MANY)):
             if inner is not None and inner.GetOptions().map_entry:
-                values[chance.choice(TEXTS)] = chance.choice(FLOATS)
+                values[chance.choice(TEXTS)] = odd(inner.fields_by_name["value"], chance)
             elif inner is not None:
                 change(values.add(), chance)
             else:

@@ -40,10 +40,13 @@ def missing() -> str:
 
 
 class Hosts:
-    """Makes the hosts and removes them at the end. ``names``: {host: its name for the others}."""
+    """Makes the hosts and removes them at the end.
 
-    def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
-        self.folder, self.names = folder, dict(names)
+    ``names``: {host: its name for the others}. ``path``: another PYTHONPATH for the federation's programs.
+    """
+
+    def __init__(self, folder: Path, names: Mapping[str, str], path: str = "") -> None:
+        self.folder, self.names, self.path = folder, dict(names), path
         self.addresses = {host: f"10.77.0.{number}" for number, host in enumerate(names, 1)}
         self.programs: list[tuple[str, Program]] = []
         self._made: list[str] = []
@@ -114,7 +117,7 @@ class Hosts:
             ["ip", "netns", "exec", self.space(host), *words],
             self.home(host),
             fresh=fresh,
-            environment=self._environment(host) if fresh else None,
+            environment=self._environment(host) if fresh or self.path else None,
         )
         self.programs.append((host, program))
         return program
@@ -144,6 +147,7 @@ class Hosts:
         home = str(self.home(host).parent)
         path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
         kept = {key: os.environ[key] for key in ("PYTHONPATH", "LANG") if key in os.environ}
+        kept |= {"PYTHONPATH": self.path} if self.path else {}
         return kept | {"HOME": home, "PATH": path, "OMP_NUM_THREADS": "1"}
 
     def _in(self, host: str, *command: str) -> str:

@@ -1,12 +1,37 @@
-"""Makes plug-ins look installed: a folder of metadata on the path, beside the folder of their modules."""
+"""Packages of plug-ins for tests: installed by pip, or made to look so by a folder of metadata on the path."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.harness.federation import program_environment
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
+
+
+def install(folder: Path, package: Path = EXAMPLE, version: str = "1.0") -> Path:
+    """Has pip build and install a package into ``folder``, under ``version``, without a network. Returns the path."""
+    source, target = folder / "source", folder / "site"
+    shutil.copytree(package, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))  # pip builds beside it
+    project = source / "pyproject.toml"
+    text = project.read_text()
+    assert text.count('version = "1.0"') == 1
+    project.write_text(text.replace('version = "1.0"', f'version = "{version}"'))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run(
+        [*pip, "--disable-pip-version-check", "--target", str(target), str(source)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return target
 
 
 def metadata(folder: Path, entry_points: Mapping[str, Mapping[str, str]], name: str = "plugin") -> Path:

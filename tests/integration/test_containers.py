@@ -32,6 +32,7 @@ def test_federation_in_containers() -> None:
     found = re.search(r"^test accuracy +(0\.\d+), with two kills \1$", done.stdout, re.MULTILINE)
     assert found is not None, done.stdout
     assert float(found[1]) >= 0.96
+    assert re.search(r"^with plug-ins +0\.[89]", done.stdout, re.MULTILINE)
 
 
 def test_without_an_engine_it_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from vfl_party.party import encoder_settings
 from vfl_party.trial import try_party
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RECIPES = sorted(path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text())
+RECIPES = sorted(  # the plug-in's needs the plug-in: test_plugins.py
+    path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text() and path.parent.name != "plugin"
+)
 STUDIES = sorted((EXAMPLES / "study").glob("*.toml"))
 
 

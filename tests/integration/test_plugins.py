@@ -1,44 +1,69 @@
-"""A method, a transform and a codec of one's own, installed beside the product: nothing in it is touched."""
+"""The package in examples/plugin, installed by pip beside the product: nothing in it is touched."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import vfl
 from tests.harness import cases
-from tests.harness.federation import Federation
-from tests.harness.plugins import environment, metadata
+from tests.harness.federation import BIN, Federation, toml
+from tests.harness.hosts import Hosts, missing
+from tests.harness.plugins import EXAMPLE, environment, install
+from vfl.certs.authority import create_authority, issue
+from vfl_common.config.recipe import load_recipe
+from vfl_common.run_folder import create
+from vfl_common.summary import load_summary
+from vfl_party.checkpoint import CheckpointStore
+from vfl_party.preflight import check
 
-PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
 LR = 0.1
+NAMES = {"fed": "fed.example.org", "bank": "bank.example.org", "hospital": "hospital.example.org"}
+_WHY = missing()
 
 
-def run(folder: Path, phase: dict[str, Any], found: dict[str, str]) -> tuple[Federation, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the example is installed."""
+    return install(tmp_path_factory.mktemp("plugin"))
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which another version of it is installed."""
+    return install(tmp_path_factory.mktemp("newer"), version="1.1")
+
+
+@pytest.fixture
+def here(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The example is installed for this process."""
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        yield
+
+
+def run(folder: Path, phase: dict[str, Any], site: Path) -> tuple[Federation, dict[str, Any]]:
     """A run of two parties with one phase that is named ``splitnn``; (its federation, its summary)."""
     tables = cases.recipe(2) | {"phases": [{"name": "splitnn", "epochs": 2, "batch_size": 24} | phase]}
     with Federation(folder, tables, cases.digits(2)) as federation:
         federation.start_server()
         for name in federation.names:
             party = federation.write_party(name).name
-            federation.start(name, "vfl-party", "run", party, environment=found)
+            federation.start(name, "vfl-party", "run", party, environment=environment(site))
         return federation, federation.finish()
 
 
-@pytest.fixture(scope="module")
-def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of programs for which the example is installed."""
-    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
-    return environment(metadata(tmp_path_factory.mktemp("site"), project["entry-points"]), PLUGIN)
-
-
-def test_a_method_from_outside_trains_as_ours_does(tmp_path: Path, plugins: dict[str, str]) -> None:
-    ours, _ = run(tmp_path / "ours", {"kind": "splitnn", "optimizer": {"kind": "sgd", "lr": LR}}, plugins)
-    theirs, summary = run(tmp_path / "theirs", {"kind": "plain", "lr": LR}, plugins)
+def test_a_method_from_outside_trains_as_ours_does(tmp_path: Path, site: Path) -> None:
+    ours, _ = run(tmp_path / "ours", {"kind": "splitnn", "optimizer": {"kind": "sgd", "lr": LR}}, site)
+    theirs, summary = run(tmp_path / "theirs", {"kind": "plain", "lr": LR}, site)
     for name in ours.names:
         want, got = ours.parameters(name), theirs.parameters(name)
         assert got.keys() == want.keys()
@@ -46,10 +71,10 @@ def test_a_method_from_outside_trains_as_ours_does(tmp_path: Path, plugins: dict
     assert [line["exchange"] for line in summary["exchanges"]] == ["rows", "embedding", "embedding"]
 
 
-def test_a_transform_and_a_codec_from_outside_are_in_the_chain(tmp_path: Path, plugins: dict[str, str]) -> None:
+def test_a_transform_and_a_codec_from_outside_are_in_the_chain(tmp_path: Path, site: Path) -> None:
     transforms = [{"kind": "row_clip", "exchange": "embedding", "norm": 0.5}]
     phase = {"kind": "plain", "codec": "saturating", "transforms": transforms}
-    _, summary = run(tmp_path, phase, plugins)
+    _, summary = run(tmp_path, phase, site)
     (up,) = (
         line for line in summary["exchanges"] if (line["exchange"], line["sender"]) == ("embedding", "passive parties")
     )
@@ -58,12 +83,145 @@ def test_a_transform_and_a_codec_from_outside_are_in_the_chain(tmp_path: Path, p
     assert sent["embedding"] == sent["gradient"] == 2 * 80 * 8 * 2  # epochs, training rows, width, bytes a number
 
 
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    store = CheckpointStore(folder / "checkpoints", 2)
+    models = store.load(store.labels()[-1])["job"]["models"]
+    return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
+
+
+@pytest.mark.usefixtures("here")
+def test_processes_and_the_library_compute_the_same(tmp_path: Path, site: Path, newer: Path) -> None:
+    """The example's own recipe: a method, an encoder and a codec from outside; no prediction with other versions."""
+    recipe = shutil.copy(EXAMPLE / "recipe.toml", tmp_path)
+    done = subprocess.run(
+        [BIN / "vfl", "simulate", recipe, "--out", "runs"],
+        cwd=tmp_path,
+        env=environment(site),
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    (theirs,) = (tmp_path / "runs").iterdir()
+    ours = vfl.simulate(recipe, out=tmp_path / "ours")
+    assert ours.metrics["test"] == load_summary(theirs / "summary.json").metrics["test"]
+    assert ours.metrics["test"]["accuracy"] > 0.85
+    for name in ("bank", "hospital", "retailer", "telecom"):
+        want, got = parameters(theirs / name), parameters(ours.folder / name)
+        assert got.keys() == want.keys()
+        assert any(key.startswith("encoder.blocks") for key in got)
+        assert all(torch.equal(got[key], want[key]) for key in want), name
+        facts = json.loads((theirs / name / "run.json").read_text())
+        assert facts["plugins"] == json.loads((ours.folder / name / "run.json").read_text())["plugins"]
+        assert set(facts["plugins"].values()) == {"vfl-example-plugin 1.0"}
+    refused = subprocess.run(
+        [BIN / "vfl-party", "predict", theirs / "federation" / "hospital.toml", "--run", theirs],
+        env=environment(newer),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert refused.returncode == 2
+    began = "the run began with the plug-in vfl.encoders:residual of vfl-example-plugin 1.0"
+    assert f"{began}, and vfl-example-plugin 1.1 is installed" in refused.stderr
+
+
+@pytest.mark.usefixtures("here")
+def test_a_forecast_counts_what_the_plug_ins_send() -> None:
+    found = vfl.forecast(EXAMPLE / "recipe.toml")
+    rows, epochs, width, parties = 1258, 5, 16, 3  # of training; a codec of two bytes, there and back
+    assert found.by_phase["plain"].payload_bytes == rows * epochs * width * parties * 2 * 2
+
+
+def federation_of(folder: Path, phases: list[dict[str, Any]], **model: Any) -> Federation:
+    return Federation(folder, cases.recipe(2, model=model) | {"phases": phases}, cases.digits(2))
+
+
+PHASES: list[dict[str, Any]] = [{"kind": "splitnn", "epochs": 1, "codec": "saturating"}]
+RESIDUAL = {"kind": "residual", "width": 8}
+
+
+@pytest.mark.usefixtures("here")
+def test_check_names_the_plug_ins_with_their_versions(tmp_path: Path) -> None:
+    with federation_of(tmp_path, PHASES, encoder=RESIDUAL) as federation:
+        federation.address, federation.extra = "127.0.0.1:1", {"p1": {"encoder": {"kind": "residual", "width": 9}}}
+        found = {name: [*check(federation.write_party(name), None, offline=True)] for name in federation.names}
+    assert all(each.fine for lines in found.values() for each in lines)
+    said = {name: [each.text for each in lines if each.about == "plug-in"] for name, lines in found.items()}
+    codec = "vfl.codecs:saturating: vfl-example-plugin 1.0 (the same version at every party that needs it)"
+    encoder = "vfl.encoders:residual: vfl-example-plugin 1.0"
+    assert said["p0"] == [codec, f"{encoder} (the same version at every party that needs it)"]
+    assert said["p1"] == [codec, f"{encoder} (this party's own)"]
+
+
 def test_a_plug_in_that_is_not_installed_is_one_sentence(tmp_path: Path) -> None:
-    tables = cases.recipe(2) | {"phases": [{"kind": "splitnn", "epochs": 1, "codec": "saturating"}]}
-    with Federation(tmp_path, tables, cases.digits(2)) as federation:
+    with federation_of(tmp_path, PHASES) as federation:
         federation.start_server()
         program = federation.start_party("p1")
         assert program.wait(60) == 2
         (line,) = [line for line in program.stderr.splitlines() if line]
     assert "there is no codec 'saturating'" in line
     assert json.dumps("bfloat16")[1:-1] in line
+
+
+def test_another_version_is_one_sentence_at_both_ends(tmp_path: Path, site: Path, newer: Path) -> None:
+    with federation_of(tmp_path, PHASES) as federation:
+        server = federation.start_server()
+        first = federation.write_party("p0").name
+        federation.start("p0", "vfl-party", "run", first, environment=environment(site))
+        server.wait_for("joined", party="p0")
+        late = federation.write_party("p1").name
+        program = federation.start("p1", "vfl-party", "run", late, environment=environment(newer))
+        assert program.wait(60) == 2
+        at = "is vfl-example-plugin 1.1 at p1 and vfl-example-plugin 1.0 at p0"
+        sentence = f"the plug-in vfl.codecs:saturating {at}; install the same version at both"
+        assert [line for line in program.stderr.splitlines() if line] == [f"error: server refused: {sentence}"]
+        refused = server.wait_for("refused", party="p1")
+        assert (refused["code"], refused["why"]) == ("PLUGINS_DIFFER", sentence)
+        back = federation.start("p1", "vfl-party", "run", late, environment=environment(site))
+        assert back.wait(60) == 0  # with the version of the others, the run begins
+        federation.finish()
+
+
+def test_an_unfinished_run_needs_the_version_with_which_it_began(tmp_path: Path, newer: Path) -> None:
+    with federation_of(tmp_path, PHASES) as federation:
+        federation.address = "127.0.0.1:1"
+        path = federation.write_party("p1")
+        folder = create(tmp_path / "runs", "earlier", "p1", load_recipe(tmp_path / "recipe.toml"))
+        folder.note(job="train", plugins={"vfl.codecs:saturating": "vfl-example-plugin 1.0"})
+        program = federation.start("p1", "vfl-party", "run", path.name, environment=environment(newer))
+        assert program.wait(60) == 2
+    began = "the run began with the plug-in vfl.codecs:saturating of vfl-example-plugin 1.0"
+    assert f"{began}, and vfl-example-plugin 1.1 is installed; install the former" in program.stderr
+
+
+@pytest.mark.skipif(bool(_WHY), reason=_WHY or "hosts of their own")
+def test_over_two_hosts(tmp_path: Path, site: Path) -> None:
+    """Bank and hospital of the example's recipe, each in a network namespace; and the server in a third."""
+    recipe = tomllib.loads((EXAMPLE / "recipe.toml").read_text())
+    recipe = {key: table for key, table in recipe.items() if key != "simulate"} | {"parties": recipe["parties"][:2]}
+    with Hosts(tmp_path, NAMES, environment(site)["PYTHONPATH"]) as hosts:
+        create_authority(tmp_path / "ca", "plug-ins")
+        for name, host in {"server": "fed", "bank": "bank", "hospital": "hospital"}.items():
+            issue(tmp_path / "ca", name, out=hosts.home(host) / "certs")
+            shutil.copy(tmp_path / "ca" / "ca.pem", hosts.home(host) / "certs")
+            (hosts.home(host) / "recipe.toml").write_text(toml(recipe))
+        for part, name in enumerate(("bank", "hospital")):
+            data = {"source": "sklearn:digits", "view": {"scheme": "halves", "part": part, "parts": 2}}
+            file: dict[str, Any] = {
+                "name": name,
+                "recipe": "recipe.toml",
+                "server": f"{NAMES['fed']}:7000",
+                "tls": {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"},
+                "data": data | ({"label": "target"} if name == "bank" else {}),
+            }
+            if name == "bank":
+                file |= {"listen": "0.0.0.0:7001", "advertise": f"{NAMES['bank']}:7001"}
+            (hosts.home(name) / f"{name}.toml").write_text(toml(file))
+        server = hosts.start("fed", "vfl-server serve recipe.toml --listen 0.0.0.0:7000")
+        server.wait_for("ready")
+        parties = [hosts.start(name, f"vfl-party run {name}.toml") for name in ("bank", "hospital")]
+        for program in (*parties, server):
+            assert program.wait(180.0) == 0, program.stderr
+        (path,) = hosts.home("fed").glob("runs/*/summary.json")
+    assert load_summary(path).metrics["test"]["accuracy"] > 0.85

@@ -99,7 +99,8 @@ def test_the_guide_to_plug_ins_shows_the_example_as_it_is() -> None:
     text = HOW_TO.read_text()
     section = text[text.index("\n## 14.") : text.index("\n## 15.")]
     blocks = re.findall(r"^```\w+ ([\w.]+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    assert {name for name, _ in blocks} == {"plain_split.py", "row_clip.py", "saturating.py", "pyproject.toml"}
+    modules = {"plain_split.py", "residual.py", "row_clip.py", "saturating.py"}
+    assert {name for name, _ in blocks} == modules | {"pyproject.toml", "Dockerfile"}
     for name, block in blocks:
         assert block in (REPO / "examples" / "plugin" / name).read_text(), f"{name} does not have:\n\n{block}"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.data import FRAME
+from vfl_common.config.data import FRAME, resolved
 from vfl_common.errors import Code, InputError
 
 
@@ -17,7 +17,8 @@ class Data:
     """One party's rows, and what its columns mean.
 
     Args:
-        frame: a pandas or polars frame, an Arrow table, a dict of NumPy arrays, or the path of a file.
+        frame: a pandas or polars frame, an Arrow table, a dict of NumPy arrays, the path of a file, or any other source
+            of a ``[data]`` table.
         id: the column of ids, by which the parties' rows are compared; a dict may do without, if all parties have the
             same rows in the same order.
         label: the column to predict; the active party's.
@@ -56,14 +57,14 @@ def with_data(tables: dict[str, Any], data: Mapping[str, Any]) -> tuple[dict[str
     for name, given in data.items():
         known = dict(parties.get(name, {}))
         if isinstance(given, str | os.PathLike):
-            parties[name] = known | {"source": str(Path(given).resolve())}
+            parties[name] = known | {"source": resolved(os.fspath(given), Path())}
             continue
         found = given if isinstance(given, Data) else Data(given)
         if found.label is not None and roles[name] == "passive":
             text = f"data: {name} is passive and has no label; leave label={found.label!r} out, or drop the column"
             raise InputError(Code.CONFIG_INVALID, text)
         if isinstance(found.frame, str | os.PathLike):
-            parties[name] = known | found.table() | {"source": str(Path(found.frame).resolve())}
+            parties[name] = known | found.table() | {"source": resolved(os.fspath(found.frame), Path())}
             continue
         frames[name] = found.frame
         parties[name] = _with_id(known | found.table(), found.frame) | {"source": f"{FRAME}{name}"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import Data
-from vfl_common.config.data import FRAME, DataSettings, ids_only
+from vfl_common.config.data import FRAME, DataSettings, ids_only, resolved
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Bytes, Summary
 
@@ -147,7 +147,8 @@ class Run:
 
     def _own_rows(self, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
         """Returns each party's data of training, and no frames. Raises InputError if the rows were in memory."""
-        gone = [name for name, known in origin.data.items() if known.source.startswith(FRAME)]
+        sources = {name: known.source for name, known in origin.parts().items()}
+        gone = [name for name, source in sources.items() if source.startswith(FRAME)]
         if gone:
             text = f"{self.folder}: the rows of {', '.join(gone)} were in memory in training; say which to predict"
             raise InputError(Code.DATA_INVALID, text)
@@ -155,8 +156,7 @@ class Run:
 
     def _new_rows(self, data: Mapping[str, Any], origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
         """Returns each party's data settings of training with the new rows as source, and {party: its frame}."""
-        whole = origin.data
-        trained = {name: own for each, known in whole.items() for name, own in (known.parts or {each: known}).items()}
+        whole, trained = origin.data, origin.parts()
         settings, frames = {}, {}
         if not isinstance(data, Mapping) or not data:
             raise InputError(Code.DATA_INVALID, "predict: give {party: its rows}")
@@ -177,13 +177,13 @@ class Run:
             found = given if isinstance(given, Data) else Data(given)
             if of != name:  # a party with labels only takes another's ids
                 found = Data(found.frame, id=found.id or trained[of].id)
-            is_path = isinstance(found.frame, str | Path)
-            source = str(Path(found.frame).resolve()) if is_path else f"{FRAME}{name}"
+            is_source = isinstance(found.frame, str | Path)
+            source = resolved(str(found.frame), Path()) if is_source else f"{FRAME}{name}"
             changes = {**({"id": found.id} if found.id else {}), "source": source, "limit": None, "unaligned": None}
             settings[name] = known.model_copy(update=changes)
             if name in without:
                 settings[name] = ids_only(settings[name])
-            if not is_path:
+            if not is_source:
                 frames[name] = found.frame
         joined = {
             name: known.model_copy(update={"parts": {part: settings[part] for part in known.parts}})

@@ -139,6 +139,7 @@ def predict_in_process(
     Raises VflError.
     """
     from vfl_party import party as assembly
+    from vfl_party import versions
     from vfl_party.prediction import Prediction, load_trained, prediction_data
     from vfl_party.results import check_output
 
@@ -151,6 +152,7 @@ def predict_in_process(
         assert settings is not None  # noqa: S101 - its folder is in the run's
         own = prediction_data(data[name], None, trained[name].state)
         opened = assembly.open_party(recipe, name, own, trained[name].encoder, load or assembly.load, labels=False)
+        versions.require_same(trained[name].path, trained[name].plugins, versions.modelling(opened))
         return opened, Prediction(trained[name], settings, output)
 
     with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
@@ -261,6 +263,7 @@ class _Federation:
 
     def _part(self, name: str, opened: Opened, work: Work, note: Callable[[RunFolder], None]) -> Part:
         """Makes a party, as before joining."""
+        from vfl_party import versions
         from vfl_party.align import Aligned, alignment_of
         from vfl_party.job import Jobs
         from vfl_party.part import Part
@@ -268,7 +271,7 @@ class _Federation:
         from vfl_party.policies.allow_all import AllowAll
         from vfl_party.progress import Progress
 
-        recipe, ledger = self._recipe, self._ledgers[name]
+        recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
 
         def make(aligned: Aligned) -> Assembled:
             return assemble(opened, aligned, work, device=self._devices[name])
@@ -276,6 +279,7 @@ class _Federation:
         def open_folder(run_id: str) -> RunFolder:
             folder = create(self._folder.parent, run_id, name, recipe)
             note(folder)
+            folder.note(plugins=plugins | versions.modelling(opened))
             return folder
 
         jobs = Jobs(opened, alignment_of(recipe, AllowAll(), divides=opened.divides), make)
@@ -294,6 +298,7 @@ class _Federation:
             self._devices[name],
             transport=lambda _start: self._transport(name, ledger),
             open_folder=open_folder,
+            plugins=plugins,
             trained=work.run_id,
             plan=jobs.expected.plan if jobs.expected is not None else (),
             checkpoint_every=_NEVER,  # but at the end of each phase: nothing here can be resumed

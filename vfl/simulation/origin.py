@@ -21,6 +21,10 @@ class Origin:
     base: Path
     data: Mapping[str, DataSettings]
 
+    def parts(self) -> dict[str, DataSettings]:
+        """Returns the data of each party, also of those whose columns a baseline has joined."""
+        return {name: own for each, of in self.data.items() for name, own in (of.parts or {each: of}).items()}
+
     def note(self, folder: Path) -> None:
         """Writes it into a run's folder, which is made if missing. Raises InputError."""
         data = {name: each.model_dump(mode="json", exclude_defaults=True) for name, each in self.data.items()}

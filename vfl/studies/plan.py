@@ -150,9 +150,9 @@ def load_study(path: Path) -> tuple[Study, list[Pipeline]]:
 def _check_metric(path: Path, study: Study, chain: Pipeline) -> None:
     """Raises InputError if the method's task has no such metric."""
     task = chain.finetune[0].recipe.task
-    if study.metric not in task.metrics:
+    if study.metric not in task.all_metrics:
         text = f"{path}: metric: a {task.kind} task has no test metric {study.metric!r}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; it has {', '.join(task.metrics)}")
+        raise InputError(Code.CONFIG_INVALID, f"{text}; it has {', '.join(task.all_metrics)}")
 
 
 def _chain(

@@ -88,6 +88,17 @@ def parse(model: type[S], value: Any, where: str) -> S:
         raise InputError(Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{_sentence(first)}") from None
 
 
+KindName = Annotated[str, spelt(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")]
+
+
+def gathered(value: Any, own: tuple[str, ...]) -> Any:
+    """Turns ``{own…, rest…}``, as people write it, into ``{own…, settings: {rest…}}``."""
+    if not isinstance(value, dict) or "kind" not in value or "settings" in value:
+        return value
+    kept = {key: value[key] for key in own if key in value}
+    return kept | {"settings": {key: item for key, item in value.items() if key not in own}}
+
+
 def _sentence(error: ErrorDetails) -> str:
     """Says what is wrong with a value, with the value that was found."""
     kind, text, context = error["type"], error["msg"], error.get("ctx", {})
@@ -99,11 +110,6 @@ def _sentence(error: ErrorDetails) -> str:
         return f"needs at least {context['min_length']}, and has {context['actual_length']}"
     if kind == "union_tag_not_found":
         return "has no 'kind'; add it"
-    if kind == "union_tag_invalid":
-        known = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
-        near = difflib.get_close_matches(str(context["tag"]), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(known)}"
-        return f"there is no kind {context['tag']!r}; {hint}"
     if kind.endswith("_type") and kind.removesuffix("_type") in _WORDS:
         return _wrong(kind.removesuffix("_type"), error["input"])
     if text.startswith("Input should be "):  # a choice, or a bound

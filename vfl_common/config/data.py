@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +12,24 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from vfl_common.config.base import Section
 
 FRAME = "frame of "  # before a party's name: the source is a table in memory, which the library was given
+_NAMED = re.compile(r"([a-z][a-z0-9_]+):")  # before the rest of a source that is no path; C:\ is one
+_SETS = ("sklearn", "torchvision")
+
+
+def reader_of(source: str) -> str | None:
+    """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None if it is a path or a frame."""
+    named = _NAMED.match(source)
+    return named[1] if named else None
+
+
+def is_path(source: str) -> bool:
+    """Returns whether a source is a file or a folder."""
+    return reader_of(source) is None and not source.startswith(FRAME)
+
+
+def resolved(source: str, base: Path) -> str:
+    """Returns a source; if it is a path, it is absolute, and a relative one starts at ``base``."""
+    return normpath(base.absolute() / source) if is_path(source) else source
 
 
 class ViewSettings(Section):
@@ -38,7 +57,8 @@ class DataSettings(Section):
     """One party's data.
 
     ``source`` is a path (``.csv``, ``.csv.gz``, ``.parquet``, ``.npz``, or a folder of images with an index file), or
-    a named set: ``sklearn:digits``, ``sklearn:breast_cancer``, ``torchvision:MNIST``, ….
+    a named set: ``sklearn:digits``, ``sklearn:breast_cancer``, ``torchvision:MNIST``, …. ``NAME:REST`` is what the
+    plug-in NAME reads: a table. A path that looks so is written as ``./NAME:REST``.
 
     ``parts``: each is read and prepared by its own settings, the first has the label, and ``source`` is only words for
     messages. ``vfl.simulation.baselines`` makes such settings.
@@ -65,16 +85,16 @@ class DataSettings(Section):
 
     @property
     def is_table(self) -> bool:
-        """Whether the source is a CSV or Parquet file, or a table in memory."""
-        return self.source.endswith((".csv", ".csv.gz", ".parquet")) or self.source.startswith(FRAME)
+        """Whether the source is a CSV or Parquet file, a table in memory, or what a plug-in reads."""
+        if is_path(self.source):
+            return self.source.endswith((".csv", ".csv.gz", ".parquet"))
+        return not self.is_named
 
     def absolute(self, base: Path) -> DataSettings:
         """Returns the same settings, with relative paths taken from ``base``."""
         if self.parts:
             return self.model_copy(update={"parts": {name: each.absolute(base) for name, each in self.parts.items()}})
-        paths = {"download_dir": normpath(base / self.download_dir)}
-        if not self.is_named and not self.source.startswith(FRAME):
-            paths["source"] = normpath(base / self.source)
+        paths = {"source": resolved(self.source, base), "download_dir": normpath(base / self.download_dir)}
         if self.unaligned is not None:
             paths["unaligned"] = normpath(base / self.unaligned)
         return self.model_copy(update=paths)
@@ -82,7 +102,7 @@ class DataSettings(Section):
     @property
     def is_named(self) -> bool:
         """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always ``target``."""
-        return self.source.startswith(("sklearn:", "torchvision:"))
+        return reader_of(self.source) in _SETS
 
 
 def ids_only(settings: DataSettings) -> DataSettings:

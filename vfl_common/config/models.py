@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from vfl_common.config.base import Section, spelt
+from vfl_common.config.base import KindName, Section, gathered, spelt
 
 PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]  # widths and sizes: more is a typing mistake
 Rate = Annotated[float, Field(gt=0.0, le=1e3)]  # learning rates
@@ -67,8 +67,35 @@ class CustomSettings(Section):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
+class PluginSettings(Section):
+    """The encoder of a plug-in, which checks its own ``settings``: see ``vfl_party/models/plugin.py``."""
+
+    kind: KindName
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        return gathered(value, ("kind",))
+
+
+ENCODERS = ("mlp", "tabular", "cnn", "resnet18", "custom")  # ours; any other kind is a plug-in's
+
+
+def _whose(value: Any) -> str | None:
+    """Returns which settings an encoder has: its kind, or ``plugin``; None if it names no kind."""
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return None if kind is None else kind if kind in ENCODERS else "plugin"
+
+
 EncoderSettings = Annotated[
-    MlpSettings | TabularSettings | CnnSettings | ResNet18Settings | CustomSettings, Field(discriminator="kind")
+    Annotated[MlpSettings, Tag("mlp")]
+    | Annotated[TabularSettings, Tag("tabular")]
+    | Annotated[CnnSettings, Tag("cnn")]
+    | Annotated[ResNet18Settings, Tag("resnet18")]
+    | Annotated[CustomSettings, Tag("custom")]
+    | Annotated[PluginSettings, Tag("plugin")],
+    Discriminator(_whose),
 ]
 
 
@@ -112,16 +139,21 @@ class TaskSettings(Section):
 
     kind: Literal["binary", "multiclass", "regression"]
     classes: Annotated[int, Field(ge=2)] | None = None  # multiclass: how many
+    metrics: tuple[KindName, ...] = ()  # of plug-ins, beside our own
 
     def model_post_init(self, _context: Any) -> None:
         if (self.kind == "multiclass") != (self.classes is not None):
             raise ValueError("give 'classes' for multiclass tasks, and only for them")
+        names = self.all_metrics
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"metrics: {twice} is computed already; remove it")
 
     @property
-    def metrics(self) -> tuple[str, ...]:
+    def all_metrics(self) -> tuple[str, ...]:
         """The metrics of ``evaluate``; it leaves out auc if the rows have only one class."""
         regression = self.kind == "regression"
-        return ("loss", "rmse", "rmse_scaled") if regression else ("loss", "accuracy", "auc", "f1")
+        return (*(("loss", "rmse", "rmse_scaled") if regression else ("loss", "accuracy", "auc", "f1")), *self.metrics)
 
     @property
     def outputs(self) -> int:

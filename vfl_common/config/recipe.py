@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vfl_common.config.base import Section, parse, read_toml, spelt
+from vfl_common.config.base import KindName, Section, gathered, parse, read_toml, spelt
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
 from vfl_common.errors import VflError
@@ -24,7 +24,6 @@ Name = Annotated[  # a party's name also serves as a host name and a folder
         "1 to 64 letters, digits, '.', '_' or '-', with a letter or digit at both ends",
     ),
 ]
-KindName = Annotated[str, spelt(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")]
 Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -61,14 +60,6 @@ class RowsSettings(Section):
     labelled: PositiveInt | None = None  # how many of the aligned training rows; default: all
 
 
-def _gathered(value: Any, own: tuple[str, ...]) -> Any:
-    """Turns ``{own…, rest…}``, as people write it, into ``{own…, settings: {rest…}}``."""
-    if not isinstance(value, dict) or "kind" not in value or "settings" in value:
-        return value
-    kept = {key: value[key] for key in own if key in value}
-    return kept | {"settings": {key: item for key, item in value.items() if key not in own}}
-
-
 class TransformSettings(Section):
     """A transform of tensors that a phase sends, beside its method's transforms; ``settings`` are the transform's own.
 
@@ -84,7 +75,7 @@ class TransformSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, value: Any) -> Any:
-        return _gathered(value, ("kind", "exchange", "sent_by"))
+        return gathered(value, ("kind", "exchange", "sent_by"))
 
 
 class PhaseSettings(Section):
@@ -105,7 +96,7 @@ class PhaseSettings(Section):
         """Turns ``{kind, name?, rest…}``, as people write it, into ``{kind, name, settings: {rest…}}``."""
         if isinstance(value, dict) and "kind" in value:
             value = {"name": value["kind"], **value}
-        return _gathered(value, ("kind", "name", "codec", "transforms"))
+        return gathered(value, ("kind", "name", "codec", "transforms"))
 
 
 class StartSettings(Section):

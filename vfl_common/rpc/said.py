@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
@@ -29,6 +29,7 @@ SAID: dict[str, dict[str, str]] = {
         "device": "cpu or GPU",
         "device_name": "the device's name",
         "generation": "the generation in which it went on while the server was away",
+        "plugins": "names and versions of the plug-ins that the recipe asks for",
     },
     "plan": {"aggregations": "names and shapes of the weights that it shares"},
     "heartbeat": {},
@@ -83,6 +84,7 @@ class Joining:
     run_id: str = ""
     checkpoints: tuple[str, ...] = ("",)  # labels at which it can resume; '': at the run's beginning
     exchange_address: str = ""
+    plugins: Mapping[str, str] = field(default_factory=dict)  # {group:name: distribution and version}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import sys
 from vfl_party.filter import Filter
 from vfl_party.plugins import Room
 
-ROOM = Room(sys.modules[__name__], "vfl.codecs", "CODEC", "codec")
+ROOM = Room("vfl.codecs", "codec", sys.modules[__name__], "CODEC")
 
 
 def make(name: str, where: str) -> Filter:

@@ -1,9 +1,8 @@
 """Reads a party's own rows, checks them, and turns them into encoder inputs and targets."""
 
-from vfl_party.data.frames import loading
 from vfl_party.data.join import read_table
 from vfl_party.data.labels import Labels
-from vfl_party.data.load import load_table
+from vfl_party.data.load import load_table, loading
 from vfl_party.data.preprocess import Features, Preprocessor
 from vfl_party.data.table import Table, describe
 

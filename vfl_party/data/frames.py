@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
-from vfl_common.config.data import FRAME, DataSettings
+from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.arrays import array_rows, row_ids
 from vfl_party.data.columns import Rows, choose, id_texts
-from vfl_party.data.load import load_table, tabulate
-from vfl_party.data.table import Table
-
-
-def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
-    """Returns what loads a party's table: from ``frames`` ({party: frame}) if that is its source, else from a file."""
-
-    def load(settings: DataSettings, with_label: bool) -> Table:
-        if not settings.source.startswith(FRAME):
-            return load_table(settings, with_label=with_label)
-        frame = frames[settings.source.removeprefix(FRAME)]
-        return tabulate(frame_rows(frame, settings, with_label), settings, with_label=with_label)
-
-    return load
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import FRAME, DataSettings, reader_of
+from vfl_common.errors import VflError
 from vfl_party.data import checks
 from vfl_party.data.arrays import read_npz
 from vfl_party.data.columns import Rows, read_csv, read_parquet, split_columns
+from vfl_party.data.frames import frame_rows
 from vfl_party.data.images import read_image_folder, to_unit
 from vfl_party.data.named import read_sklearn, read_torchvision
 from vfl_party.data.table import Table
 from vfl_party.data.views import column_run, cut_images
+from vfl_party.plugins import PlugIns
+
+PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision"))
 
 
 def load_table(settings: DataSettings, *, with_label: bool) -> Table:
@@ -26,10 +32,22 @@ def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     ``with_label``: read the label too (the active party). The label column is never a feature, even without it. Raises
     InputError, with the column and the row, if the source or its content cannot be used.
     """
-    return tabulate(_read(settings, with_label), settings, with_label=with_label)
+    return _tabulate(_read(settings, with_label), settings, with_label=with_label)
 
 
-def tabulate(rows: Rows, settings: DataSettings, *, with_label: bool) -> Table:
+def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
+    """Returns what loads a party's table: from ``frames`` ({party: frame}) if that is its source, else as written."""
+
+    def load(settings: DataSettings, with_label: bool) -> Table:
+        if not settings.source.startswith(FRAME):
+            return load_table(settings, with_label=with_label)
+        frame = frames[settings.source.removeprefix(FRAME)]
+        return _tabulate(frame_rows(frame, settings, with_label), settings, with_label=with_label)
+
+    return load
+
+
+def _tabulate(rows: Rows, settings: DataSettings, *, with_label: bool) -> Table:
     """Checks rows in the order of their source, cuts them to the party's view, sorts them. Raises InputError."""
     source = settings.source
     checks.require_rows(source, len(rows.ids))
@@ -47,11 +65,13 @@ def tabulate(rows: Rows, settings: DataSettings, *, with_label: bool) -> Table:
 
 
 def _read(settings: DataSettings, with_label: bool) -> Rows:
-    source, path = settings.source, Path(settings.source)
-    if source.startswith("sklearn:"):
+    source, path, reader = settings.source, Path(settings.source), reader_of(settings.source)
+    if reader == "sklearn":
         return read_sklearn(settings, with_label)
-    if source.startswith("torchvision:"):
+    if reader == "torchvision":
         return read_torchvision(settings, with_label)
+    if reader is not None:
+        return frame_rows(_frame_of(source, reader), settings, with_label)
     if not path.exists():
         raise checks.unreadable(
             source, "no such file or folder; correct data.source, or mount the volume that holds it"
@@ -65,8 +85,21 @@ def _read(settings: DataSettings, with_label: bool) -> Rows:
         return read_parquet(settings, with_label)
     if name.endswith(".npz"):
         return read_npz(settings, with_label)
-    kinds = ".csv, .csv.gz, .parquet, .npz, a folder of images, sklearn:NAME or torchvision:NAME"
+    kinds = ".csv, .csv.gz, .parquet, .npz, a folder of images, sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
     raise checks.unreadable(source, f"has no known kind; give data.source as one of {kinds}")
+
+
+def _frame_of(source: str, name: str) -> Any:
+    """Has a plug-in read ``NAME:REST``. Raises InputError."""
+    where = f"data.source = {source!r}"
+    read = PLUGINS.load(name, where)
+    try:
+        return read(source.removeprefix(f"{name}:"))
+    except VflError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise checks.unreadable(source, f"the plug-in fails ({why}); correct data.source, or the plug-in") from error
 
 
 def _from_columns(rows: Rows, settings: DataSettings) -> Table:

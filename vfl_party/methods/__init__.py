@@ -16,11 +16,12 @@ from vfl_party.absence import LatePolicy
 from vfl_party.chains import check_asked
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.method import Method
+from vfl_party.metrics import load_metric
 from vfl_party.phase import Phase
 from vfl_party.plugins import Room
 from vfl_party.privacy.plan import PrivacyPlan, make_plan
 
-ROOM = Room(sys.modules[__name__], "vfl.methods", "METHOD", "phase of kind")
+ROOM = Room("vfl.methods", "phase of kind", sys.modules[__name__], "METHOD")
 
 
 def kinds() -> list[str]:
@@ -137,6 +138,9 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     """Makes this party's side of every phase of the recipe. Raises InputError."""
     phases = []
     check_together(recipe, len(party.rows("train")))
+    if party.role == "active":
+        for metric in recipe.task.metrics:
+            load_metric(metric)
     party.privacy, party.sent_noise = privacy_plan(recipe, len(party.rows("train"))), sent_noise(recipe)
     party.late_policy = late_policy(recipe)
     for phase in recipe.phases:

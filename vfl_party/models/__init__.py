@@ -8,6 +8,7 @@ from vfl_party.models.encoder import build_encoder, checked_encoder
 from vfl_party.models.failing import where_it_failed
 from vfl_party.models.init import seeded
 from vfl_party.models.parts import mark_top, top_state
+from vfl_party.models.plugin import Encoder, check_encoder
 from vfl_party.models.precision import forward
 from vfl_party.models.projector import build_predictor, build_projector
 from vfl_party.models.spec import InputSpec
@@ -16,12 +17,14 @@ from vfl_party.models.towers import TwoTowers
 
 __all__ = [
     "Combined",
+    "Encoder",
     "InputSpec",
     "TwoTowers",
     "build_encoder",
     "build_predictor",
     "build_projector",
     "build_top",
+    "check_encoder",
     "checked_encoder",
     "combine",
     "combined_size",

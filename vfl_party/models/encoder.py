@@ -10,6 +10,7 @@ from vfl_common.config.models import (
     CustomSettings,
     EncoderSettings,
     MlpSettings,
+    PluginSettings,
     ResNet18Settings,
     TabularSettings,
 )
@@ -18,6 +19,7 @@ from vfl_party.models.cnn import build_cnn
 from vfl_party.models.custom import build_custom
 from vfl_party.models.failing import where_it_failed
 from vfl_party.models.mlp import build_mlp
+from vfl_party.models.plugin import build_plugin
 from vfl_party.models.resnet18 import build_resnet18
 from vfl_party.models.spec import InputSpec
 from vfl_party.models.tabular import build_tabular
@@ -30,7 +32,7 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
     torch's CPU generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if this kind of encoder
     cannot take rows of this spec.
     """
-    if not isinstance(settings, CustomSettings):
+    if not isinstance(settings, CustomSettings | PluginSettings):
         _check_rows(settings.kind, spec)
     match settings:
         case MlpSettings():
@@ -43,6 +45,8 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
             return build_resnet18(settings, spec, embedding_size)
         case CustomSettings():
             return build_custom(settings, spec, embedding_size)
+        case PluginSettings():
+            return build_plugin(settings, spec, embedding_size)
 
 
 def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int, *, party: str) -> nn.Module:

@@ -10,7 +10,7 @@ from vfl_party.declared import Exchange, Sent
 from vfl_party.filter import Filter
 from vfl_party.plugins import Room
 
-ROOM = Room(sys.modules[__name__], "vfl.policies", "POLICY", "policy")
+ROOM = Room("vfl.policies", "policy", sys.modules[__name__], "POLICY")
 
 
 class Policy(Protocol):

@@ -22,7 +22,7 @@ class Transform(Generic[S]):
     make: Callable[[S], Filter]
 
 
-ROOM = Room(sys.modules[__name__], "vfl.transforms", "TRANSFORM", "transform")
+ROOM = Room("vfl.transforms", "transform", sys.modules[__name__], "TRANSFORM")
 
 
 def load(kind: str, where: str) -> Transform[Any]:

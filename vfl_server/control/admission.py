@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from vfl_common.config.recipe import Recipe, first_difference
 from vfl_common.errors import Code, PeerError
@@ -13,17 +13,20 @@ from vfl_common.text import clean
 
 MAX_TEXT = 200  # characters of a device, a run or an address
 MAX_RECIPE = 16_384  # a party's recipe that is longer than ours by more characters is not compared key by key
+MAX_PLUGINS = 100  # that a party names
 
 
-def admit(name: str, join: control_pb2.Join, recipe: Recipe, job: str, runs: Collection[str]) -> None:
+def admit(name: str, join: control_pb2.Join, recipe: Recipe, job: str, joined: Mapping[str, control_pb2.Join]) -> None:
     """Returns if the party may join.
 
     Args:
-        runs: for a prediction, the trained runs of the parties that have already joined.
+        joined: {party: what it said} of the others that have joined: their plug-ins and, for a prediction, their
+            trained run, are this party's.
 
     Raises:
-        PeerError: PROTOCOL_DIFFERS, ROLE_MISMATCH, MALFORMED_MESSAGE, RECIPE_DIFFERS.
+        PeerError: PROTOCOL_DIFFERS, ROLE_MISMATCH, MALFORMED_MESSAGE, RECIPE_DIFFERS, PLUGINS_DIFFER.
     """
+    runs = {other.run_id for other in joined.values()}
     expected, canonical = recipe.party(name), recipe.canonical_json()
     if join.protocol != PROTOCOL:
         text = f"{name} speaks protocol {join.protocol}, the server {PROTOCOL}; install the same version"
@@ -36,6 +39,10 @@ def admit(name: str, join: control_pb2.Join, recipe: Recipe, job: str, runs: Col
     if max(map(len, (join.device, join.device_name, join.run_id, join.exchange_address))) > MAX_TEXT:
         text = f"{name} joins with a device, a run or an address of more than {MAX_TEXT} characters"
         raise _refused(Code.MALFORMED_MESSAGE, name, text)
+    longest = max((len(text) for named in join.plugins.items() for text in named), default=0)
+    if len(join.plugins) > MAX_PLUGINS or longest > MAX_TEXT:
+        text = f"{name} joins with more than {MAX_PLUGINS} plug-ins, or one of more than {MAX_TEXT} characters"
+        raise _refused(Code.MALFORMED_MESSAGE, name, text)
     if join.recipe_json != canonical:
         text = f"the recipe of {name} differs from the server's{_difference(canonical, join.recipe_json)}"
         raise _refused(Code.RECIPE_DIFFERS, name, text)
@@ -45,6 +52,17 @@ def admit(name: str, join: control_pb2.Join, recipe: Recipe, job: str, runs: Col
     if job == "predict" and runs and join.run_id not in runs:
         text = f"{name} predicts with run {clean(join.run_id, 80)}, but the others with {', '.join(runs)}"
         raise _refused(Code.RECIPE_DIFFERS, name, text)
+    for other, said in joined.items():
+        _compare_plugins(name, join.plugins, other, said.plugins)
+
+
+def _compare_plugins(name: str, ours: Mapping[str, str], other: str, theirs: Mapping[str, str]) -> None:
+    """Raises PeerError if a plug-in that both parties have is not the same. Some are needed at one party alone."""
+    for plugin in sorted(ours.keys() & theirs.keys()):
+        if ours[plugin] != theirs[plugin]:
+            at = f"is {clean(ours[plugin], 80)} at {name} and {clean(theirs[plugin], 80)} at {other}"
+            text = f"the plug-in {clean(plugin, 80)} {at}; install the same version at both"
+            raise _refused(Code.PLUGINS_DIFFER, name, text)
 
 
 def _refused(code: Code, name: str, text: str) -> PeerError:

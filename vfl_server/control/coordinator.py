@@ -370,8 +370,8 @@ class Coordinator:
         member.outbox.put(None)
 
     def _join(self, member: Member, join: control_pb2.Join) -> None:
-        runs = {other.join.run_id for other in self._members.values() if other.joined and other is not member}
-        admit(member.name, join, self.recipe, self.job, runs)
+        joined = {name: other.join for name, other in self._in_order() if other.joined and other is not member}
+        admit(member.name, join, self.recipe, self.job, joined)
         if self.failure is not None:  # it comes too late, and hears why
             self._stop(member, self.failure)
             return

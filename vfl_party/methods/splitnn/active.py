@@ -13,7 +13,7 @@ from vfl_party.methods.splitnn.absent import Absent
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
-from vfl_party.metrics import evaluate, loss_fn
+from vfl_party.metrics import evaluate, loss_fn, lower_is_better
 from vfl_party.models import Combined
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import joint_outputs
@@ -35,9 +35,9 @@ class ActiveSplitNN(Phase):
         self.lenient = self._absent is not None
         self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
         rule, task = settings.early_stopping, party.recipe.task
-        if rule is not None and rule.metric not in task.metrics:
+        if rule is not None and rule.metric not in task.all_metrics:
             text = f"recipe: phases: {name}: early_stopping.metric: a {task.kind} task has no {rule.metric}"
-            text = f"{text} (it has {', '.join(task.metrics)})"
+            text = f"{text} (it has {', '.join(task.all_metrics)})"
             raise InputError(Code.CONFIG_INVALID, text)
         if rule is not None and len(party.rows("validation")) == 0:
             raise InputError(
@@ -108,8 +108,8 @@ class ActiveSplitNN(Phase):
             names = ", ".join(metrics["validation"])
             text = f"phases: {self.name}: early_stopping.metric: this task has no {rule.metric} (it has {names})"
             raise InputError(Code.CONFIG_INVALID, text)
-        best = self._best
-        if best is None or (value < best["value"] if rule.lower_is_better else value > best["value"]):
+        best, falls = self._best, lower_is_better(self._party.recipe.task, rule.metric)
+        if best is None or (value < best["value"] if falls else value > best["value"]):
             best = self._best = {"value": value, "round": round_, "metrics": metrics}
             self._training.keep_as_best()
         validations = self._training.batches.validations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from vfl_common.config.base import Section
+from vfl_common.config.base import KindName, Section
 from vfl_common.config.recipe import Seconds
 from vfl_party.absence import LatePolicy
 from vfl_party.noise import Amplifier
@@ -20,11 +20,7 @@ class EarlyStopping(Section):
     """
 
     patience: PositiveInt = 5
-    metric: Literal["loss", "accuracy", "auc", "f1", "rmse"] = "loss"
-
-    @property
-    def lower_is_better(self) -> bool:
-        return self.metric in ("loss", "rmse")
+    metric: KindName = "loss"
 
 
 class SplitNNSettings(TrainingSettings):

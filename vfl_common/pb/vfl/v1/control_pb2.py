@@ -26,13 +26,15 @@ from vfl_common.pb.vfl.v1 import failure_pb2 as vfl_dot_v1_dot_failure__pb2
 from vfl_common.pb.vfl.v1 import tensor_pb2 as vfl_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14vfl/v1/control.proto\x12\x06vfl.v1\x1a\x14vfl/v1/failure.proto\x1a\x13vfl/v1/tensor.proto\"\xce\x02\n\x0cPartyMessage\x12\x1c\n\x04join\x18\x01 \x01(\x0b\x32\x0c.vfl.v1.JoinH\x00\x12&\n\theartbeat\x18\x02 \x01(\x0b\x32\x11.vfl.v1.HeartbeatH\x00\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x10.vfl.v1.ProgressH\x00\x12 \n\x06report\x18\x04 \x01(\x0b\x32\x0e.vfl.v1.ReportH\x00\x12 \n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x12\x1e\n\x05\x61lone\x18\x06 \x01(\x0b\x32\r.vfl.v1.AloneH\x00\x12\x1c\n\x04plan\x18\x07 \x01(\x0b\x32\x0c.vfl.v1.PlanH\x00\x12$\n\x08stopping\x18\x08 \x01(\x0b\x32\x10.vfl.v1.StoppingH\x00\x12\"\n\x07lenient\x18\t \x01(\x0b\x32\x0f.vfl.v1.LenientH\x00\x42\x06\n\x04\x62ody\"\xca\x01\n\rServerMessage\x12\"\n\x07waiting\x18\x01 \x01(\x0b\x32\x0f.vfl.v1.WaitingH\x00\x12\x1e\n\x05start\x18\x02 \x01(\x0b\x32\r.vfl.v1.StartH\x00\x12&\n\tinterrupt\x18\x03 \x01(\x0b\x32\x11.vfl.v1.InterruptH\x00\x12\x1f\n\x04stop\x18\x04 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x12$\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x10.vfl.v1.CompleteH\x00\x42\x06\n\x04\x62ody\"\xd3\x01\n\x04Join\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x13\n\x0brecipe_json\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x13\n\x0b\x63heckpoints\x18\x06 \x03(\t\x12\x18\n\x10\x65xchange_address\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x0b \x01(\t\x12\x12\n\ngeneration\x18\x0c \x01(\rJ\x04\x08\n\x10\x0b\"S\n\x0b\x41ggregation\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12%\n\x07tensors\x18\x03 \x03(\x0b\x32\x14.vfl.v1.TensorHeader\"1\n\x04Plan\x12)\n\x0c\x61ggregations\x18\x01 \x03(\x0b\x32\x13.vfl.v1.Aggregation\"\x0b\n\tHeartbeat\"\x07\n\x05\x41lone\"\n\n\x08Stopping\"\x15\n\x07Lenient\x12\n\n\x02on\x18\x01 \x01(\x08\"\xd5\x01\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\x04\x12.\n\x07metrics\x18\x05 \x03(\x0b\x32\x1d.vfl.v1.Progress.MetricsEntry\x12\r\n\x05\x62\x61tch\x18\x06 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x07 \x01(\r\x12\x0c\n\x04note\x18\x08 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x0bLedgerEntry\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdirection\x18\x04 \x01(\t\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\x12\x15\n\rmessage_bytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\"D\n\x08TcpCount\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\nsent_bytes\x18\x02 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\"\xe4\x02\n\x06Report\x12#\n\x06ledger\x18\x01 \x03(\x0b\x32\x13.vfl.v1.LedgerEntry\x12\x1d\n\x03tcp\x18\x02 \x03(\x0b\x32\x10.vfl.v1.TcpCount\x12\x14\n\x0cmetrics_json\x18\x03 \x01(\t\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0e\n\x06wall_s\x18\x05 \x01(\x01\x12\x14\n\x0cprivacy_json\x18\x06 \x01(\t\x12\x11\n\tfree_from\x18\x07 \x03(\t\x12*\n\ninterfaces\x18\x08 \x03(\x0b\x32\x16.vfl.v1.InterfaceCount\x12\x0f\n\x07without\x18\t \x03(\t\x12\x1e\n\x11peak_memory_bytes\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x0e\x65xchanges_json\x18\x0b \x01(\t\x12\x15\n\rabsences_json\x18\x0c \x01(\t\x12\x16\n\x0eskipped_rounds\x18\r \x01(\rB\x14\n\x12_peak_memory_bytes\"O\n\x0eInterfaceCount\x12\x11\n\tinterface\x18\x01 \x01(\t\x12\x12\n\nsent_bytes\x18\x02 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\".\n\x07Waiting\x12\x0f\n\x07missing\x18\x01 \x03(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"\x8b\x01\n\x05Start\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\ncheckpoint\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x0c\n\x04left\x18\x05 \x03(\t\x12\x11\n\treturning\x18\x06 \x01(\x08\x12\x0f\n\x07goes_on\x18\x07 \x01(\x08\"N\n\tInterrupt\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04lost\x18\x02 \x03(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\"0\n\x08\x43omplete\x12\x14\n\x0csummary_json\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t2E\n\x07\x43ontrol\x12:\n\x07Session\x12\x14.vfl.v1.PartyMessage\x1a\x15.vfl.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14vfl/v1/control.proto\x12\x06vfl.v1\x1a\x14vfl/v1/failure.proto\x1a\x13vfl/v1/tensor.proto\"\xce\x02\n\x0cPartyMessage\x12\x1c\n\x04join\x18\x01 \x01(\x0b\x32\x0c.vfl.v1.JoinH\x00\x12&\n\theartbeat\x18\x02 \x01(\x0b\x32\x11.vfl.v1.HeartbeatH\x00\x12$\n\x08progress\x18\x03 \x01(\x0b\x32\x10.vfl.v1.ProgressH\x00\x12 \n\x06report\x18\x04 \x01(\x0b\x32\x0e.vfl.v1.ReportH\x00\x12 \n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x12\x1e\n\x05\x61lone\x18\x06 \x01(\x0b\x32\r.vfl.v1.AloneH\x00\x12\x1c\n\x04plan\x18\x07 \x01(\x0b\x32\x0c.vfl.v1.PlanH\x00\x12$\n\x08stopping\x18\x08 \x01(\x0b\x32\x10.vfl.v1.StoppingH\x00\x12\"\n\x07lenient\x18\t \x01(\x0b\x32\x0f.vfl.v1.LenientH\x00\x42\x06\n\x04\x62ody\"\xca\x01\n\rServerMessage\x12\"\n\x07waiting\x18\x01 \x01(\x0b\x32\x0f.vfl.v1.WaitingH\x00\x12\x1e\n\x05start\x18\x02 \x01(\x0b\x32\r.vfl.v1.StartH\x00\x12&\n\tinterrupt\x18\x03 \x01(\x0b\x32\x11.vfl.v1.InterruptH\x00\x12\x1f\n\x04stop\x18\x04 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x12$\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x10.vfl.v1.CompleteH\x00\x42\x06\n\x04\x62ody\"\xaf\x02\n\x04Join\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x13\n\x0brecipe_json\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x13\n\x0b\x63heckpoints\x18\x06 \x03(\t\x12\x18\n\x10\x65xchange_address\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x0b \x01(\t\x12\x12\n\ngeneration\x18\x0c \x01(\r\x12*\n\x07plugins\x18\r \x03(\x0b\x32\x19.vfl.v1.Join.PluginsEntry\x1a.\n\x0cPluginsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\n\x10\x0b\"S\n\x0b\x41ggregation\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12%\n\x07tensors\x18\x03 \x03(\x0b\x32\x14.vfl.v1.TensorHeader\"1\n\x04Plan\x12)\n\x0c\x61ggregations\x18\x01 \x03(\x0b\x32\x13.vfl.v1.Aggregation\"\x0b\n\tHeartbeat\"\x07\n\x05\x41lone\"\n\n\x08Stopping\"\x15\n\x07Lenient\x12\n\n\x02on\x18\x01 \x01(\x08\"\xd5\x01\n\x08Progress\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\r\n\x05steps\x18\x04 \x01(\x04\x12.\n\x07metrics\x18\x05 \x03(\x0b\x32\x1d.vfl.v1.Progress.MetricsEntry\x12\r\n\x05\x62\x61tch\x18\x06 \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x07 \x01(\r\x12\x0c\n\x04note\x18\x08 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x0bLedgerEntry\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdirection\x18\x04 \x01(\t\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\x12\x15\n\rmessage_bytes\x18\x06 \x01(\x04\x12\x10\n\x08messages\x18\x07 \x01(\x04\"D\n\x08TcpCount\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\nsent_bytes\x18\x02 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\"\xe4\x02\n\x06Report\x12#\n\x06ledger\x18\x01 \x03(\x0b\x32\x13.vfl.v1.LedgerEntry\x12\x1d\n\x03tcp\x18\x02 \x03(\x0b\x32\x10.vfl.v1.TcpCount\x12\x14\n\x0cmetrics_json\x18\x03 \x01(\t\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x0e\n\x06wall_s\x18\x05 \x01(\x01\x12\x14\n\x0cprivacy_json\x18\x06 \x01(\t\x12\x11\n\tfree_from\x18\x07 \x03(\t\x12*\n\ninterfaces\x18\x08 \x03(\x0b\x32\x16.vfl.v1.InterfaceCount\x12\x0f\n\x07without\x18\t \x03(\t\x12\x1e\n\x11peak_memory_bytes\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x0e\x65xchanges_json\x18\x0b \x01(\t\x12\x15\n\rabsences_json\x18\x0c \x01(\t\x12\x16\n\x0eskipped_rounds\x18\r \x01(\rB\x14\n\x12_peak_memory_bytes\"O\n\x0eInterfaceCount\x12\x11\n\tinterface\x18\x01 \x01(\t\x12\x12\n\nsent_bytes\x18\x02 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\".\n\x07Waiting\x12\x0f\n\x07missing\x18\x01 \x03(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"\x8b\x01\n\x05Start\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\ncheckpoint\x18\x03 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x04 \x01(\t\x12\x0c\n\x04left\x18\x05 \x03(\t\x12\x11\n\treturning\x18\x06 \x01(\x08\x12\x0f\n\x07goes_on\x18\x07 \x01(\x08\"N\n\tInterrupt\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x0c\n\x04lost\x18\x02 \x03(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\"0\n\x08\x43omplete\x12\x14\n\x0csummary_json\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t2E\n\x07\x43ontrol\x12:\n\x07Session\x12\x14.vfl.v1.PartyMessage\x1a\x15.vfl.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'vfl.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_JOIN_PLUGINSENTRY']._loaded_options = None
+  _globals['_JOIN_PLUGINSENTRY']._serialized_options = b'8\001'
   _globals['_PROGRESS_METRICSENTRY']._loaded_options = None
   _globals['_PROGRESS_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_PARTYMESSAGE']._serialized_start=76
@@ -40,39 +42,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVERMESSAGE']._serialized_start=413
   _globals['_SERVERMESSAGE']._serialized_end=615
   _globals['_JOIN']._serialized_start=618
-  _globals['_JOIN']._serialized_end=829
-  _globals['_AGGREGATION']._serialized_start=831
-  _globals['_AGGREGATION']._serialized_end=914
-  _globals['_PLAN']._serialized_start=916
-  _globals['_PLAN']._serialized_end=965
-  _globals['_HEARTBEAT']._serialized_start=967
-  _globals['_HEARTBEAT']._serialized_end=978
-  _globals['_ALONE']._serialized_start=980
-  _globals['_ALONE']._serialized_end=987
-  _globals['_STOPPING']._serialized_start=989
-  _globals['_STOPPING']._serialized_end=999
-  _globals['_LENIENT']._serialized_start=1001
-  _globals['_LENIENT']._serialized_end=1022
-  _globals['_PROGRESS']._serialized_start=1025
-  _globals['_PROGRESS']._serialized_end=1238
-  _globals['_PROGRESS_METRICSENTRY']._serialized_start=1192
-  _globals['_PROGRESS_METRICSENTRY']._serialized_end=1238
-  _globals['_LEDGERENTRY']._serialized_start=1241
-  _globals['_LEDGERENTRY']._serialized_end=1380
-  _globals['_TCPCOUNT']._serialized_start=1382
-  _globals['_TCPCOUNT']._serialized_end=1450
-  _globals['_REPORT']._serialized_start=1453
-  _globals['_REPORT']._serialized_end=1809
-  _globals['_INTERFACECOUNT']._serialized_start=1811
-  _globals['_INTERFACECOUNT']._serialized_end=1890
-  _globals['_WAITING']._serialized_start=1892
-  _globals['_WAITING']._serialized_end=1938
-  _globals['_START']._serialized_start=1941
-  _globals['_START']._serialized_end=2080
-  _globals['_INTERRUPT']._serialized_start=2082
-  _globals['_INTERRUPT']._serialized_end=2160
-  _globals['_COMPLETE']._serialized_start=2162
-  _globals['_COMPLETE']._serialized_end=2210
-  _globals['_CONTROL']._serialized_start=2212
-  _globals['_CONTROL']._serialized_end=2281
+  _globals['_JOIN']._serialized_end=921
+  _globals['_JOIN_PLUGINSENTRY']._serialized_start=869
+  _globals['_JOIN_PLUGINSENTRY']._serialized_end=915
+  _globals['_AGGREGATION']._serialized_start=923
+  _globals['_AGGREGATION']._serialized_end=1006
+  _globals['_PLAN']._serialized_start=1008
+  _globals['_PLAN']._serialized_end=1057
+  _globals['_HEARTBEAT']._serialized_start=1059
+  _globals['_HEARTBEAT']._serialized_end=1070
+  _globals['_ALONE']._serialized_start=1072
+  _globals['_ALONE']._serialized_end=1079
+  _globals['_STOPPING']._serialized_start=1081
+  _globals['_STOPPING']._serialized_end=1091
+  _globals['_LENIENT']._serialized_start=1093
+  _globals['_LENIENT']._serialized_end=1114
+  _globals['_PROGRESS']._serialized_start=1117
+  _globals['_PROGRESS']._serialized_end=1330
+  _globals['_PROGRESS_METRICSENTRY']._serialized_start=1284
+  _globals['_PROGRESS_METRICSENTRY']._serialized_end=1330
+  _globals['_LEDGERENTRY']._serialized_start=1333
+  _globals['_LEDGERENTRY']._serialized_end=1472
+  _globals['_TCPCOUNT']._serialized_start=1474
+  _globals['_TCPCOUNT']._serialized_end=1542
+  _globals['_REPORT']._serialized_start=1545
+  _globals['_REPORT']._serialized_end=1901
+  _globals['_INTERFACECOUNT']._serialized_start=1903
+  _globals['_INTERFACECOUNT']._serialized_end=1982
+  _globals['_WAITING']._serialized_start=1984
+  _globals['_WAITING']._serialized_end=2030
+  _globals['_START']._serialized_start=2033
+  _globals['_START']._serialized_end=2172
+  _globals['_INTERRUPT']._serialized_start=2174
+  _globals['_INTERRUPT']._serialized_end=2252
+  _globals['_COMPLETE']._serialized_start=2254
+  _globals['_COMPLETE']._serialized_end=2302
+  _globals['_CONTROL']._serialized_start=2304
+  _globals['_CONTROL']._serialized_end=2373
 # @@protoc_insertion_point(module_scope)

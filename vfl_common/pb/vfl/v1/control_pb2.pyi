@@ -45,7 +45,14 @@ class ServerMessage(_message.Message):
     def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., interrupt: _Optional[_Union[Interrupt, _Mapping]] = ..., stop: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device", "device_name", "generation")
+    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device", "device_name", "generation", "plugins")
+    class PluginsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RECIPE_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +64,7 @@ class Join(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PLUGINS_FIELD_NUMBER: _ClassVar[int]
     role: str
     protocol: int
     recipe_json: str
@@ -68,7 +76,8 @@ class Join(_message.Message):
     device: str
     device_name: str
     generation: int
-    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    plugins: _containers.ScalarMap[str, str]
+    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ..., plugins: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Aggregation(_message.Message):
     __slots__ = ("phase", "rounds", "tensors")

@@ -37,6 +37,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MALFORMED_MESSAGE: _ClassVar[FailureCode]
     MODELS_DIFFER: _ClassVar[FailureCode]
     REFUSED: _ClassVar[FailureCode]
+    PLUGINS_DIFFER: _ClassVar[FailureCode]
 FAILURE_CODE_UNSPECIFIED: FailureCode
 INTERNAL: FailureCode
 CONFIG_INVALID: FailureCode
@@ -67,6 +68,7 @@ CHECKPOINT_INVALID: FailureCode
 MALFORMED_MESSAGE: FailureCode
 MODELS_DIFFER: FailureCode
 REFUSED: FailureCode
+PLUGINS_DIFFER: FailureCode
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "party")

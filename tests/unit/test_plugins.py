@@ -1,0 +1,428 @@
+"""Encoders, data sources and metrics of plug-ins, and the versions that parties compare."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+import vfl
+from tests.harness import cases
+from tests.harness.plugins import metadata
+from vfl.simulation.inprocess import run_in_process
+from vfl_common.config.base import Section, parse
+from vfl_common.config.data import DataSettings
+from vfl_common.config.models import MlpSettings, ModelSettings, PluginSettings, TaskSettings
+from vfl_common.config.party import load_party
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.channel import PROTOCOL
+from vfl_party import versions
+from vfl_party.data import Table, load_table
+from vfl_party.metrics import Metric, evaluate, lower_is_better
+from vfl_party.models import Encoder, InputSpec, checked_encoder
+from vfl_party.party import Opened, assemble, encoder_settings, expected_rows, open_party
+from vfl_party.prediction import prediction_data
+from vfl_server.control.admission import MAX_PLUGINS, MAX_TEXT, admit
+
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to.md"
+BINARY, REGRESSION = TaskSettings(kind="binary", metrics=("mine",)), TaskSettings(kind="regression", metrics=("mine",))
+Installed = Callable[[str, Any], None]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    """(group, export): what installs a plug-in that is called ``mine``."""
+
+    def install(group: str, export: Any) -> None:
+        metadata(tmp_path / group, {group: {"mine": f"{__name__}:EXPORTS.{group.partition('.')[2]}"}}, name=group)
+        monkeypatch.setattr(EXPORTS, group.partition(".")[2], export, raising=False)
+        monkeypatch.syspath_prepend(str(tmp_path / group))
+
+    return install
+
+
+class EXPORTS:
+    """What entry points of these tests name."""
+
+
+def recipe(**more: Any) -> Recipe:
+    return Recipe.model_validate(cases.recipe(2) | more)
+
+
+# --- encoders -------------------------------------------------------------------------------------------------------
+
+
+class Wide(Section):
+    width: int = 3
+
+
+def linear(settings: Wide, spec: InputSpec, size: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(settings.width), nn.Linear(settings.width, size))
+
+
+def fails(_settings: Wide, _spec: InputSpec, _size: int) -> nn.Module:
+    raise RuntimeError("no\nreally")
+
+
+MINE = {"kind": "mine", "width": 5}
+FLAT = InputSpec((4,))
+
+
+def test_an_encoder_of_a_plug_in_has_settings_of_its_own(installed: Installed) -> None:
+    installed("vfl.encoders", Encoder(Wide, linear))
+    model = ModelSettings.model_validate({"embedding_size": 6, "encoder": MINE})
+    assert model.encoder == PluginSettings(kind="mine", settings={"width": 5})
+    assert ModelSettings.model_validate(model.model_dump(mode="json")) == model  # as a run's folder has it
+    encoder = checked_encoder(model.encoder, FLAT, 6, party="p0")
+    assert encoder[1].weight.shape == (5, 4)  # type: ignore[index]
+
+
+def test_ours_are_parsed_as_ever() -> None:
+    model = ModelSettings.model_validate({"embedding_size": 6, "encoder": {"kind": "mlp", "hidden": [3]}})
+    assert model.encoder == MlpSettings(hidden=(3,))
+    with pytest.raises(InputError, match="unknown key 'hiden'; did you mean 'hidden'"):
+        parse(ModelSettings, {"embedding_size": 6, "encoder": {"kind": "mlp", "hiden": [3]}}, "recipe")
+
+
+@pytest.mark.parametrize(
+    ("changed", "own", "sentence"),
+    [
+        ({"model": {"kind": "mpl"}}, None, "recipe: model.encoder: there is no encoder 'mpl'; did you mean 'mlp'?"),
+        (
+            {"party": {"kind": "min"}},
+            None,
+            "recipe: parties.p1.encoder: there is no encoder 'min'; did you mean 'mine'?",
+        ),
+        ({}, {"kind": "nowhere"}, "party p1: encoder: there is no encoder 'nowhere'; known: cnn, custom, mine, mlp"),
+        ({"model": {"kind": "mine", "widht": 3}}, None, "recipe: model.encoder: unknown key 'widht'; did you mean"),
+        ({"model": {"kind": "mine", "width": "x"}}, None, "recipe: model.encoder: width: must be a whole number"),
+    ],
+)
+def test_a_wrong_name_or_setting_is_found_where_it_is(
+    changed: dict[str, Any], own: dict[str, Any] | None, sentence: str, installed: Installed
+) -> None:
+    installed("vfl.encoders", Encoder(Wide, linear))
+    tables = cases.recipe(2)
+    if "model" in changed:
+        tables["model"]["encoder"] = changed["model"]
+    if "party" in changed:
+        tables["parties"][1]["encoder"] = changed["party"]
+    mine = None if own is None else PluginSettings.model_validate(own)
+    with pytest.raises(InputError, match=re.escape(sentence)) as caught:
+        encoder_settings(Recipe.model_validate(tables), "p1", mine)
+    assert caught.value.code is Code.CONFIG_INVALID
+
+
+def test_a_party_without_features_needs_no_encoder() -> None:
+    made = Recipe.model_validate(cases.recipe(2, active_features=False, model={"encoder": {"kind": "absent"}}))
+    assert encoder_settings(made, "p0", None).kind == "absent"
+
+
+@pytest.mark.parametrize(
+    ("export", "sentence"),
+    [
+        (Encoder(Wide, fails), "model.encoder.kind = 'mine': the plug-in failed in test_plugins.py, line"),
+        (Encoder(Wide, lambda *_: 3), "the plug-in gives a int, not a torch.nn.Module"),  # type: ignore[arg-type]
+        (linear, "the encoder 'mine' gives a function, and a Encoder is wanted; correct the plug-in"),
+        (Encoder(Wide, lambda _s, _i, size: nn.Linear(9, size)), "the encoder of p0 fails on two rows of shape"),
+    ],
+)
+def test_a_faulty_encoder_is_one_sentence(export: Any, sentence: str, installed: Installed) -> None:
+    installed("vfl.encoders", export)
+    with pytest.raises(InputError, match=re.escape(sentence)) as caught:
+        checked_encoder(PluginSettings(kind="mine"), FLAT, 6, party="p0")
+    assert "\n" not in str(caught.value)
+
+
+# --- data sources ---------------------------------------------------------------------------------------------------
+
+
+def load(source: str, *, with_label: bool = False, **settings: Any) -> Table:
+    return load_table(DataSettings(source=source, **settings), with_label=with_label)
+
+
+def test_a_source_of_a_plug_in_is_read_as_a_table(installed: Installed) -> None:
+    asked: list[str] = []
+
+    def read(rest: str) -> pa.Table:
+        asked.append(rest)
+        return pa.table({"who": ["b", "a"], "y": [1, 0], "x": [0.5, 1.5], "kind": ["u", "v"]})
+
+    installed("vfl.sources", read)
+    table = load("mine:some:where", id="who", label="y", drop=("kind",), with_label=True)
+    assert asked == ["some:where"]
+    assert (table.ids, table.numeric_names, table.categorical_names) == (("a", "b"), ("x",), ())
+    assert table.labels is not None
+    assert table.labels.tolist() == [0.0, 1.0]
+    assert load("mine:", id="who", label="y", limit=1).ids == ("b",)
+    assert load("mine:", id="who", label="y").labels is None  # a passive party's
+
+
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (lambda _rest: 1 / 0, "mine:x: the plug-in fails (ZeroDivisionError: division by zero); correct data.source"),
+        (lambda _rest: 3, "mine:x: cannot be read as a table: it is of type int"),
+        (lambda _rest: pa.table({"who": ["a"]}), "mine:x: has no feature columns beside the id"),
+        (lambda _rest: pa.table({"id": ["a"]}), "mine:x: has no column 'who', which data.id names"),
+    ],
+)
+def test_a_faulty_source_is_one_sentence(read: Any, sentence: str, installed: Installed) -> None:
+    installed("vfl.sources", read)
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load("mine:x", id="who")
+
+
+def test_an_unknown_source_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"data.source = 'sklern:digits': there is no data source 'sklern'; did you"):
+        load("sklern:digits")
+
+
+@pytest.mark.parametrize(
+    ("source", "kept"),
+    [("mine:a.csv", True), ("sklearn:iris", True), ("./mine:a.csv", False), ("C:\\a.csv", False), ("a.csv", False)],
+)
+def test_paths_start_at_the_party_file_and_other_sources_stay(source: str, kept: bool, tmp_path: Path) -> None:
+    path = tmp_path / "p0.toml"
+    path.write_text(
+        'name = "p0"\nrecipe = "r.toml"\nserver = "s:1"\ntls = { ca = "a", certificate = "b", key = "c" }\n'
+        f"data = {{ source = '{source}' }}\n"
+    )
+    data = load_party(path).data
+    assert data is not None
+    assert data.source == (source if kept else str(tmp_path / source))
+    assert data.is_table is not source.startswith("sklearn")
+
+
+def test_the_library_and_predictions_take_such_a_source(tmp_path: Path, installed: Installed) -> None:
+    rows: dict[str, list[Any]] = {
+        "id": [str(number) for number in range(40)],
+        "x": [float(number % 7) for number in range(40)],
+    }
+    read = {"p0": pa.table(rows | {"y": [number % 2 for number in range(40)]}), "p1": pa.table(rows)}
+    installed("vfl.sources", read.__getitem__)
+    tables = cases.recipe(2, task={"kind": "binary"}) | {"phases": [{"kind": "splitnn", "epochs": 1}]}
+    data = {"p0": vfl.Data("mine:p0", id="id", label="y"), "p1": vfl.Data("mine:p1", id="id")}
+    run = vfl.simulate(tables, data, out=tmp_path / "runs")
+    found = run.predict({"p0": "mine:p1", "p1": "mine:p1"})  # no label is needed
+    assert sorted(found["id"]) == sorted(rows["id"])
+    state = {"preprocessor": None}
+    assert prediction_data(DataSettings(source="a.csv"), Path("mine:p1"), state).source == "mine:p1"
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+def test_a_metric_gets_scores_and_targets_beside_ours(installed: Installed) -> None:
+    got: list[torch.Tensor] = []
+
+    def compute(scores: torch.Tensor, targets: torch.Tensor) -> float:
+        got[:] = [scores, targets]
+        return float((scores - targets).abs().mean())
+
+    installed("vfl.metrics", Metric(compute, lower_is_better=True))
+    found = evaluate(BINARY, torch.tensor([[0.0], [100.0]]), torch.tensor([[1.0], [1.0]]))
+    assert found == {**evaluate(TaskSettings(kind="binary"), *_binary()), "mine": 0.25}
+    assert [each.dtype for each in got] == [torch.float64] * 2
+    evaluate(REGRESSION, torch.tensor([[2.0]]), torch.tensor([[3.0]]), lambda x: 10 * x)
+    assert [each.item() for each in got] == [20.0, 30.0]  # in the label's unit
+    three = TaskSettings(kind="multiclass", classes=3, metrics=("mine",))
+    evaluate(three, torch.zeros(1, 3), torch.tensor([2]).expand(1))
+    assert got[0].tolist() == [[pytest.approx(1 / 3)] * 3]
+    assert got[1].dtype == torch.int64
+    assert lower_is_better(BINARY, "mine")
+    assert lower_is_better(BINARY, "loss")
+    assert not lower_is_better(BINARY, "auc")
+
+
+def _binary() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([[0.0], [100.0]]), torch.tensor([[1.0], [1.0]])
+
+
+def test_a_metric_that_is_undefined_is_left_out(installed: Installed) -> None:
+    installed("vfl.metrics", Metric(lambda _scores, _targets: None))
+    assert "mine" not in evaluate(BINARY, *_binary())
+
+
+@pytest.mark.parametrize(
+    ("export", "sentence"),
+    [
+        (Metric(lambda *_: float("nan")), "the metric 'mine' gives nan, and a finite number, or None, is wanted"),
+        (Metric(lambda *_: float("-inf")), "gives -inf, and a finite number"),
+        (Metric(lambda *_: "x"), "the metric 'mine' fails (ValueError: could not convert"),  # type: ignore[arg-type]
+        (Metric(lambda *_: 1 / 0), "the metric 'mine' fails (ZeroDivisionError: division by zero); correct"),
+        (len, "the metric 'mine' gives a builtin_function_or_method, and a Metric is wanted"),
+    ],
+)
+def test_a_faulty_metric_is_one_sentence(export: Any, sentence: str, installed: Installed) -> None:
+    installed("vfl.metrics", export)
+    with pytest.raises(InputError, match=re.escape(sentence)) as caught:
+        evaluate(BINARY, *_binary())
+    assert str(caught.value).startswith("recipe: task.metrics: ")
+
+
+@pytest.mark.parametrize("names", [["auc"], ["mine", "mine"]])
+def test_a_metric_is_named_once(names: list[str]) -> None:
+    task = {"kind": "binary", "metrics": names}
+    with pytest.raises(InputError, match=f"metrics: {names[0]} is computed already; remove it"):
+        parse(TaskSettings, task, "task")
+
+
+def run(folder: Path, made: Recipe) -> dict[str, dict[str, float]]:
+    data = {name: DataSettings(**each) for name, each in cases.digits(2).items()}
+    return run_in_process(made, data, folder / "run").metrics
+
+
+def stopping(metric: str) -> dict[str, Any]:
+    phase = {"kind": "splitnn", "epochs": 6, "early_stopping": {"patience": 1, "metric": metric}}
+    task = {"kind": "multiclass", "classes": 10, "metrics": ["mine"]}
+    return cases.recipe(2, task=task) | {"phases": [phase, {"kind": "evaluate"}], "simulate": {}}
+
+
+@pytest.mark.parametrize(("falls", "rounds"), [(True, 6), (False, 2)])
+def test_early_stopping_by_a_metric_of_a_plug_in(
+    falls: bool, rounds: int, tmp_path: Path, installed: Installed
+) -> None:
+    values: list[float] = []
+
+    def compute(_scores: torch.Tensor, _targets: torch.Tensor) -> float:
+        values.append(-float(len(values)))  # it falls
+        return values[-1]
+
+    installed("vfl.metrics", Metric(compute, lower_is_better=falls))
+    metrics = run(tmp_path, Recipe.model_validate(stopping("mine")))
+    assert len(values) == rounds + 2  # a validation a round; both splits in the end
+    assert metrics["test"]["mine"] == values[-1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "sentence"),
+    [
+        ("loss", "recipe: task.metrics: there is no metric 'mine'; none is installed"),
+        ("mein", "early_stopping.metric: a multiclass task has no mein (it has loss, accuracy, auc, f1, mine)"),
+    ],
+)
+def test_an_unknown_metric_is_refused_before_the_run(metric: str, sentence: str, installed: Installed) -> None:
+    if metric == "mein":
+        installed("vfl.metrics", Metric(lambda *_: 0.0))
+    made = Recipe.model_validate(stopping(metric))
+    opened = open_party(made, "p0", DataSettings(**cases.digits(2)["p0"]), made.model.encoder)
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        assemble(opened, expected_rows(opened))
+
+
+# --- versions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(installed: Installed) -> None:
+    for group in ("encoders", "sources", "metrics", "codecs", "transforms", "methods"):
+        installed(f"vfl.{group}", None)
+    mine = PluginSettings(kind="mine")
+    phase = {"kind": "mine", "codec": "mine", "transforms": [{"kind": "mine", "exchange": "x"}]}
+    task = {"kind": "binary", "metrics": ["mine"]}
+    made = recipe(
+        task=task, phases=[phase, {"kind": "evaluate"}], model={"embedding_size": 3, "encoder": {"kind": "mine"}}
+    )
+
+    def opened(name: str, encoder: Any, source: str) -> Opened:
+        return Opened(made, name, DataSettings(source=source), encoder, Table("x", ()))
+
+    def names(found: Mapping[str, str]) -> set[str]:
+        assert all(version == f"{key.partition(':')[0]} 1.0" for key, version in found.items())
+        return {key.removeprefix("vfl.").removesuffix(":mine") for key in found}
+
+    active, passive = opened("p0", mine, "a.csv"), opened("p1", MlpSettings(), "mine:x")
+    assert names(versions.shared(active)) == {"methods", "codecs", "transforms", "metrics", "encoders"}
+    assert names(versions.shared(passive)) == {"methods", "codecs", "transforms"}
+    assert names(versions.modelling(active)) == {"methods", "encoders"}
+    assert names(versions.modelling(passive)) == {"methods"}
+    assert names(versions.reading(active)) == set()
+    assert names(versions.reading(passive)) == {"sources"}
+
+
+def test_without_plug_ins_there_is_nothing_to_say() -> None:
+    made = recipe()
+    opened = open_party(made, "p0", DataSettings(**cases.digits(2)["p0"]), made.model.encoder)
+    assert versions.shared(opened) == versions.modelling(opened) == versions.reading(opened) == {}
+
+
+def joining(name: str, plugins: Mapping[str, str]) -> control_pb2.Join:
+    role = "active" if name == "p0" else "passive"
+    json = recipe().canonical_json()
+    return control_pb2.Join(role=role, protocol=PROTOCOL, recipe_json=json, job="train", plugins=plugins)
+
+
+def test_a_party_with_another_version_may_not_join() -> None:
+    first = {"p0": joining("p0", {"vfl.codecs:mine": "pack 1.0", "vfl.metrics:mine": "pack 1.0"})}
+    admit("p1", joining("p1", {"vfl.codecs:mine": "pack 1.0"}), recipe(), "train", first)
+    admit("p1", joining("p1", {"vfl.encoders:mine": "pack 2.0"}), recipe(), "train", first)  # p0 does not need it
+    admit("p1", joining("p1", {"vfl.codecs:mine": "pack 2.0"}), recipe(), "train", {})
+    with pytest.raises(PeerError) as caught:
+        admit("p1", joining("p1", {"vfl.codecs:mine": "pack 2.0"}), recipe(), "train", first)
+    at = "is pack 2.0 at p1 and pack 1.0 at p0"
+    assert str(caught.value) == f"the plug-in vfl.codecs:mine {at}; install the same version at both"
+    assert (caught.value.code, caught.value.party, caught.value.exit_code) == (Code.PLUGINS_DIFFER, "p1", 2)
+
+
+def test_what_a_party_says_of_its_plug_ins_is_one_short_line() -> None:
+    said = joining("p1", {"a\nb": "x\x1b[2J" + "y" * 150})
+    with pytest.raises(PeerError) as caught:
+        admit("p1", said, recipe(), "train", {"p0": joining("p0", {"a\nb": "1"})})
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "plugins",
+    [{str(n): "1" for n in range(MAX_PLUGINS + 1)}, {"x" * (MAX_TEXT + 1): "1"}, {"x": "1" * (MAX_TEXT + 1)}],
+    ids=["many", "long name", "long version"],
+)
+def test_too_much_is_refused(plugins: dict[str, str]) -> None:
+    admit("p1", joining("p1", {str(n): "1" * MAX_TEXT for n in range(MAX_PLUGINS)}), recipe(), "train", {})
+    with pytest.raises(PeerError, match="p1 joins with more than 100 plug-ins, or one of more than 200") as caught:
+        admit("p1", joining("p1", plugins), recipe(), "train", {})
+    assert caught.value.code is Code.MALFORMED_MESSAGE
+
+
+def test_a_run_needs_the_versions_with_which_it_began() -> None:
+    then = {"vfl.codecs:mine": "pack 1.0", "vfl.methods:gone": "pack 1.0"}
+    versions.require_same(Path("runs/x"), then, {"vfl.codecs:mine": "pack 1.0", "vfl.encoders:new": "pack 9"})
+    with pytest.raises(InputError, match=r"runs/x: the run began with the plug-in vfl.codecs:mine of pack 1.0, and"):
+        versions.require_same(Path("runs/x"), then, {"vfl.codecs:mine": "pack 1.1"})
+
+
+# --- the guide ------------------------------------------------------------------------------------------------------
+
+
+def of_guide(module: str) -> dict[str, Any]:
+    """What a module of section 14 has that is in no file."""
+    (code,) = re.findall(rf"^```python\n(# {module}.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - our own document
+    return names
+
+
+def test_the_guides_data_source_reads_a_database(tmp_path: Path, installed: Installed) -> None:
+    installed("vfl.sources", of_guide("mysource")["read"])
+    with closing(sqlite3.connect(tmp_path / "bank.db")) as database:
+        database.execute("CREATE TABLE customers (id INTEGER, age REAL, town TEXT)")
+        database.executemany("INSERT INTO customers VALUES (?, ?, ?)", [(2, 40.5, "Bern"), (1, 20.0, None)])
+        database.commit()
+    table = load(f"mine:{tmp_path / 'bank.db'}:customers", id="id")
+    assert (table.ids, table.numeric_names, table.categorical_names) == (("1", "2"), ("age",), ("town",))
+
+
+def test_the_guides_metric_is_the_brier_score(installed: Installed) -> None:
+    installed("vfl.metrics", of_guide("mymetric")["METRIC"])
+    assert evaluate(BINARY, torch.zeros(4, 1), torch.ones(4, 1))["mine"] == 0.25
+    assert lower_is_better(BINARY, "mine")
