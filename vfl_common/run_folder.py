@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from vfl_common.config.recipe import Recipe, recorded_recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable, write_atomic
+from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
 from vfl_common.stages import Planned
 
 
@@ -121,6 +121,15 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
         return None
     path = max(found)[1]
     return RunFolder(path, path.parent.name)
+
+
+def find_finished(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder | None:
+    """Finds the run of ``name`` with that id under ``out``, if it is finished and has the same recipe."""
+    folder = RunFolder(out / run_id / name, run_id)
+    if not PLAIN_NAME.fullmatch(run_id):
+        return None
+    facts = folder.facts()
+    return folder if facts.get("finished") and facts.get("recipe_digest") == recipe.digest() else None
 
 
 def _json(facts: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from vfl_common.rpc.said import Start
 from vfl_common.rpc.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.tcp import TcpMeter
-from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
+from vfl_common.run_folder import RunFolder, create, find_finished, find_unfinished, planned
 from vfl_party import versions
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.checkpoint import CheckpointStore
@@ -94,6 +94,10 @@ class PartyApp:
 
         return self._run("predict", opened, Prediction(trained, files.settings, output), open_folder, None)
 
+    def _finished(self, job: JobName, run_id: str) -> RunFolder | None:
+        files = self.files
+        return find_finished(Path(files.file.out), run_id, files.name, files.recipe) if job == "train" else None
+
     def _store(self, folder: RunFolder) -> CheckpointStore:
         return CheckpointStore(folder.path / "checkpoints", self.files.recipe.run.kept_checkpoints)
 
@@ -159,6 +163,7 @@ class PartyApp:
                 begun=begun,
                 plan=plan,
                 resume=resume,
+                finished=partial(self._finished, job),
                 checkpoint_every=recipe.run.checkpoint_every,
             ).run()
         if outcome.summary_json:  # only the active party has it; on one machine the server writes the same file

@@ -67,6 +67,7 @@ class Part:
     begun: Callable[[Start, RunFolder], None] = lambda _start, _folder: None
     plan: Sequence[Planned] = ()
     resume: RunFolder | None = None
+    finished: Callable[[str], RunFolder | None] = lambda _run_id: None
     checkpoint_every: int = 1
 
     def run(self) -> tuple[Outcome, RunFolder]:
@@ -95,6 +96,7 @@ class Part:
             begin_round=self.progress.begin_round,
             plan=self.plan,
             resume=self.resume,
+            finished=self.finished,
             show=self.console.show,
             peak_memory=lambda: peak_memory(self.device),
         )

@@ -144,6 +144,7 @@ class Runner:
         make_job: makes everything that a generation works with afresh, so that nothing survives a rollback by accident.
         open_folder: opens the folder of the run that the server names.
         resume: the folder of an unfinished run of the same recipe, offered to the server.
+        finished: finds the folder of a run by its id, if it is finished and has the same recipe.
         observe: called after each round, with the party's own report; begin_round: before it.
         plan: the phases, in order, as far as they are known before alignment.
         show: reports an event to the person at the terminal.
@@ -160,6 +161,7 @@ class Runner:
     begin_round: BeginRound = lambda _phase, _done, _rounds: None
     plan: Sequence[Planned] = ()
     resume: RunFolder | None = None
+    finished: Callable[[str], RunFolder | None] = lambda _run_id: None
     show: Callable[..., None] = lambda _event, **_facts: None
     peak_memory: Callable[[], int | None] = lambda: None
 
@@ -219,6 +221,8 @@ class Runner:
 
     def _done(self, done: Done, folder: RunFolder | None) -> tuple[Outcome, RunFolder]:
         """Returns what is known of a complete run. Raises PeerError if this party has not trained in it to the end."""
+        if folder is None:  # this party may have been killed after its last note, before its exit
+            folder = self.finished(done.run_id)
         if folder is None or folder.run_id != done.run_id or not folder.facts().get("trained"):
             text = f"run {done.run_id} is complete; for a new run, start the server again"
             raise PeerError(Code.NAME_TAKEN, text, party=self.session.server)

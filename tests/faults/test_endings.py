@@ -79,3 +79,12 @@ def test_a_party_dies_before_it_notes_the_end_and_the_server_has_gone(ended: Fed
     for name in ("p0", "p2"):
         ended.start_party(name, "--wait", "1")
     check(ended, before)
+
+
+def test_a_party_dies_after_its_last_note_and_the_server_is_still_there(ended: Federation) -> None:
+    before = written(ended)
+    forget(ended, "server", "p2")
+    ended.start_server()
+    ended.start_party("p1")  # it was killed before its exit, and is started again
+    ended.start_party("p2")
+    check(ended, before)

@@ -159,7 +159,7 @@ class Failing(torch.nn.Module):
 
 
 def test_a_wrong_column_is_one_error_before_anything_runs(tmp_path: Path) -> None:
-    tables, data = CASES["SS-VFL"]
+    tables, data = CASES["SS-VFL, a stratified split"]
     wrong = data | {"p1": data["p1"] | {"source": str(tmp_path / "none.csv")}}
     with pytest.raises(InputError, match=r"none\.csv: no such file or folder"):
         in_process(tmp_path / "run", tables, wrong)

@@ -16,9 +16,9 @@ from tests.harness.federation import toml
 from tests.harness.here import one_launcher
 from vfl.cli import cli
 from vfl.simulation.baselines import BASELINES, baseline
+from vfl.simulation.origin import Origin
 from vfl.studies.plan import load_study
 from vfl.studies.run import run_study
-from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_party.party import Assembled
@@ -232,7 +232,7 @@ def test_a_baseline_of_joined_columns_predicts_from_each_party_s_rows(combined: 
 
 def test_one_file_cannot_stand_for_joined_tables(combined: vfl.Run) -> None:
     trained = load_trained(combined.folder, "combined")
-    settings = DataSettings.model_validate_json((combined.folder / "combined" / "data.json").read_text())
+    settings = Origin.of(combined.folder).data["combined"]
     with pytest.raises(InputError, match=r"one file cannot stand for them; predict from Python, with Run\.predict"):
         prediction_data(settings, Path("new.csv"), trained.state)
     read = prediction_data(settings, None, trained.state)  # new rows may have more columns, and need no label
@@ -243,8 +243,10 @@ def test_one_file_cannot_stand_for_joined_tables(combined: vfl.Run) -> None:
 
 
 def test_the_settings_of_joined_tables_are_kept_with_the_run(combined: vfl.Run) -> None:
-    text = (combined.folder / "combined" / "data.json").read_text()
-    assert list(DataSettings.model_validate_json(text).parts) == ["bank", "shop"]
+    origin = Origin.of(combined.folder)
+    assert list(origin.data["combined"].parts) == list(origin.parts()) == ["bank", "shop"]
+    with pytest.raises(InputError, match="the rows of bank, shop were in memory in training; say which to predict"):
+        combined.predict()
 
 
 @pytest.mark.slow

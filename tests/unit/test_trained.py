@@ -191,6 +191,9 @@ def test_two_encoders_of_one_party_and_an_encoder_of_the_party_file(tmp_path: Pa
     with pytest.raises(InputError, match="holds other models than the recipe and the data produce"):
         trained.load(folder.path, None)
     folder.note(encoder={"kind": "none"})
+    with pytest.raises(InputError, match="encoder: there is no encoder 'none'"):
+        trained.load(folder.path, None)
+    folder.note(encoder={"kind": 3})
     with pytest.raises(InputError, match=r"run\.json: its encoder cannot be read"):
         trained.load(folder.path, None)
 
