@@ -154,6 +154,8 @@ def test_a_server_that_is_started_again_takes_back_a_party_that_was_away(tmp_pat
         server = federation.start_server(federation.address)
         active.signal(signal.SIGCONT)
         assert {server.wait_for("back")["party"], server.wait_for("back")["party"]} == {"p0", "p1"}
+        while not server.wait_for("progress")["metrics"]:  # p0's: before them, it has said that it goes on without p2
+            pass
         active.signal(signal.SIGSTOP)
         federation.start_party("p2").wait_for("started")
         assert server.wait_for("back")["party"] == "p2"
