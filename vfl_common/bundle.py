@@ -96,6 +96,9 @@ class TensorSpec:
     def nbytes(self) -> int:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
+    def __str__(self) -> str:
+        return f"{self.dtype.name.lower()} {list(self.shape)}"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BundleSpec:
@@ -130,13 +133,9 @@ class BundleSpec:
             if want != got:
                 raise _mismatch(
                     Code.TENSOR_MISMATCH,
-                    f"{where}: tensor {name[:40]!r} is {_words(got)}, but {_words(want)} is expected",
+                    f"{where}: tensor {name[:40]!r} is {got or 'nothing'}, but {want or 'nothing'} is expected",
                     party,
                 )
-
-
-def _words(spec: TensorSpec | None) -> str:
-    return "nothing" if spec is None else f"{spec.dtype.name.lower()} {list(spec.shape)}"
 
 
 def _mismatch(code: Code, message: str, party: str) -> PeerError:

@@ -239,7 +239,7 @@ class CheckpointStore:
         except (OSError, *_DAMAGED) as error:
             raise InputError(
                 Code.CHECKPOINT_INVALID,
-                f"{entry.path}: the checkpoint is damaged ({error}); remove it to resume without it",
+                f"{entry.path}: the checkpoint is damaged ({error}); restore it; an unfinished run resumes without it",
             ) from error
 
     def discard_after(self, label: str) -> None:

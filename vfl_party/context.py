@@ -109,6 +109,7 @@ class Party:
     sent_noise: float = 0.0
     ways: Ways | None = None
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
+    _width: tuple[int, ...] = ()  # of the first embeddings
 
     def __post_init__(self) -> None:
         if self.encode is _without_encoder and "encoder" in self.models:
@@ -119,13 +120,21 @@ class Party:
     def _encode(self, *inputs: Tensor) -> Tensor:
         """Passes inputs through the encoder, which may be the user's own. Raises InputError if it fails."""
         try:
-            return forward(self.models["encoder"], *inputs, precision=self.recipe.model.precision)
+            z = forward(self.models["encoder"], *inputs, precision=self.recipe.model.precision)
         except VflError:
             raise
         except Exception as error:
             raise InputError(
                 Code.MODEL_INVALID, f"the encoder of {self.name} failed {where_it_failed(error)}"
             ) from error
+        shape = tuple(z.shape) if isinstance(z, Tensor) else ()
+        self._width = self._width or shape[-1:]
+        if shape != (len(inputs[0]), *self._width):
+            what = f"a tensor of shape {list(shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
+            wanted = [len(inputs[0]), *self._width]
+            text = f"the encoder of {self.name} gives {what} for {len(inputs[0])} rows, and {wanted} is wanted"
+            raise InputError(Code.MODEL_INVALID, f"{text}; correct the encoder")
+        return z
 
     @property
     def role(self) -> Role:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from torch import Tensor
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.link import Hub, Lenience, Link, StepPassed
-from vfl_party.declared import TORCH, WIRE, Exchange
+from vfl_party.declared import TORCH, WIRE, Exchange, spec_of
 from vfl_party.filter import Filter, Tensors
 
 
@@ -46,37 +47,53 @@ class Chain:
         self._apply = [each for each in self.filters if type(each).apply is not Filter.apply]
         self._undo = [each for each in reversed(self.filters) if type(each).undo is not Filter.undo]
         self._specs: dict[int, tuple[BundleSpec, BundleSpec]] = {}  # by id; holds the spec, so that no id is reused
+        self._agreeing: set[tuple[Any, ...]] = set()  # dtypes and shapes for which apply has kept to wire_spec
 
     def apply(self, tensors: Tensors) -> Tensors:
         """Returns what goes to the wire. Raises VflError if it may not leave."""
-        if self._apply:
-            tensors = {name: x.detach() for name, x in tensors.items()}
+        if not self._apply:
+            return tensors
+        tensors = found = {name: x.detach() for name, x in tensors.items()}
         for each in self._apply:
-            try:
-                tensors = each.apply(tensors)
-            except VflError:
-                raise
-            except Exception as error:
-                what = f"{each.text} cannot be applied to what leaves ({type(error).__name__}: {error})"
-                raise InputError(Code.CONFIG_INVALID, f"{what}; correct the plug-in, or remove it") from error
-        return tensors
+            with _worded(each, "cannot be applied to what leaves"):
+                found = dict(each.apply(found))
+        given = tuple((name, x.dtype, x.shape) for name, x in tensors.items())
+        if given not in self._agreeing:
+            self._check(_as_sent(tensors), found)
+            self._agreeing.add(given)
+        return found
+
+    def _check(self, given: BundleSpec, found: Tensors) -> None:
+        """Raises InputError if tensors of ``given`` have become others than the chain declares."""
+        declared, sent = self._declared(given).tensors, _as_sent(found).tensors
+        for name in sorted(declared.keys() | sent.keys()):
+            want, got = declared.get(name), sent.get(name)
+            if want != got:
+                text = f"{self}: apply gives {name!r} as {got or 'nothing'}, and wire_spec says {want or 'nothing'}"
+                raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in among them")
 
     def undo(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns what the receiver works with."""
+        """Returns what the receiver works with. Raises VflError if a filter fails."""
         found: Tensors = tensors
         for each in self._undo:
-            found = each.undo(found)
+            with _worded(each, "cannot be undone on what has arrived"):
+                found = dict(each.undo(found))
         return dict(found) if self._undo else tensors
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         """Returns the spec of tensors of ``spec`` as they cross the wire."""
         known = self._specs.get(id(spec))
         if known is None:
-            changed = spec
-            for each in self.filters:
-                changed = each.wire_spec(changed)
-            known = self._specs[id(spec)] = (spec, changed)
+            known = self._specs[id(spec)] = (spec, self._declared(spec))
         return known[1]
+
+    def _declared(self, spec: BundleSpec) -> BundleSpec:
+        for each in self.filters:
+            with _worded(each, "cannot say what it makes of what leaves"):
+                spec = each.wire_spec(spec)
+                if not isinstance(spec, BundleSpec):
+                    raise TypeError(f"wire_spec gives a {type(spec).__name__}, not a BundleSpec")
+        return spec
 
     def state(self) -> list[dict[str, Any] | None]:
         """Returns each filter's state."""
@@ -90,6 +107,23 @@ class Chain:
 
     def __str__(self) -> str:
         return " -> ".join(each.text for each in self.filters) or "unchanged"
+
+
+@contextlib.contextmanager
+def _worded(each: Filter, what: str) -> Iterator[None]:
+    """Words an error of a filter, which may be somebody's own, with its name."""
+    try:
+        yield
+    except VflError:
+        raise
+    except Exception as error:
+        text = f"{each.text} {what} ({type(error).__name__}: {error})"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it") from error
+
+
+def _as_sent(tensors: Tensors) -> BundleSpec:
+    """Returns dtypes and shapes of tensors, in the words of the wire; of a kind that does not matter."""
+    return BundleSpec(Kind.ACK, {name: spec_of(x.dtype, *x.shape) for name, x in tensors.items()})
 
 
 @dataclass(frozen=True)

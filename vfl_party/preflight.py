@@ -127,7 +127,10 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         yield Finding("rows", True, "known after alignment: models and phases are made then")
         return
     party = assemble(opened, expected, work, policy=files.policy())
-    yield Finding("rows", True, _rows({split: len(rows) for split, rows in party.prepared.splits.items()}))
+    sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
+    if files.recipe.rows.split == "column" and not files.is_active:
+        sizes = f"{len(opened.table)}; the active party's column says their splits (here: models as with {sizes})"
+    yield Finding("rows", True, sizes)
     if files.recipe.start is not None:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
     for name, model in party.party.models.items():

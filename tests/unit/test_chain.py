@@ -252,6 +252,56 @@ def test_a_faulty_plug_in_is_named_and_no_defect_of_ours(made: Any, monkeypatch:
         policies.load("mine", WHERE)
 
 
+class Odd(Filter):
+    """A plug-in with other mistakes."""
+
+    text = "odd"
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        return {name: x[:, 1:] for name, x in tensors.items()}
+
+    def undo(self, tensors: Tensors) -> Tensors:
+        return None  # type: ignore[return-value]
+
+
+class Silent(Filter):
+    text = "silent"
+
+    def wire_spec(self, spec: BundleSpec) -> BundleSpec:
+        return None  # type: ignore[return-value]
+
+
+def test_a_filter_that_sends_other_tensors_than_it_declares_is_named_by_its_own_party() -> None:
+    chain, z = Chain([Odd()]), {"z": torch.zeros(4, 8)}
+    for _ in range(2):
+        with pytest.raises(
+            InputError, match=r"^odd: apply gives 'z' as float32 \[4, 7\], and wire_spec says float32 \[4, 8\]"
+        ):
+            chain.apply(z)
+    with pytest.raises(InputError, match=r"odd cannot be undone on what has arrived \(TypeError.*correct the plug-in"):
+        chain.undo(z)
+    with pytest.raises(InputError, match=r"silent cannot say what it makes of what leaves .*gives a NoneType"):
+        Chain([Silent()]).wire_spec(BundleSpec(Kind.EMBEDDING, {}))
+
+
+def test_an_encoder_whose_embeddings_change_their_shape_is_named() -> None:
+    class Odd(torch.nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Any:
+            self.calls += 1
+            return {1: x, 2: x[1:], 3: x[:, 1:]}.get(self.calls, [x])
+
+    recipe = Recipe.model_validate(cases.recipe(2))
+    party = Party("p1", recipe, torch.device("cpu"), {"encoder": Odd()}, None, None, None, divide_rows(recipe, 100))
+    assert party.encode(torch.zeros(4, 8)).shape == (4, 8)
+    for what in ("a tensor of shape [3, 8]", "a tensor of shape [4, 7]", "a list"):
+        with pytest.raises(InputError) as caught:
+            party.encode(torch.zeros(4, 8))
+        said = f"the encoder of p1 gives {what} for 4 rows, and [4, 8] is wanted; correct the encoder"
+        assert (str(caught.value), caught.value.code) == (said, Code.MODEL_INVALID)
+
+
 def test_a_filter_that_fails_while_it_is_applied_is_named() -> None:
     with pytest.raises(InputError, match=r"faulty cannot be applied to what leaves \(TypeError"):
         Chain([Faulty(settings=1)]).apply({"z": torch.zeros(2)})

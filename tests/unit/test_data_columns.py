@@ -366,3 +366,9 @@ def test_thirty_thousand_rows_are_put_into_the_order_of_their_ids(tmp_path: Path
     source = write(tmp_path / "x.csv", "\n".join(lines[:1] + lines[:0:-1]))
     table = load(source)
     np.testing.assert_array_equal(table.numeric_NF, values.astype(np.float32))
+
+
+@pytest.mark.parametrize("roles", [{"split": "y"}, {"split": "id"}, {"label": "id"}])
+def test_one_column_cannot_have_two_roles(roles: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="id, label and split are columns of their own; two of them"):
+        DataSettings.model_validate({"source": "a.csv", "id": "id", "label": "y"} | roles)

@@ -114,6 +114,16 @@ def test_every_folder_is_one_line(runs: Path) -> None:
     assert "unfinished: it runs now, or was killed" in done.output
 
 
+def test_a_run_began_when_its_id_says_and_failed_if_a_process_says_so(runs: Path) -> None:
+    copied = runs / "20251231-235900-case-1f2e"
+    process(copied / "bank", 99)
+    (copied / "shop").mkdir()
+    (copied / "shop" / "stderr").write_text("a warning\nerror: shop.csv: no such file\n")
+    (copied / "bank" / "stderr").write_text("stopped\n")
+    found = next(each for each in find_runs(runs)[0] if each.folder == copied)
+    assert (found.state, found.as_json()["began"]) == ("failed", "2025-12-31T23:59:00.000Z")
+
+
 def test_json_has_a_line_a_run(runs: Path) -> None:
     found = {each["run"]: each for each in map(json.loads, invoke("runs", "--json").output.splitlines())}
     assert list(found)[-2:] == ["first", "sweep"]
@@ -229,6 +239,15 @@ def test_a_run_of_which_only_one_party_is_here(here: Path, tmp_path: Path) -> No
     assert words in sentence(invoke("predict", alone))
     shutil.copy(run / FILE, alone / FILE)
     assert sentence(invoke("predict", alone)).endswith("the folder of shop is not in it; all parties predict together")
+
+
+def test_parties_of_two_runs_do_not_predict_together(here: Path, tmp_path: Path) -> None:
+    mixed = Path(shutil.copytree(newest(here / "runs"), tmp_path / "mixed"))
+    facts = json.loads((mixed / "shop" / "run.json").read_text())
+    (mixed / "shop" / "run.json").write_text(json.dumps(facts | {"run_id": "another"}))
+    with pytest.raises(InputError, match=r"are of two runs, .* another; restore"):
+        vfl.Run.load(mixed).predict(output=tmp_path / "mixed.csv")
+    assert not (tmp_path / "mixed.csv").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from rich.text import Text
 
 from vfl.report.rounds import Source
 from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.logs import utc
 from vfl_common.summary import Summary, load_summary
@@ -79,12 +83,11 @@ def listed(folder: Path) -> Listed | None:
         if not runs and not (folder / "results.csv").is_file():
             return None
         return Listed(folder, "study", _time(folder), runs=len(runs))
-    recipes = [each.folder / "recipe.json" for each in processes]
-    began_s = min((_time(path) for path in recipes if path.is_file()), default=_time(folder))
     facts = [each.read("run.json") for each in processes]
     recipe: dict[str, Any] = next((each for each in (of.read("recipe.json") for of in processes) if each), {})
     job = str(next((each["job"] for each in facts if "job" in each), "train"))
-    method, seed = str(recipe.get("method", "")), recipe.get("seed")
+    began_s = _began(folder, processes)
+    method, seed = _method(recipe), recipe.get("seed")
     seed = seed if isinstance(seed, int) else None
     try:
         summary = load_summary(folder / "summary.json")
@@ -144,21 +147,46 @@ def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
 
 
 def _end(processes: list[Source]) -> str:
-    """Returns how an unfinished run has ended, as far as a log says so."""
+    """Returns how an unfinished run has ended, as far as a log, or what a process said before it had one, says so."""
     last = {_last_event(each.folder / "log.jsonl") for each in processes}
+    said = {_last_line(path) for each in processes for path in each.folder.parent.glob("*/stderr")}
+    if any(line.startswith(b"error: ") for line in said):
+        last.add("failed")
     return next((event for event in _ENDS if event in last), "unfinished")
+
+
+def _began(folder: Path, processes: Sequence[Source]) -> float:
+    """Returns when a run began: by its id, else by the oldest copy of its recipe, whose time a copy has changed."""
+    with contextlib.suppress(ValueError):
+        return datetime.strptime(folder.name[:15] + "+0000", "%Y%m%d-%H%M%S%z").timestamp()
+    recipes = [each.folder / "recipe.json" for each in processes]
+    return min((_time(path) for path in recipes if path.is_file()), default=_time(folder))
+
+
+def _method(recipe: Mapping[str, Any]) -> str:
+    """Returns the method of a recipe as a run's folder keeps it; '' if it cannot be read."""
+    try:
+        return Recipe.model_validate(recipe).method
+    except ValueError:
+        return str(recipe.get("method", ""))
 
 
 def _last_event(log: Path) -> str:
     """Returns the event of the last whole line of a log; '' if there is none."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            line = file.read().rstrip(b"\n").rpartition(b"\n")[2]
-        found = json.loads(line)
-        return str(found.get("event", ""))
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return str(json.loads(_last_line(log)).get("event", ""))
+    except (ValueError, AttributeError, RecursionError):
         return ""
+
+
+def _last_line(path: Path) -> bytes:
+    """Returns the last line of a file that is not empty; b'' if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return file.read().rstrip(b"\n").rpartition(b"\n")[2]
+    except OSError:
+        return b""
 
 
 def _time(path: Path) -> float:

@@ -59,9 +59,10 @@ def by_oneself(phases: list[Tables]) -> list[Tables]:
 
 
 def _trees(recipe: Recipe, phases: list[Tables]) -> list[Tables]:
-    """Returns the recipe's own phase of boosted trees, or one that stops early if there are validation rows."""
+    """Returns the recipe's own phase of boosted trees, or one that stops early if there are surely validation rows."""
     own = [phase for phase in phases if phase["kind"] == "gbdt"]
-    return own or [{"kind": "gbdt"} | ({"early_stopping": _PATIENCE} if recipe.rows.validation else {})]
+    stops = recipe.rows.validation and recipe.rows.split != "column"
+    return own or [{"kind": "gbdt"} | ({"early_stopping": _PATIENCE} if stops else {})]
 
 
 def alone(tables: Tables, recipe: Recipe, name: str, base: Path, where: str) -> Tables:

@@ -145,7 +145,14 @@ def predict_in_process(
 
     check_output(output)
     trained = {name: load_trained(run, name) for name in data}
-    recipe = next(iter(trained.values())).recipe
+    of = {name: RunFolder(each.path, each.run_id).facts().get("run_id") for name, each in trained.items()}
+    one, other = next(iter(of)), next((name for name in of if of[name] != next(iter(of.values()))), None)
+    if other is not None:
+        text = (
+            f"{run}: the folders of {one} and {other} are of two runs, {of[one]} and {of[other]}; restore the right one"
+        )
+        raise InputError(Code.CHECKPOINT_INVALID, text)
+    recipe = trained[one].recipe
 
     def cast(name: str) -> Cast:
         settings = recipe.party(name)

@@ -67,7 +67,7 @@ class DataSettings(Section):
     source: str
     id: str | None = None  # id column (NPZ: array); named sets and NPZ without one: the row's number
     label: str | None = None  # label column (NPZ: array); active party only. Named sets: "target"
-    split: str | None = None  # column (NPZ: array) of train, validation or test, for rows.split = "column"; active only
+    split: str | None = None  # column (NPZ: array) with each row's split, for rows.split = "column"; active party only
     columns: tuple[str, ...] | None = None  # feature columns; default: all but id, label, split and `drop`
     drop: tuple[str, ...] = ()
     numeric: tuple[str, ...] = ()  # columns that must be numbers; the type of the others is inferred
@@ -82,6 +82,11 @@ class DataSettings(Section):
     unaligned: str | None = None  # a file with more rows that only this party has: for local self-supervision
     limit: PositiveInt | None = None  # only the first rows, to try things out
     parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
+
+    def model_post_init(self, _context: Any) -> None:
+        roles = [name for name in (self.id, self.label, self.split) if name is not None]
+        if len(set(roles)) < len(roles):
+            raise ValueError("id, label and split are columns of their own; two of them have the same name")
 
     @property
     def is_table(self) -> bool:

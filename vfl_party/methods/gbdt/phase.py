@@ -45,7 +45,7 @@ class ActiveGbdt(Phase):
         if len(party.rows("train")) == 0:
             raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
         if settings.early_stopping is not None and len(party.rows("validation")) == 0:
-            text = f"{where}: early_stopping needs validation rows; set rows.validation"
+            text = f"{where}: early_stopping needs validation rows; set rows.validation, or data.split"
             raise InputError(Code.CONFIG_INVALID, text)
 
     def run_round(self, _round: int) -> RoundReport:

@@ -41,7 +41,8 @@ class ActiveSplitNN(Phase):
             raise InputError(Code.CONFIG_INVALID, text)
         if rule is not None and len(party.rows("validation")) == 0:
             raise InputError(
-                Code.CONFIG_INVALID, f"phases: {name}: early_stopping needs validation rows; set rows.validation"
+                Code.CONFIG_INVALID,
+                f"phases: {name}: early_stopping needs validation rows; set rows.validation, or data.split",
             )
 
     def run_round(self, round_: int) -> RoundReport:
