@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ from vfl_common.config.recipe import Recipe, recorded_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
 from vfl_common.stages import Planned
+
+_UNFINISHED = '"finished": false'  # with as many bytes as a finished run's, and a blank
 
 
 class Store(Protocol):
@@ -50,15 +52,24 @@ class RunFolder:
         write_atomic(self.path / "run.json", text, durable=True)
 
     def finishing(self) -> Callable[[], None]:
-        """Prepares the note that the run is finished. Returns what makes it: a single renaming.
+        """Prepares the note that the run is finished. Returns what makes it: a few bytes of ``run.json`` in memory.
 
-        If a power failure undoes it, the process that is started again finds that nothing is left to do.
+        A process that is killed after the note, and before its exit, would begin another run when it is started again.
+        So nothing may come between them, and a call of the file system, which may have to wait for its journal, would.
+        If a power failure undoes the note, the process that is started again finds that nothing is left to do.
         """
-        path, new = self.path / "run.json", self.path / f".run.json.{os.getpid()}"
-        write_atomic(new, _json(self.facts() | {"finished": True}), durable=True)
+        path, text = self.path / "run.json", _json(self.facts() | {"finished": False})
+        write_atomic(path, text, durable=True)
+        try:
+            with path.open("r+b") as file:
+                content = mmap.mmap(file.fileno(), 0)
+        except OSError as error:
+            raise unwritable(path, error) from None
+        place = text.rindex(_UNFINISHED) + len(_UNFINISHED) - len("false")
+        content[place] = content[place]  # the file system has its part done with this
 
         def note() -> None:
-            new.replace(path)
+            content[place : place + len("false")] = b"true "
 
         return note
 
