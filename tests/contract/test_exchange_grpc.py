@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -318,6 +321,60 @@ def test_connecting_takes_its_time_although_nobody_can_be_looked_at() -> None:
     assert time.monotonic() - began_s >= 0.5
     assert isinstance(error, InputError)
     assert error.code is Code.UNREACHABLE
+
+
+HTTP2_HEADERS = 1  # the type of the frame that opens a stream
+HTTP2_SETTINGS, HTTP2_GOAWAY = b"\0\0\0\x04\0\0\0\0\0", b"\0\0\x08\x07\0" + bytes(4 + 4 + 4)
+
+
+def read_frame_type(tls: ssl.SSLSocket) -> int:
+    """Reads a frame of HTTP/2. Returns its type; raises OSError at the end."""
+    head = read(tls, 9)
+    read(tls, int.from_bytes(head[:3], "big"))
+    return head[3]
+
+
+def read(tls: ssl.SSLSocket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (more := tls.recv(size - len(data))):
+            raise ConnectionResetError
+        data += more
+    return data
+
+
+def test_a_stream_that_an_ending_peer_refuses_is_not_opened_again_by_grpc(tmp_path: Path) -> None:
+    """It would hang now and then; see ``dial``. The peer here refuses every stream, as a server does that ends."""
+    own, pem = credentials(ACTIVE), tmp_path / "own.pem"
+    pem.write_bytes(own.certificate_pem + b"\n" + own.key_pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    context.set_alpn_protocols(["h2"])
+    streams = 0
+
+    def serve() -> None:
+        nonlocal streams
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                raw, _ = listener.accept()
+                with contextlib.suppress(OSError), context.wrap_socket(raw, server_side=True) as tls:
+                    tls.settimeout(WAIT_S)
+                    read(tls, 24)  # the preface
+                    tls.sendall(HTTP2_SETTINGS)
+                    while read_frame_type(tls) != HTTP2_HEADERS:
+                        pass
+                    streams += 1
+                    tls.sendall(HTTP2_GOAWAY)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        served = soon(serve)
+        with dial(f"127.0.0.1:{listener.getsockname()[1]}", credentials("north"), ACTIVE) as made:
+            grpc.channel_ready_future(made).result(WAIT_S)
+            with pytest.raises(grpc.RpcError) as caught:
+                list(made.stream_stream("/vfl.v1.Exchange/Swap")(iter([attached()]), timeout=WAIT_S))
+        listener.shutdown(socket.SHUT_RDWR)  # ends ``accept``
+    served.result(WAIT_S)
+    assert (caught.value.code(), streams) == (grpc.StatusCode.UNAVAILABLE, 1)
 
 
 def test_a_caller_without_a_certificate_does_not_come_in(found: GrpcExchange) -> None:

@@ -84,6 +84,9 @@ def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_http_proxy", 0),
+        # By default gRPC opens a stream again that an ending peer has refused. Now and then it hangs for ever
+        # (grpcio 1.85), so those who dial open it again themselves.
+        ("grpc.enable_retries", 0),
     ]
     trusted = _looked_at(address, credentials, peer) if credentials.revoked else credentials.ca_pem
     tls = grpc.ssl_channel_credentials(trusted, credentials.key_pem, credentials.certificate_pem)
