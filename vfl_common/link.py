@@ -66,13 +66,14 @@ class Hub(Protocol):
     def collect(
         self,
         step: StepKey,
-        expect: BundleSpec,
+        expect: BundleSpec | Mapping[str, BundleSpec],
         arrived: Callable[[str, Bundle], None] | None = None,
         deadline_s: float = math.inf,
         lenience: Lenience | None = None,
     ) -> dict[str, Bundle]:
         """Waits until every party has sent its bundle of ``step``; returns {party: bundle}, in roster order.
 
+        ``expect``: the spec of every party's bundle, or {party: the spec of its bundle}.
         ``arrived`` is called, in this thread, with each bundle when it has come, before the others have. Bundles that
         are incomplete after ``deadline_s`` are late and left out; their parties get a reply when they come. With
         ``lenience`` they get none, but hear which step is under way.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from vfl_common.rpc.said import Start
 from vfl_common.rpc.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.tcp import TcpMeter
-from vfl_common.run_folder import RunFolder, create, find_finished, find_unfinished, planned
+from vfl_common.run_folder import RunFolder, create, find_finished, find_unfinished
 from vfl_party import versions
-from vfl_party.align import Aligned, alignment_of
+from vfl_party.align import Aligned, Aligning, alignment_of
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import MakeEncoder
 from vfl_party.devices import keep_freed_memory, set_threads
@@ -117,12 +117,11 @@ class PartyApp:
             return assemble(opened, aligned, work, device=files.device, policy=files.policy(), spread=spread)
 
         spread = partial(self._spread, make, self.ranks) if self.ranks is not None else None
-        jobs = Jobs(opened, alignment_of(recipe, files.policy(), divides=opened.divides), make, spread, resume)
-        expected = jobs.expected
-        if self.ranks is not None and expected is not None:
-            check_ranks(expected.party, trains=job == "train")
-        plan = expected.plan if expected is not None else planned(resume)
-        del expected
+        alignment = alignment_of(recipe, files.policy(), divides=opened.divides)
+        jobs = Jobs(opened, alignment, make, spread, resume, self._aligning)
+        if self.ranks is not None:
+            check_ranks(jobs.expected.party, trains=job == "train")
+        plan = jobs.expected.plan
         ledger, meter = Ledger(), TcpMeter()
         transports = Transports(files, self.console, ledger, meter)
         session = Session(
@@ -169,6 +168,10 @@ class PartyApp:
         if outcome.summary_json:  # only the active party has it; on one machine the server writes the same file
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
         return outcome, folder
+
+    def _aligning(self, at: Aligning) -> Aligning:
+        """Adds what this party computes with, and who it is."""
+        return replace(at, workers=self.files.file.threads, credentials=self.files.keyring.current())
 
     def _spread(self, make: Callable[..., Assembled], ranks: Ranks, aligned: Aligned) -> Assembled:
         """Returns the party with its encoder on all ranks; a lost rank ends the process, and not the run."""

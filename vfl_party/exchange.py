@@ -216,13 +216,25 @@ class Answering:
         return self._ways.hub
 
     def collect(
-        self, step: StepKey, *, deadline_s: float = math.inf, lenience: Lenience | None = None, **sizes: int
+        self,
+        step: StepKey,
+        *,
+        deadline_s: float = math.inf,
+        lenience: Lenience | None = None,
+        each: Mapping[str, Mapping[str, int]] | None = None,
+        **sizes: int,
     ) -> dict[str, dict[str, Tensor]]:
         """Returns {party: its tensors}, without gradient, in roster order and without late parties.
 
+        ``each``: {party: sizes that are its own}; None if all send tensors of the same sizes.
+
         Raises as ``Hub.collect``.
         """
-        spec = self.chains.up.wire_spec(self.exchange.up.spec(**{**self._sizes, **sizes}))
+
+        def spec_of(own: Mapping[str, int]) -> BundleSpec:
+            return self.chains.up.wire_spec(self.exchange.up.spec(**{**self._sizes, **sizes, **own}))
+
+        spec = spec_of({}) if each is None else {party: spec_of(own) for party, own in each.items()}
         received: dict[str, dict[str, Tensor]] = {}
 
         def arrived(party: str, bundle: Bundle) -> None:

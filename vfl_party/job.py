@@ -9,10 +9,10 @@ from typing import Protocol
 
 from vfl_common.errors import VflError
 from vfl_common.run_folder import RunFolder
-from vfl_party.align import Aligned, Alignment
+from vfl_party.align import Aligned, Aligning, Alignment
 from vfl_party.context import Hooks
 from vfl_party.exchange import Ways
-from vfl_party.party import Assembled, Opened, expected_rows
+from vfl_party.party import Assembled, Opened
 from vfl_party.phase import Phase, Predictions, Tree
 from vfl_party.results import keep, kept_table
 from vfl_party.runner import Job, Statement
@@ -37,6 +37,7 @@ class PartyJob(Job):
         opened: the party's data.
         alignment: decides the rows.
         assemble: assembles the party from the aligned rows.
+        complete: adds what only the party's program knows to what an alignment works with.
         ready: the expected rows, and the party as it was assembled from them before joining; None if there is none, or
             if an earlier generation used it.
     """
@@ -50,10 +51,11 @@ class PartyJob(Job):
         transport: Transport,
         *,
         hooks: Hooks,
+        complete: Callable[[Aligning], Aligning],
         ready: tuple[Aligned, Assembled] | None = None,
     ) -> None:
         self._opened, self._alignment, self._assemble, self._ready = opened, alignment, assemble, ready
-        self._folder, self._transport, self._hooks = folder, transport, hooks
+        self._folder, self._transport, self._hooks, self._complete = folder, transport, hooks, complete
         self._assembled: Assembled | None = None
 
     @property
@@ -69,10 +71,13 @@ class PartyJob(Job):
     def open(self, *, returning: bool = False) -> None:
         opened, transport = self._opened, self._transport
         (expected, ready), self._ready = self._ready or (None, None), None
+        at = Aligning(
+            opened.name, self._folder.run_id, opened.table, self._folder.path, transport, tick=self._hooks.tick
+        )
         if returning:
-            aligned = expected_rows(opened).with_kept(self._folder.path)
+            aligned = self._alignment.kept(at)
         else:
-            aligned = self._alignment.align(opened.name, self._folder.run_id, opened.table, transport)
+            aligned = self._alignment.align(self._complete(at))
             if opened.name != opened.recipe.active.name:
                 aligned.save(self._folder.path)
         self._assembled = ready if ready is not None and aligned == expected else self._assemble(aligned)
@@ -121,6 +126,7 @@ class Jobs:
         assemble: makes the party of aligned rows, in this process alone.
         spread: makes it with the party's other processes; None if there are none.
         resume: the folder of the run to resume, which may keep what this party knows of its rows.
+        complete: adds what only the party's program knows to what an alignment works with.
     """
 
     def __init__(
@@ -130,22 +136,34 @@ class Jobs:
         assemble: Callable[[Aligned], Assembled],
         spread: Callable[[Aligned], Assembled] | None = None,
         resume: RunFolder | None = None,
+        complete: Callable[[Aligning], Aligning] = lambda at: at,
     ) -> None:
         self._opened, self._alignment, self._assemble = opened, alignment, spread or assemble
-        aligned = alignment.offline(opened.table)
-        if aligned is not None and aligned.division is None and resume is not None:
+        self._complete = complete
+        aligned = alignment.expected(opened.table)
+        if aligned.division is None and resume is not None:
             aligned = aligned.with_kept(resume.path)
-        self._ready = (aligned, assemble(aligned)) if aligned is not None else None
-        if self._ready is not None:
-            _ = self._ready[1].exchanges  # so that the policy sees the alignment's, too, before anybody is asked
+        tried = assemble(aligned)
+        _ = tried.exchanges  # so that the policy sees the alignment's, too, before anybody is asked
+        self._ready: tuple[Aligned, Assembled] | None = (aligned, tried)
         self._usable = spread is None
 
     @property
-    def expected(self) -> Assembled | None:
-        """The party as it is before joining, until the first job is made; None if only the others know the rows."""
-        return self._ready[1] if self._ready is not None else None
+    def expected(self) -> Assembled:
+        """The party as it is before joining, until the first job is made."""
+        assert self._ready is not None  # noqa: S101 - nobody asks later
+        return self._ready[1]
 
     def make(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> PartyJob:
         """Returns the job of the next generation."""
         ready, self._ready = self._ready if self._usable else None, None
-        return PartyJob(self._opened, self._alignment, self._assemble, folder, transport, hooks=hooks, ready=ready)
+        return PartyJob(
+            self._opened,
+            self._alignment,
+            self._assemble,
+            folder,
+            transport,
+            hooks=hooks,
+            complete=self._complete,
+            ready=ready,
+        )

@@ -1,7 +1,7 @@
 """A party, assembled in one place: open its data, align its rows, assemble models and phases.
 
     opened  = open_party(recipe, name, data, encoder)           # data; no network
-    aligned = alignment_of(recipe).align(…, ways, …)            # with the others; or .offline(ids), before joining
+    aligned = alignment_of(recipe).align(…)                     # with the others; or .expected(table), before joining
     party   = assemble(opened, aligned, …)                      # rows, models, phases, plan, privacy: pure
 
 `vfl-party check`, a forecast, a study's trial and a run work with the same `Assembled`.
@@ -73,15 +73,8 @@ def open_party(
 
 
 def expected_rows(opened: Opened) -> Aligned:
-    """Returns the rows that a party expects to train on, before any contact with the others.
-
-    Raises InputError if they are known only after alignment.
-    """
-    aligned = alignment_of(opened.recipe, divides=opened.divides).offline(opened.table)
-    if aligned is None:
-        text = f"party {opened.name}: the rows that all parties hold are known only after alignment"
-        raise InputError(Code.DATA_INVALID, f"{text}; give --rows N")
-    return aligned
+    """Returns the rows that a party expects to train on, before any contact with the others: at most all of its own."""
+    return alignment_of(opened.recipe, divides=opened.divides).expected(opened.table)
 
 
 class Work(Protocol):
@@ -116,9 +109,8 @@ class Training:
 
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
         table = aligned.of(opened.table)
-        return prepare(
-            self.recipe, opened.name, table, opened.settings, opened.encoder, opened.unaligned, aligned.division
-        )
+        own = [each for each in (aligned.rest(opened.table), opened.unaligned) if each is not None]
+        return prepare(self.recipe, opened.name, table, opened.settings, opened.encoder, own, aligned.division)
 
     def begin(self, models: dict[str, nn.Module]) -> None:
         if self.begin_with is not None:

@@ -122,14 +122,13 @@ def _plugins(opened: Opened) -> Iterator[Finding]:
 def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
     work = training(files.recipe, files.name, Path(files.file.out))
-    expected = alignment_of(files.recipe).offline(opened.table)
-    if expected is None:
-        yield Finding("rows", True, "known after alignment: models and phases are made then")
-        return
-    party = assemble(opened, expected, work, policy=files.policy())
+    alignment = alignment_of(files.recipe)
+    party = assemble(opened, alignment.expected(opened.table), work, policy=files.policy())
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
     if files.recipe.rows.split == "column" and not files.is_active:
         sizes = f"{len(opened.table)}; the active party's column says their splits (here: models as with {sizes})"
+    if not alignment.certain and files.recipe.passives:
+        sizes = f"at most {sizes}: those that all parties hold, which are found at the start of the run"
     yield Finding("rows", True, sizes)
     if files.recipe.start is not None:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -124,12 +125,12 @@ def prepare(
     table: Table,
     settings: DataSettings,
     encoder: EncoderSettings,
-    unaligned: Table | None = None,
+    unaligned: Sequence[Table] = (),
     division: bytes | None = None,
 ) -> Prepared:
     """Splits the rows and learns statistics, vocabularies and classes from the training rows. Raises InputError.
 
-    ``unaligned``: rows that only this party has; they come after those of ``table``, in the split ``local``.
+    ``unaligned``: rows that not all parties have; they come after those of ``table``, in the split ``local``.
     ``division``: the active party's, see ``division_of``; None: drawn here.
     """
     place = recipe.party(name)
@@ -144,10 +145,10 @@ def prepare(
             settings=settings,
         )
         features = preprocessor.transform(table)
-        if unaligned is not None:
-            features = features.followed_by(preprocessor.transform(unaligned))
-            own = np.arange(len(table), len(table) + len(unaligned), dtype=np.int64)
-            splits["local"] = np.concatenate([splits["local"], own])
+        end = len(table)
+        for more in unaligned:
+            features = features.followed_by(preprocessor.transform(more))
+            splits["local"] = np.concatenate([splits["local"], np.arange(end, end := end + len(more), dtype=np.int64)])
     if place is not None and place.role == "active":
         scale = settings.label_scale
         labels = Labels.fit(table.labels, recipe.task, splits["train"], source=table.source, scale=scale)

@@ -33,6 +33,7 @@ from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job
 from vfl_server.control.departures import Departures
 from vfl_server.control.service import MAX_SESSIONS, ControlService
+from vfl_server.intersection import alignment_service
 from vfl_server.results import starts, summarise
 
 _TICK_S = 0.2
@@ -92,6 +93,7 @@ class ServerApp:
             ledger,
             timeout_s=recipe.run.step_timeout_s,
             fail=lambda error: coordinator.fail(error),
+            align=alignment_service(recipe),
         )
 
         departures = Departures(folder.path / "left.json")
@@ -102,13 +104,17 @@ class ServerApp:
                 folder.note(goes_on=generation)
             aggregator.begin(generation, checkpoint, aggregations)
 
+        def started(generation: int, _checkpoint: str) -> None:
+            note_start(folder, generation, coordinator.wall_s)
+            aggregator.open(generation)
+
         generation = folder.facts().get("generation", 0)
         coordinator = Coordinator(
             recipe,
             self.job,
             folder.run_id,
             generation,
-            on_start=lambda generation, _: note_start(folder, generation, coordinator.wall_s),
+            on_start=started,
             on_plan=planned,
             on_end=aggregator.end,
             on_leave=departures.add,

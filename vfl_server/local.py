@@ -31,6 +31,7 @@ from vfl_common.summary import Summary
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job
 from vfl_server.control.display import Emit
+from vfl_server.intersection import alignment_service
 from vfl_server.results import summarise
 
 
@@ -73,6 +74,7 @@ class LocalServer:
             self._ledger,
             timeout_s=recipe.run.step_timeout_s,
             fail=self._fail,
+            align=alignment_service(recipe),
             make_hub=lambda _generation: hub,
             start=start,
         )
@@ -81,7 +83,7 @@ class LocalServer:
             job,
             folder.run_id,
             0,
-            on_start=lambda _generation, _checkpoint: None,
+            on_start=lambda generation, _checkpoint: self._aggregator.open(generation),
             on_plan=self._aggregator.begin,
             on_end=self._aggregator.end,
             emit=emit,

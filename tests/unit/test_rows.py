@@ -22,7 +22,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import Hub, Link
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
-from vfl_party.align.aligned import KEPT, Aligned
+from vfl_party.align.aligned import KEPT, Aligned, Aligning
 from vfl_party.align.digest import DIVIDED, OPENING, DigestAlignment, rows_digest
 from vfl_party.data import Table
 from vfl_party.exchange import to_bundle
@@ -50,7 +50,7 @@ def test_other_ids_are_refused_with_a_remedy(ids: tuple[str, ...], what: str) ->
     MemoryLink(hub, "p1", timeout_s=10).send(StepKey(OPENING, 0, 0), said)
     alignment = DigestAlignment(Recipe.model_validate(cases.recipe(2)), AllowAll())
     with pytest.raises(PeerError, match=what) as caught:
-        alignment.align("p0", "run", Table("file.csv", ("1", "2", "3")), Found(hub=hub))
+        alignment.align(Aligning("p0", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(hub=hub)))
     assert str(caught.value).endswith("cut each table to the ids in common")
     assert (caught.value.code, caught.value.party) == (Code.ROWS_DIFFER, "p1")
     assert caught.value.public == "different row sets: p1 and p0 do not hold the same ids"  # the numbers stay here
@@ -168,7 +168,7 @@ def test_a_division_that_is_none_is_refused_and_names_its_sender(codes: list[int
     with ThreadPoolExecutor(1) as pool:
         answered = pool.submit(answer)
         with pytest.raises(PeerError, match="p0 sent a division without training rows") as caught:
-            alignment.align("p1", "run", Table("file.csv", ("1", "2", "3")), Found(link=link))
+            alignment.align(Aligning("p1", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(link=link)))
         answered.result()
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "p0")
 

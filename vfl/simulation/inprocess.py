@@ -307,7 +307,7 @@ class _Federation:
             open_folder=open_folder,
             plugins=plugins,
             trained=work.run_id,
-            plan=jobs.expected.plan if jobs.expected is not None else (),
+            plan=jobs.expected.plan,
             checkpoint_every=_NEVER,  # but at the end of each phase: nothing here can be resumed
         )
 

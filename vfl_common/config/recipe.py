@@ -24,11 +24,14 @@ Name = Annotated[  # a party's name also serves as a host name and a folder
         "1 to 64 letters, digits, '.', '_' or '-', with a letter or digit at both ends",
     ),
 ]
+RunName = Annotated[str, spelt(PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'")]
 Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-RESERVED_PHASES = frozenset({"open", "control", "predict"})  # the runner's own phases, in step keys and ledger lines
+RESERVED_PHASES = frozenset(
+    {"open", "align", "control", "predict"}
+)  # the runner's own phases, in step keys and ledger lines
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
 _OF_PRESET = ("fedhssl", "contrastive", ("fedonce", "contrastive"))  # kinds, or (kind, objective), that read `preset`
 
@@ -43,7 +46,12 @@ class PartySettings(Section):
 
 
 class RowsSettings(Section):
-    """How the common rows are divided, alike at every party.
+    """How the parties find the rows that all of them hold, and how these are divided, alike at every party.
+
+    ``align``: ``digest``: all parties hold the same ids already, and verify it; ``psi``: they find the ids in common
+    by private set intersection, and no party learns another's other ids. ``at_least``: fewer rows in common end the
+    run before any party learns which. ``alignment``: an earlier run of the same parties and tables, whose common rows
+    are taken instead of finding them again.
 
     ``split``: ``random``: every party draws it from the seed, without regard to labels; ``stratified``: the active
     party draws it, and every split has its share of each class; ``column``: a column of the active party's data says
@@ -53,6 +61,9 @@ class RowsSettings(Section):
     are treated as rows that a party cannot match with the others' rows, or as rows whose labels nobody knows.
     """
 
+    align: Literal["digest", "psi"] = "digest"
+    at_least: PositiveInt = 1
+    alignment: RunName | None = None
     split: Literal["random", "stratified", "column"] = "random"
     validation: Fraction = 0.1
     test: Fraction = 0.2
@@ -105,7 +116,7 @@ class StartSettings(Section):
     ``phases``: the phases in that run's recipe; they decide the encoder's structure.
     """
 
-    run: Annotated[str, spelt(PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'")]
+    run: RunName
     phases: tuple[PhaseSettings, ...] = ()
     tower: Literal["cross", "local"] | None = None  # start from only this one of two encoders (FedGSSL*, FedHSSL*)
 
@@ -181,6 +192,8 @@ class Recipe(Section):
             raise ValueError(f"parties: {self.active.name} is alone and must have features, or add a passive party")
         if self.rows.validation + self.rows.test >= 1.0:
             raise ValueError("rows: validation + test leave no training rows")
+        if self.rows.align == "digest" and (self.rows.alignment is not None or self.rows.at_least > 1):
+            raise ValueError('rows: alignment and at_least are for align = "psi"; add that, or remove them')
         for name in names:
             if name in RESERVED_FOLDERS:
                 raise ValueError(f"parties: {name!r} is reserved in a run's folder; take another name")

@@ -102,7 +102,7 @@ class ExchangeHub:
         self._timeout_s, self._allocate, self._from_first = timeout_s, allocate, from_first
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._held: deque[_Frame] = deque()  # the main thread only: events that come before those in the queue
-        self._expect: BundleSpec | None = None  # the main thread only
+        self._expect: BundleSpec | Mapping[str, BundleSpec] | None = None  # the main thread only
         self._hurried = True  # the main thread only
         self._collecting = False  # only the main thread sets it
         self._lenience: Lenience | None = None  # the main thread only: of the step
@@ -243,7 +243,7 @@ class ExchangeHub:
     def collect(
         self,
         step: StepKey,
-        expect: BundleSpec,
+        expect: BundleSpec | Mapping[str, BundleSpec],
         arrived: Callable[[str, Bundle], None] | None = None,
         deadline_s: float = math.inf,
         lenience: Lenience | None = None,
@@ -405,4 +405,5 @@ class ExchangeHub:
         if incoming.step != self._step or self._expect is None:
             text = f"{party} sent {incoming.step} while {self._step} is under way"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
-        incoming.assembly = Assembly(frame, self._expect, party=party, allocate=self._allocate)
+        expect = self._expect if isinstance(self._expect, BundleSpec) else self._expect[party]
+        incoming.assembly = Assembly(frame, expect, party=party, allocate=self._allocate)

@@ -78,7 +78,7 @@ class MemoryHub(Hub):
     def collect(
         self,
         step: StepKey,
-        expect: BundleSpec,
+        expect: BundleSpec | Mapping[str, BundleSpec],
         arrived: Callable[[str, Bundle], None] | None = None,
         deadline_s: float = math.inf,
         lenience: Lenience | None = None,
@@ -121,7 +121,7 @@ class MemoryHub(Hub):
                 if asked != step:
                     text = f"{party} sent {asked} while {step} is under way"
                     raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
-                check(expect, bundle, party, step)
+                check(expect if isinstance(expect, BundleSpec) else expect[party], bundle, party, step)
                 count(self.ledger, party, "received", step, bundle)
                 got[party] = bundle
                 if party in self._patience.away:

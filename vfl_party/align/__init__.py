@@ -1,17 +1,22 @@
 """Decides the rows that the parties train on: those that all of them hold, in the same order at each."""
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.align.aligned import Aligned, Alignment
+from vfl_party.align.aligned import Aligned, Aligning, Alignment
 from vfl_party.align.digest import DigestAlignment
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 
-__all__ = ["Aligned", "Alignment", "alignment_of"]
+__all__ = ["Aligned", "Aligning", "Alignment", "alignment_of"]
 
 
 def alignment_of(recipe: Recipe, policy: Policy | None = None, *, divides: bool = True) -> Alignment:
-    """Returns the recipe's alignment: today, always the comparison of digests.
+    """Returns the recipe's alignment, ``rows.align``.
 
     ``policy``: None lets everything out. ``divides``: false for rows to predict, which have no splits.
     """
-    return DigestAlignment(recipe, policy if policy is not None else AllowAll(), divides=divides)
+    policy = policy if policy is not None else AllowAll()
+    if recipe.rows.align == "psi":
+        from vfl_party.align.psi import PsiAlignment
+
+        return PsiAlignment(recipe, policy, divides=divides)
+    return DigestAlignment(recipe, policy, divides=divides)

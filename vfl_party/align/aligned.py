@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from vfl_common.files import write_atomic
+from vfl_common.identity.credentials import Credentials
 from vfl_party.data import Table
 from vfl_party.declared import Occurrence
 from vfl_party.exchange import Ways
@@ -23,10 +24,12 @@ class Aligned:
     """The rows that all parties hold. ``ids``: in the order that all parties use.
 
     ``division``: a byte a row, see ``vfl_party.rows.division_of``; None: every party divides the rows by itself.
+    ``held``: {party: the rows that it holds}, if the parties have told each other.
     """
 
     ids: tuple[str, ...]
     division: bytes | None = None
+    held: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def of(self, table: Table) -> Table:
         """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""
@@ -34,6 +37,13 @@ class Aligned:
             return table
         position = {row_id: row for row, row_id in enumerate(table.ids)}
         return table.select(np.array([position[row_id] for row_id in self.ids], dtype=np.int64))
+
+    def rest(self, table: Table) -> Table | None:
+        """Returns the rows of a party's table that not all parties hold; None if there are none."""
+        if len(self.ids) == len(table):
+            return None
+        common = set(self.ids)
+        return table.select(np.array([row for row, each in enumerate(table.ids) if each not in common], dtype=np.int64))
 
     def save(self, folder: Path) -> None:
         """Keeps the division in the run's folder, if another party has made it. Raises InputError."""
@@ -49,27 +59,58 @@ class Aligned:
         return replace(self, division=division) if len(division) == len(self.ids) and is_division(division) else self
 
 
+@dataclass(frozen=True)
+class Aligning:
+    """What an alignment works with in one generation of a run.
+
+    Args:
+        name: this party.
+        run_id: the run, so that what is sent has no meaning outside it.
+        table: this party's rows, in canonical order.
+        folder: this party's folder of the run.
+        ways: to the others.
+        workers: how many processes may compute.
+        credentials: with which this party shows the others who it is; None if all are in one process.
+        begins: called when the rows are to be found, and not only compared; may raise InputError.
+        tick: called after each step with (phase, rounds done, rounds, batches done, batches).
+    """
+
+    name: str
+    run_id: str
+    table: Table
+    folder: Path
+    ways: Ways
+    workers: int = 1
+    credentials: Credentials | None = None
+    begins: Callable[[], None] = lambda: None
+    tick: Callable[[str, int, int, int, int], None] = lambda _phase, _round, _rounds, _batch, _batches: None
+
+
 class Alignment(Protocol):
-    """Decides the rows, before models and phases are made."""
+    """Decides the rows, before models and phases are made.
+
+    ``certain``: whether the run fails if the rows are not those that are expected.
+    """
+
+    certain: bool
 
     def occurrences(self, rows: int) -> Sequence[Occurrence]:
         """All that it exchanges in a generation if the parties hold ``rows`` rows each, in order."""
         ...
 
-    def offline(self, table: Table) -> Aligned | None:
-        """Returns the rows if this party can know them without the others, else None.
+    def expected(self, table: Table) -> Aligned:
+        """Returns the rows that this party expects before it asks the others; all of its own, if not ``certain``.
 
         Without the division, if only the active party knows it.
         """
         ...
 
-    def align(self, name: str, run_id: str, table: Table, ways: Ways) -> Aligned:
-        """Decides the rows with the others; all parties call it at the beginning of a generation.
+    def kept(self, at: Aligning) -> Aligned:
+        """Returns the rows that this party and the others agreed on earlier in the run."""
+        ...
 
-        Args:
-            name: this party.
-            run_id: the run, so that what is sent has no meaning outside it.
-            table: this party's rows, in canonical order.
+    def align(self, at: Aligning) -> Aligned:
+        """Decides the rows with the others; all parties call it at the beginning of a generation.
 
         Raises PeerError if the parties' rows do not fit together.
         """

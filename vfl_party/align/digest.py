@@ -15,11 +15,11 @@ import torch
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
-from vfl_party.align.aligned import Aligned
+from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.chains import make_chains
 from vfl_party.data import Table
 from vfl_party.declared import Exchange, Occurrence, Role, Sent, i64, u8
-from vfl_party.exchange import Answering, Asking, Ways
+from vfl_party.exchange import Answering, Asking
 from vfl_party.policies import Policy
 from vfl_party.rows import division_of, is_division
 
@@ -33,6 +33,8 @@ DIVIDED = replace(ROWS, down=Sent(Kind.ROWS, {"split": u8("rows")}))
 class DigestAlignment:
     """See ``Alignment``."""
 
+    certain = True
+
     def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
         self._recipe, self._policy, self._divides = recipe, policy, divides
         self._told = divides and recipe.rows.split != "random"
@@ -41,19 +43,23 @@ class DigestAlignment:
     def occurrences(self, rows: int) -> list[Occurrence]:
         return [Occurrence.of(self._exchange, StepKey(OPENING, 0, 0), rows=rows)]
 
-    def offline(self, table: Table) -> Aligned:
+    def expected(self, table: Table) -> Aligned:
         return Aligned(table.ids, division_of(self._recipe, table) if self._divides else None)
 
-    def align(self, name: str, run_id: str, table: Table, ways: Ways) -> Aligned:
+    def kept(self, at: Aligning) -> Aligned:
+        return self.expected(at.table).with_kept(at.folder)
+
+    def align(self, at: Aligning) -> Aligned:
         """Compares: each passive party sends the number and the keyed digest of its ids to the active party.
 
         Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at a passive party if
         the active party's division is none.
         """
+        name, table, ways = at.name, at.table, at.ways
         step, active, ids = StepKey(OPENING, 0, 0), self._recipe.active.name, table.ids
         role: Role = "active" if name == active else "passive"
         exchange, chains = self._exchange, make_chains(self._recipe, OPENING, self._exchange, role, self._policy)
-        digest = torch.frombuffer(bytearray(rows_digest(run_id, ids)), dtype=torch.uint8)
+        digest = torch.frombuffer(bytearray(rows_digest(at.run_id, ids)), dtype=torch.uint8)
         if name != active:
             asking = Asking(exchange, OPENING, chains, ways, active, CPU, {"rows": len(ids)})
             reply = asking.swap(step, {"count": torch.tensor([len(ids)]), "digest": digest})
@@ -72,7 +78,7 @@ class DigestAlignment:
                 text = f"different row sets: {party} and {name} hold {what}; {REMEDY}"
                 public = f"different row sets: {party} and {name} do not hold the same ids"
                 raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
-        aligned = self.offline(table)
+        aligned = self.expected(table)
         if aligned.division is None:
             answering.acknowledge(step, received)
         else:

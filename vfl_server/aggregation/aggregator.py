@@ -46,6 +46,7 @@ class Aggregator:
         phases: the names of the recipe's phases, in order.
         timeout_s: the longest time of a living party for one step, counted from the first party's arrival.
         fail: called, from the aggregation's thread, with the error that ends the run.
+        align: serves the alignment of the rows, before the parties plan; None: they align without the server.
         make_hub: makes the hub of a generation; None: one for streams over gRPC.
         start: runs a generation's aggregation, under a name; None: in a thread of its own.
     """
@@ -60,32 +61,56 @@ class Aggregator:
         *,
         timeout_s: float,
         fail: Callable[[VflError], None],
+        align: Callable[[Hub], None] | None = None,
         make_hub: Callable[[int], EndingHub] | None = None,
         start: Callable[[str, Callable[[], None]], None] | None = None,
     ) -> None:
         self._service, self._run_id, self._roster, self._phases = service, run_id, roster, phases
-        self._ledger, self._timeout_s, self._fail = ledger, timeout_s, fail
+        self._ledger, self._timeout_s, self._fail, self._align = ledger, timeout_s, fail, align
         self._lock = threading.Lock()
         self._make_hub = make_hub if make_hub is not None else self._over_grpc
         self._start = start if start is not None else self._in_a_thread
         self._hub: EndingHub | None = None  # of the current generation
+        self._aligned = False  # with its hub
         self._thread: threading.Thread | None = None
 
+    def open(self, generation: int) -> None:
+        """Serves the alignment of a generation that starts, if the parties align with the server; returns at once."""
+        if self._align is not None:
+            hub = self._use_another(generation)
+            self._start("alignment", partial(self._run, hub, partial(self._align_over, hub)))
+
+    def _align_over(self, hub: EndingHub) -> None:
+        assert self._align is not None  # noqa: S101 - open has looked
+        self._align(hub)
+        self._aligned = True
+
     def begin(self, generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]) -> None:
-        """Serves a generation that resumes from ``checkpoint``; returns at once.
+        """Serves a generation that resumes from ``checkpoint``, once its parties have planned; returns at once.
 
         Raises InputError if ``checkpoint`` is no label.
         """
         if not aggregations:
-            self._service.close()  # no party swaps anything from here on
+            if self._align is None:
+                self._service.close()  # no party swaps anything from here on
             return
         steps = list(remaining(self._phases, checkpoint, aggregations))
+        if self._hub is None or not self._aligned:  # otherwise the parties' streams are open at the hub already
+            hub = self._use_another(generation)
+        else:
+            hub = self._hub
+            if self._thread is not None:
+                self._thread.join()  # it has answered the last step, and ends
+        self._start("aggregation", partial(self._run, hub, partial(_answer_all, hub, steps)))
+
+    def _use_another(self, generation: int) -> EndingHub:
+        """Makes the hub of a generation, and ends that of the one before."""
         hub = self._make_hub(generation)
         self.end(InterruptedRun("another generation begins"))
         with self._lock:
-            self._hub = hub
+            self._hub, self._aligned = hub, False
         self._service.use(hub)
-        self._start("aggregation", partial(self._run, hub, steps))
+        return hub
 
     def _in_a_thread(self, name: str, act: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=act, name=name, daemon=True)
@@ -110,10 +135,9 @@ class Aggregator:
         if self._thread is not None:
             self._thread.join(timeout=_JOIN_S)
 
-    def _run(self, hub: EndingHub, steps: Sequence[tuple[StepKey, BundleSpec]]) -> None:
+    def _run(self, hub: EndingHub, serve: Callable[[], None]) -> None:
         try:
-            for step, spec in steps:
-                _answer(hub, step, spec)
+            serve()
         except InterruptedRun:
             return
         except VflError as error:
@@ -128,6 +152,11 @@ class Aggregator:
             goes_on = self._hub is hub
         if goes_on:  # otherwise ``end`` was called first, for another reason
             self._fail(error)
+
+
+def _answer_all(hub: EndingHub, steps: Sequence[tuple[StepKey, BundleSpec]]) -> None:
+    for step, spec in steps:
+        _answer(hub, step, spec)
 
 
 def _answer(hub: EndingHub, step: StepKey, spec: BundleSpec) -> None:

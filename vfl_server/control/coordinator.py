@@ -222,6 +222,7 @@ class Coordinator:
                 self._planned(member, message.plan)
             elif body == "progress":
                 member.progress = message.progress
+                self._grant_time(member)
                 self._display.take(member.name, self._progress(), member.heard_s)
             elif body == "report":
                 self._report(member, message.report)
@@ -238,6 +239,12 @@ class Coordinator:
                 self._lose(member, "was stopped")
             elif body == "abort":
                 self._aborted(member, message)
+
+    def _grant_time(self, member: Member) -> None:
+        """Gives all parties more time to plan while the active one reports that the rows are being aligned."""
+        if member.name == self.recipe.active.name and member.plan is None and self.recipe.rows.align != "digest":
+            for each in self._members.values():
+                each.began_s = max(each.began_s, member.heard_s)
 
     def tick(self) -> None:
         """Finds silent parties and deadlines that have passed; called regularly."""

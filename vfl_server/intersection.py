@@ -1,0 +1,80 @@
+"""The server's part in private alignment: it compares masked tags, and tells each owner which of its rows are common.
+
+The tags of each party's rows are masked by the keys of all parties, in the order in which their owner has shuffled
+them. So the server learns the sizes of the sets and of all overlaps, and no id. See ``vfl_party.align.psi``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, PeerError
+from vfl_common.link import Hub
+from vfl_common.psi import PHASE, TAG_BYTES, next_of
+
+_SIZES = BundleSpec(Kind.ROWS, {"sizes": TensorSpec(DType.INT64, (2,))})
+
+
+def serve(hub: Hub, ring: Sequence[str], at_least: int) -> None:
+    """Answers the two steps of an alignment: the sizes of the sets, then their tags.
+
+    ``ring``: the parties; each sends the tags of the next one. Raises PeerError (ROWS_DIFFER) if fewer than ``at_least``
+    rows are common, PeerError (MALFORMED_MESSAGE) if a party sends what does not fit what another one has said.
+    """
+    sizes_step, tags_step = StepKey(PHASE, len(ring), 0), StepKey(PHASE, len(ring), 1)
+    said = {
+        party: np.frombuffer(bundle.tensors["sizes"].data, "<i8")
+        for party, bundle in hub.collect(sizes_step, _SIZES).items()
+    }
+    owner = next_of(ring)  # {who sends tags: whose they are}
+    sizes = {party: int(own) for party, (own, _) in said.items()}
+    for party, (_, sends) in said.items():
+        if int(sends) != sizes[owner[party]]:
+            text = f"{party} has {int(sends)} masked rows of {owner[party]}, which has {sizes[owner[party]]}"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+    hub.reply(sizes_step, dict.fromkeys(said, Bundle(Kind.ACK)))
+    specs = {
+        party: BundleSpec(Kind.ROWS, {"tags": TensorSpec(DType.UINT8, (sizes[owner[party]] * TAG_BYTES,))})
+        for party in said
+    }
+    hub.unhurried()  # who has the larger set takes longer
+    tags = {owner[party]: _tags(bundle, owner[party]) for party, bundle in hub.collect(tags_step, specs).items()}
+    common = in_common(tags)
+    found = int(next(iter(common.values())).sum())
+    if found < at_least:
+        text = f"fewer rows are held by all parties than rows.at_least = {at_least}"
+        raise PeerError(Code.ROWS_DIFFER, text).privately(f"{text}: {found}")
+    hub.reply(tags_step, {party: _bits(mask) for party, mask in common.items()})
+
+
+def alignment_service(recipe: Recipe) -> Callable[[Hub], None] | None:
+    """Returns what serves the recipe's alignment; None if the parties align without the server."""
+    if recipe.rows.align != "psi":
+        return None
+    ring = [recipe.active.name, *(party.name for party in recipe.passives)]
+    return partial(serve, ring=ring, at_least=recipe.rows.at_least)
+
+
+def in_common(tags: Mapping[str, npt.NDArray[np.bytes_]]) -> dict[str, npt.NDArray[np.bool_]]:
+    """Returns {party: for each of its tags, whether all parties have it}."""
+    common = reduce(lambda one, other: np.intersect1d(one, other, assume_unique=True), tags.values())
+    return {party: np.isin(each, common) for party, each in tags.items()}
+
+
+def _tags(bundle: Bundle, owner: str) -> npt.NDArray[np.bytes_]:
+    """Returns the tags of a set. Raises PeerError if one is there twice."""
+    found = np.frombuffer(bundle.tensors["tags"].data, f"S{TAG_BYTES}")
+    if len(np.unique(found)) < len(found):
+        raise PeerError(Code.MALFORMED_MESSAGE, f"the masked rows of {owner} hold a row twice", party=owner)
+    return found
+
+
+def _bits(mask: npt.NDArray[np.bool_]) -> Bundle:
+    bits = np.packbits(mask)
+    return Bundle(Kind.ROWS, {"common": Buffer(DType.UINT8, bits.shape, memoryview(bits))})
