@@ -24,8 +24,10 @@ _SIZES = BundleSpec(Kind.ROWS, {"sizes": TensorSpec(DType.INT64, (2,))})
 def serve(hub: Hub, ring: Sequence[str], at_least: int) -> None:
     """Answers the two steps of an alignment: the sizes of the sets, then their tags.
 
-    ``ring``: the parties; each sends the tags of the next one. Raises PeerError (ROWS_DIFFER) if fewer than ``at_least``
-    rows are common, PeerError (MALFORMED_MESSAGE) if a party sends what does not fit what another one has said.
+    ``ring``: the parties; each sends the tags of the next one.
+
+    Raises PeerError: ROWS_DIFFER if fewer than ``at_least`` rows are common; MALFORMED_MESSAGE if a party sends what
+    does not fit what another one has said.
     """
     sizes_step, tags_step = StepKey(PHASE, len(ring), 0), StepKey(PHASE, len(ring), 1)
     said = {

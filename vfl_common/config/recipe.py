@@ -29,9 +29,7 @@ Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-RESERVED_PHASES = frozenset(
-    {"open", "align", "control", "predict"}
-)  # the runner's own phases, in step keys and ledger lines
+RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})  # the runner's own, in step keys and the ledger
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
 _OF_PRESET = ("fedhssl", "contrastive", ("fedonce", "contrastive"))  # kinds, or (kind, objective), that read `preset`
 

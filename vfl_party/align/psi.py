@@ -7,10 +7,10 @@ server takes no party's side. With the keys a, b, c of the parties A (active), B
     round 2    C's rows, masked by c and a            A's rows, by a and b            B's rows, by b and c
     round 3    the last one to mask a set sends tags of it to the server: A of B's rows, B of C's, C of A's
 
-Each owner shuffles its rows once, and nobody changes that order. The server compares the tags, and tells each owner which
-of its own rows are common. No party ever sees two sets under the same keys, so none can compare any; the server sees
-all sets, masked by all keys, so it learns how large they and their overlaps are, and no id. What B sends C passes A, who
-answers both: it is sealed for C (``vfl_party.psi.sealed``). ``docs/security.md`` says who learns what.
+Each owner shuffles its rows once, and nobody changes that order. The server compares the tags, and tells each owner
+which of its own rows are common. No party ever sees two sets under the same keys, so none can compare any; the server
+sees all sets, masked by all keys, so it learns how large they and their overlaps are, and no id. What B sends C passes
+A, who answers both: it is sealed for C (``vfl_party.psi.sealed``). ``docs/security.md`` says who learns what.
 
 The rows go in batches, a step each. Every party keeps what it has masked, so that a party that is killed costs the
 others the batches that were under way.
@@ -258,7 +258,7 @@ class _Ring:
                 for batch in range(self._first[round_ - 1], self._batches):
                     self._at.tick(PHASE, round_ - 1, k - 1, batch, self._batches)
                     points = self._swap(round_, batch, outputs[round_ - 1].take(batch))
-                    received.add(batch, points, self._sender(round_))
+                    received.add(batch, points, self._sender)
                     received.settle(most=2 * self._at.workers)
             outputs[-1].settle(most=0)
         bits = self._compare()
@@ -316,7 +316,8 @@ class _Ring:
         """Returns whose rows this party masks for a round: its own for the first, then those of the one before, …"""
         return (self._me - round_ + 1) % self._size
 
-    def _sender(self, round_: int) -> str:
+    @property
+    def _sender(self) -> str:
         return self.names[(self._me - 1) % self._size]
 
     def _bytes(self, owner: int, batch: int) -> int:
