@@ -144,6 +144,21 @@ def test_half_an_introduction(shop: Credentials, clinic: Credentials, size: int)
     assert text == "the introduction of shop cannot be read; run the same version of this program at all parties"
 
 
+@pytest.mark.parametrize("flip", [1, 0x80, 0xFF])
+def test_a_changed_introduction(shop: Credentials, clinic: Credentials, flip: int) -> None:
+    """A change is refused, or changes nothing (a line end of the PEM)."""
+    introduction = A.introduction(shop, RUN)
+    refused = 0
+    for position in range(len(introduction)):
+        changed = bytearray(introduction)
+        changed[position] ^= flip
+        try:
+            assert verified(bytes(changed), clinic, "shop", RUN) == A.public
+        except PeerError:
+            refused += 1
+    assert refused > 0.9 * len(introduction)
+
+
 # -- sealed messages --------------------------------------------------------------------------------------------------
 
 

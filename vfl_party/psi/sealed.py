@@ -127,7 +127,7 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
     try:
         certificate = x509.load_pem_x509_certificate(rest[end:])
         key = certificate.public_key()
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
         text = f"the introduction of {party} cannot be read; run the same version of this program at all parties"
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
     _require_certificate(certificate, credentials, party)
