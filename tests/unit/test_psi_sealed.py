@@ -1,0 +1,206 @@
+"""What one party seals for another, and who a party says it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vfl.certs import authority
+from vfl.certs.authority import create_authority, issue, revoke
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_party.psi.sealed import OVERHEAD, PUBLIC_BYTES, Identity, verified
+
+RUN, STEP = b"run 1", b"run 1, step 2, from shop to clinic"
+A, B, C = Identity.new(), Identity.new(), Identity.new()
+
+
+@pytest.fixture
+def shop(ca: Path) -> Credentials:
+    return load_credentials(issue(ca, "shop"), name="shop")
+
+
+@pytest.fixture
+def clinic(ca: Path) -> Credentials:
+    return load_credentials(issue(ca, "clinic"), name="clinic")
+
+
+def refusal(introduction: bytes, credentials: Credentials, code: Code, context: bytes = RUN) -> str:
+    with pytest.raises(PeerError) as caught:
+        verified(introduction, credentials, "shop", context)
+    assert (caught.value.code, caught.value.party) == (code, "shop")
+    return str(caught.value)
+
+
+# -- introductions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_public_key_with_its_holder(shop: Credentials, clinic: Credentials) -> None:
+    introduction = A.introduction(shop, RUN)
+    assert verified(introduction, clinic, "shop", RUN) == A.public
+    assert len(A.public) == PUBLIC_BYTES
+    assert Identity(A.secret).public == A.public != B.public
+    assert A.secret not in introduction
+    assert b"PRIVATE" not in introduction
+    assert "secret" not in repr(A)
+
+
+def test_a_key_in_the_certificates_file_stays_here(shop: Credentials, clinic: Credentials) -> None:
+    both = replace(shop, certificate_pem=shop.certificate_pem + shop.key_pem)
+    introduction = A.introduction(both, RUN)
+    assert b"PRIVATE" not in introduction
+    assert verified(introduction, clinic, "shop", RUN) == A.public
+
+
+def with_key(ca: Path, monkeypatch: pytest.MonkeyPatch, key: PrivateKeyTypes) -> Credentials:
+    monkeypatch.setattr(authority, "_new_key", lambda: key)
+    return load_credentials(issue(ca, "shop", force=True), name="shop")
+
+
+def test_a_key_of_rsa(ca: Path, clinic: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = with_key(ca, monkeypatch, rsa.generate_private_key(65537, 2048))
+    assert verified(A.introduction(shop, RUN), clinic, "shop", RUN) == A.public
+    assert "not signed for this run" in refusal(A.introduction(shop, b"run 2"), clinic, Code.IDENTITY_MISMATCH)
+
+
+def test_another_kind_of_key(ca: Path, clinic: Credentials, shop: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = with_key(ca, monkeypatch, ed25519.Ed25519PrivateKey.generate())
+    with pytest.raises(InputError) as caught:
+        A.introduction(odd, RUN)
+    text = f"the key of {odd.certificate_file} is neither ECDSA nor RSA; make another, have it signed"
+    assert (caught.value.code, str(caught.value)) == (Code.CERTIFICATE_INVALID, text)
+    forged = A.introduction(replace(shop, certificate=odd.certificate), RUN)
+    assert "not signed for this run" in refusal(forged, clinic, Code.IDENTITY_MISMATCH)
+
+
+def test_of_another_party(ca: Path, shop: Credentials, clinic: Credentials) -> None:
+    text = refusal(A.introduction(clinic, RUN), clinic, Code.IDENTITY_MISMATCH)
+    assert text == "the introduction of shop has a certificate for 'clinic'"
+
+
+def test_signed_with_another_key(shop: Credentials, clinic: Credentials) -> None:
+    forged = A.introduction(replace(shop, key_pem=clinic.key_pem), RUN)
+    expected = "the introduction of shop is not signed for this run with the key of its certificate"
+    assert refusal(forged, clinic, Code.IDENTITY_MISMATCH) == expected
+
+
+def test_for_another_run_or_another_key(shop: Credentials, clinic: Credentials) -> None:
+    introduction = A.introduction(shop, RUN)
+    assert "not signed for this run" in refusal(introduction, clinic, Code.IDENTITY_MISMATCH, b"run 2")
+    assert "not signed for this run" in refusal(B.public + introduction[32:], clinic, Code.IDENTITY_MISMATCH)
+
+
+def test_of_another_federation(tmp_path: Path, clinic: Credentials) -> None:
+    create_authority(tmp_path / "other", "f")
+    stranger = load_credentials(issue(tmp_path / "other", "shop"), name="shop")
+    text = refusal(A.introduction(stranger, RUN), clinic, Code.CERTIFICATE_INVALID)
+    assert text == "the certificate of shop is from another CA than that of clinic; take both from one"
+
+
+def test_by_either_authority_of_a_file(tmp_path: Path, clinic: Credentials) -> None:
+    other = create_authority(tmp_path / "other", "f").read_bytes()
+    newer = load_credentials(issue(tmp_path / "other", "shop"), name="shop")
+    both = replace(clinic, ca_pem=clinic.ca_pem + other)
+    assert verified(A.introduction(newer, RUN), both, "shop", RUN) == A.public
+
+
+def test_expired(ca: Path, shop: Credentials, clinic: Credentials) -> None:
+    settings = issue(ca, "shop", days=1, force=True, now=datetime.now(UTC) - timedelta(days=9))
+    old = Path(settings.certificate).read_bytes()
+
+    expired = replace(shop, certificate=x509.load_pem_x509_certificate(old), key_pem=Path(settings.key).read_bytes())
+    text = refusal(A.introduction(expired, RUN), clinic, Code.CERTIFICATE_INVALID)
+    assert text.startswith("the certificate of shop expired at ")
+    assert text.endswith(" UTC by the clock of clinic")
+
+
+def test_revoked(ca: Path, shop: Credentials) -> None:
+    revoke(ca, "shop")
+    clinic = load_credentials(issue(ca, "clinic"), name="clinic")
+    text = refusal(A.introduction(shop, RUN), clinic, Code.CERTIFICATE_INVALID)
+    assert text.startswith("the certificate of shop (serial number")
+
+
+def test_no_public_key(shop: Credentials, clinic: Credentials) -> None:
+    """A party that signs a key with which everybody knows the shared secret."""
+
+    class Weak(Identity):
+        public = bytes(32)
+
+    assert "of small order" in refusal(Weak(A.secret).introduction(shop, RUN), clinic, Code.MALFORMED_MESSAGE)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 34, 60, 120, 300])
+def test_half_an_introduction(shop: Credentials, clinic: Credentials, size: int) -> None:
+    text = refusal(A.introduction(shop, RUN)[:size], clinic, Code.MALFORMED_MESSAGE)
+    assert text == "the introduction of shop cannot be read; run the same version of this program at all parties"
+
+
+@pytest.mark.parametrize("flip", [1, 0x80, 0xFF])
+def test_a_changed_introduction(shop: Credentials, clinic: Credentials, flip: int) -> None:
+    """A change is refused, or changes nothing (a line end of the PEM)."""
+    introduction = A.introduction(shop, RUN)
+    refused = 0
+    for position in range(len(introduction)):
+        changed = bytearray(introduction)
+        changed[position] ^= flip
+        try:
+            assert verified(bytes(changed), clinic, "shop", RUN) == A.public
+        except PeerError:
+            refused += 1
+    assert refused > 0.9 * len(introduction)
+
+
+# -- sealed messages --------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=500), st.binary(max_size=50))
+def test_opens_what_was_sealed(plain: bytes, context: bytes) -> None:
+    sealed = A.seal(B.public, context, plain)
+    assert len(sealed) == len(plain) + OVERHEAD
+    assert B.open(A.public, context, sealed, "shop") == plain
+
+
+def test_opens_after_a_restart() -> None:
+    sealed = A.seal(B.public, STEP, b"points")
+    assert Identity(B.secret).open(A.public, STEP, sealed, "shop") == b"points"
+
+
+def test_the_same_again_looks_different() -> None:
+    first, second = (A.seal(B.public, STEP, b"points") for _ in range(2))
+    assert first[12:] != second[12:]
+    assert B.open(A.public, STEP, first, "shop") == B.open(A.public, STEP, second, "shop") == b"points"
+
+
+def refused(reader: Identity, peer: bytes, context: bytes, sealed: bytes) -> str:
+    with pytest.raises(PeerError) as caught:
+        reader.open(peer, context, sealed, "shop")
+    assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "shop")
+    return str(caught.value)
+
+
+def test_opens_for_the_receiver_in_the_context_alone() -> None:
+    sealed = A.seal(B.public, STEP, b"points")
+    text = "what shop has sealed does not open: it was changed on its way, or was for another party or step"
+    assert refused(C, A.public, STEP, sealed) == text  # the relay, or another party
+    assert refused(B, C.public, STEP, sealed) == text  # as if from another sender
+    assert refused(A, B.public, STEP, sealed) == text  # sent back
+    assert refused(B, A.public, b"run 1, step 3", sealed) == text
+    assert refused(B, A.public, STEP, b"") == text
+    assert refused(B, A.public, STEP, sealed[: OVERHEAD - 1]) == text
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_a_changed_byte(data: st.DataObject) -> None:
+    sealed = bytearray(A.seal(B.public, STEP, b"points"))
+    sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
+    assert "does not open" in refused(B, A.public, STEP, bytes(sealed))
