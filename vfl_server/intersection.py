@@ -79,4 +79,4 @@ def _tags(bundle: Bundle, owner: str) -> npt.NDArray[np.bytes_]:
 
 def _bits(mask: npt.NDArray[np.bool_]) -> Bundle:
     bits = np.packbits(mask)
-    return Bundle(Kind.ROWS, {"common": Buffer(DType.UINT8, bits.shape, memoryview(bits))})
+    return Bundle(Kind.ROWS, {"common": Buffer(DType.UINT8, bits.shape, memoryview(bits.tobytes()))})

@@ -36,6 +36,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.psi import PHASE, TAG_BYTES
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.digest import DigestAlignment
+from vfl_party.align.kept import NO_ATTEMPT, Attempt, Kept
 from vfl_party.chains import make_chains
 from vfl_party.data import Table
 from vfl_party.declared import NOTHING, Exchange, Occurrence, Role, Sent, i64, u8
@@ -43,7 +44,6 @@ from vfl_party.exchange import Answering, Asking
 from vfl_party.policies import Policy
 from vfl_party.psi import sealed
 from vfl_party.psi.curve import POINT_BYTES
-from vfl_party.psi.kept import NO_ATTEMPT, Attempt, Kept
 from vfl_party.psi.pool import Masking
 
 CPU = torch.device("cpu")

@@ -1,7 +1,7 @@
 """What a party keeps of an alignment: its secrets and masked batches until the end, then which of its rows are common.
 
-A party that is killed resumes with the same secrets, and masks nothing twice but the batches under way. All files are in
-a folder that only their owner may read.
+A party that is killed resumes with the same secrets, and masks nothing twice but the batches under way. Only their
+owner may read the files.
 """
 
 from __future__ import annotations
