@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PHASE = "align"  # in step keys, progress and ledger lines
-TAG_BYTES = 12  # of a masked row, for the server: among 2^24 rows a side two differ in them but for a chance of 2^-48
+TAG_BYTES = 12  # of a masked row, for the server; see ``vfl_party.psi.curve.tags``
 
 
 def next_of(ring: Sequence[str]) -> dict[str, str]:

@@ -42,7 +42,7 @@ from vfl_party.data import Table
 from vfl_party.declared import NOTHING, Exchange, Occurrence, Role, Sent, i64, u8
 from vfl_party.exchange import Answering, Asking
 from vfl_party.policies import Policy
-from vfl_party.psi import sealed
+from vfl_party.psi import curve, sealed
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
 
@@ -271,8 +271,7 @@ class _Ring:
         k, rows = self._size, self.rows[self._set(self._size)]
         step = StepKey(PHASE, k, 0)
         self._asking(SIZES).swap(step, {"sizes": _ints(len(self._at.table), rows)})
-        points = np.frombuffer(self._kept.points(k, 0, rows), np.uint8).reshape(rows, POINT_BYTES)
-        tags = torch.from_numpy(points[:, :TAG_BYTES].copy().reshape(-1))
+        tags = _bytes(curve.tags(self._kept.points(k, 0, rows)))
         bits = -(-len(self._at.table) // 8)
         reply = self._asking(TAGS).swap(step._replace(batch=1), {"tags": tags}, bits=bits)
         return reply["common"].numpy()

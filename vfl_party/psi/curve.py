@@ -18,9 +18,9 @@ import gmpy2
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from vfl_common.errors import Code, PeerError
+from vfl_common.psi import TAG_BYTES
 
 POINT_BYTES = 32
-TAG_BYTES = 12
 _DOMAIN = b"vfl psi v1"
 _P = 2**255 - 19
 _FIELD, _A = gmpy2.mpz(_P), gmpy2.mpz(486662)  # numbers of gmpy2, converted once
