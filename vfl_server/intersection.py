@@ -16,7 +16,7 @@ from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, 
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import Hub
-from vfl_common.psi import PHASE, TAG_BYTES, next_of
+from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, next_of, too_few
 
 _SIZES = BundleSpec(Kind.ROWS, {"sizes": TensorSpec(DType.INT64, (2,))})
 
@@ -36,6 +36,10 @@ def serve(hub: Hub, ring: Sequence[str], at_least: int) -> None:
     }
     owner = next_of(ring)  # {who sends tags: whose they are}
     sizes = {party: int(own) for party, (own, _) in said.items()}
+    for party, rows in sizes.items():
+        if not 0 < rows <= MOST_ROWS:
+            text = f"{party} says that it has {rows} rows; 1 to {MOST_ROWS} can be aligned"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
     for party, (_, sends) in said.items():
         if int(sends) != sizes[owner[party]]:
             text = f"{party} has {int(sends)} masked rows of {owner[party]}, which has {sizes[owner[party]]}"
@@ -50,8 +54,7 @@ def serve(hub: Hub, ring: Sequence[str], at_least: int) -> None:
     common = in_common(tags)
     found = int(next(iter(common.values())).sum())
     if found < at_least:
-        text = f"fewer rows are held by all parties than rows.at_least = {at_least}"
-        raise PeerError(Code.ROWS_DIFFER, text).privately(f"{text}: {found}")
+        raise too_few(at_least, found)
     hub.reply(tags_step, {party: _bits(mask) for party, mask in common.items()})
 
 

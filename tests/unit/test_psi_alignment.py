@@ -2,97 +2,173 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import cases
-from vfl_common.errors import Code, PeerError
-from vfl_common.link import Hub, Link
-from vfl_common.rpc.memory import MemoryHub, MemoryLink
+from tests.harness.aligning import Direct, Parties, Recorder, in_common, sets_of
+from vfl_common.bundle import Bundle, StepKey
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.psi import PHASE
 from vfl_party.align import psi
-from vfl_party.align.aligned import Aligned, Aligning
-from vfl_party.align.psi import PsiAlignment
-from vfl_party.data import Table
-from vfl_party.policies.allow_all import AllowAll
-from vfl_server.intersection import serve
-
-WAIT_S = 60.0
-
-
-@dataclass
-class Ways:
-    link: Link | None = None
-    hub: Hub | None = None
-    server: Link | None = None
-
-
-def recipe_of(parties: int, **rows: Any) -> Any:
-    tables = cases.recipe(parties, task={"kind": "binary"}, rows={"align": "psi", **rows})
-    from vfl_common.config.base import parse
-    from vfl_common.config.recipe import Recipe
-
-    return parse(Recipe, tables, "recipe")
-
-
-def align(folder: Path, sets: Sequence[Sequence[str]], run_id: str = "run", **rows: Any) -> dict[str, Aligned]:
-    """Aligns sets of ids, one a party, each in a thread; returns what each party gets. Raises the first error."""
-    recipe = recipe_of(len(sets), **rows)
-    names = [party.name for party in recipe.parties]
-    ring = [recipe.active.name, *(party.name for party in recipe.passives)]
-    hub = MemoryHub(ring[0], ring[1:], timeout_s=WAIT_S)
-    server = MemoryHub(recipe.server, names, timeout_s=WAIT_S)
-
-    def take_part(name: str, ids: Sequence[str]) -> Aligned:
-        to_server = MemoryLink(server, name, timeout_s=WAIT_S)
-        ways = Ways(hub=hub, server=to_server)
-        if name != ring[0]:
-            ways = Ways(link=MemoryLink(hub, name, timeout_s=WAIT_S), server=to_server)
-        own = folder / run_id / name
-        own.mkdir(parents=True, exist_ok=True)
-        table = Table(f"{name}.csv", tuple(sorted(ids)), labels=np.zeros(len(ids)) if name == ring[0] else None)
-        try:
-            return PsiAlignment(recipe, AllowAll()).align(Aligning(name, run_id, table, own, ways))
-        except BaseException as error:
-            for each in (hub, server):
-                each.end(error if isinstance(error, PeerError) else PeerError(Code.ABORTED, f"{error!r}"))
-            raise
-
-    def answer() -> None:
-        try:
-            serve(server, ring, recipe.rows.at_least)
-        except PeerError as error:
-            server.end(error)
-            hub.end(error)
-
-    with ThreadPoolExecutor(len(sets) + 1) as threads:
-        served = threads.submit(answer)
-        futures = {name: threads.submit(take_part, name, ids) for name, ids in zip(names, sets, strict=True)}
-        found = {name: each.result(WAIT_S) for name, each in futures.items()}
-        server.end(PeerError(Code.ABORTED, "over"))
-        served.result(WAIT_S)
-    return found
-
+from vfl_party.psi.pool import Masking
 
 IDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 
 
-@pytest.mark.parametrize("parties", [2, 3, 5])
-def test_the_rows_are_those_of_a_plain_intersection(
-    parties: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(psi, "BATCH", 16)  # several batches of few rows
-    drawn = np.random.default_rng(parties)
-    sets = [sorted({f"ü{each}" for each in drawn.integers(0, 150, 40 + 30 * k)} | {"both"}) for k in range(parties)]
-    found = align(tmp_path, sets)
-    common = tuple(sorted(set.intersection(*map(set, sets))))
-    assert len(common) > 1
-    for aligned in found.values():
-        assert aligned.ids == common
-        assert sorted(aligned.held.values()) == sorted(map(len, sets))
+@pytest.fixture(scope="module", autouse=True)
+def small_batches() -> Iterator[None]:
+    """Several batches of few rows, masked without processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psi, "BATCH", 16)
+        patch.setattr(psi, "Masking", Direct)
+        yield
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[set[str]]:
+    """Draws the sets of 2, 3 or 5 parties, of ids that some of them share."""
+    pool = draw(st.lists(IDS, min_size=1, max_size=50, unique=True))
+    return draw(
+        st.sampled_from([2, 3, 5]).flatmap(lambda k: st.tuples(*[st.sets(st.sampled_from(pool), min_size=1)] * k))
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(families(), st.integers(1, 3))
+def test_the_rows_are_those_of_a_plain_intersection(sets: Sequence[set[str]], at_least: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        parties = Parties(Path(folder), sets_of(*map(tuple, sets)), rows={"at_least": at_least})
+        common = in_common(parties.sets)
+        if len(common) < at_least:
+            with pytest.raises(PeerError) as caught:
+                parties.align()
+            assert caught.value.code is Code.ROWS_DIFFER
+            return
+        for aligned in parties.align().values():
+            assert aligned.ids == common
+            assert aligned.held == {name: len(ids) for name, ids in parties.sets.items()}
+
+
+def many(count: int, prefix: str = "ü") -> list[str]:
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        pytest.param([many(40)] * 3, id="the same rows"),
+        pytest.param([["ü7"]] * 5, id="one row each"),
+        pytest.param([["ü7"], many(200)], id="one and many"),
+        pytest.param([many(200), ["ü7"]], id="many and one"),
+        pytest.param([many(33), ["ü7"], many(200)], id="many in the last of three"),
+        pytest.param([["ü7"], many(100), ["ü7", "a"], many(32), many(17)], id="five sizes"),
+        pytest.param([["e\u0301", "é", "ü"], ["é", "ü", "\U0001f600"]], id="accents are no other spelling"),
+        pytest.param([["a\0", "a", "\0"], ["a", "\0", "a\0\0"]], id="zeros"),
+    ],
+)
+def test_sets_of_any_size(sets: Sequence[Sequence[str]], tmp_path: Path) -> None:
+    parties = Parties(tmp_path, sets_of(*sets))
+    found = parties.align()
+    assert {each.ids for each in found.values()} == {in_common(parties.sets)}
+
+
+def test_processes_mask_as_threads_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psi, "Masking", Masking)
+    drawn = np.random.default_rng(3)
+    sets = sets_of(*(sorted({f"ü{x}" for x in drawn.integers(0, 150, 60 + 30 * k)}) for k in range(3)))
+    parties = Parties(tmp_path, sets)
+    assert {each.ids for each in parties.align().values()} == {in_common(parties.sets)}
+
+
+# -- too few rows ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("common", [0, 4])
+def test_with_fewer_rows_than_wanted_nobody_learns_which(parties: int, common: int, tmp_path: Path) -> None:
+    record = Recorder()
+    sets = sets_of(*([*many(common, "common"), *many(20, f"{number}-")] for number in range(parties)))
+    ring = Parties(tmp_path, sets, rows={"at_least": 5}, tap=record)
+    found, errors = ring.outcomes()
+    assert not found
+    for error in errors:
+        assert isinstance(error, PeerError)
+        assert (error.code, error.exit_code) == (Code.ROWS_DIFFER, 2)
+        assert "fewer rows are held by all parties than rows.at_least = 5" in str(error)
+        assert "\n" not in str(error)
+    counted = [str(error) for error in errors if f"{common}" in str(error).replace("at_least = 5", "")]
+    assert len(counted) == 1  # only the server's log says how many
+    assert not [each for each in record.said if "common" in each.tensors]
+    assert not [*tmp_path.rglob("common.bits")]
+
+
+def test_an_earlier_alignment_with_fewer_rows_than_wanted_is_refused(tmp_path: Path) -> None:
+    sets = sets_of(many(20), many(10))
+    Parties(tmp_path, sets, run_id="first").align()
+    again = Parties(tmp_path, sets, run_id="second", rows={"alignment": "first", "at_least": 11})
+    found, errors = again.outcomes()
+    assert not found
+    assert isinstance(errors[0], PeerError)
+    assert errors[0].code is Code.ROWS_DIFFER
+    assert "rows.at_least = 11" in str(errors[0])
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def test_only_their_owner_may_read_what_is_kept_and_secrets_go_at_the_end(tmp_path: Path) -> None:
+    modes: dict[str, set[int]] = {}
+
+    def look(_sender: str, _receiver: str, _step: StepKey, bundle: Bundle) -> Bundle:
+        for path in tmp_path.glob("run/*/alignment*/**/*"):
+            try:
+                modes.setdefault(path.name, set()).add(stat.S_IMODE(path.stat().st_mode))
+            except FileNotFoundError:  # renamed meanwhile
+                continue
+        for path in tmp_path.glob("run/*/alignment"):
+            modes.setdefault("alignment", set()).add(stat.S_IMODE(path.stat().st_mode))
+        return bundle
+
+    Parties(tmp_path, sets_of(many(40), many(30), many(20)), tap=look).align()
+    assert {"state.json", "1.points", "2.points", "3.points", "common.bits", "alignment"} <= modes.keys()
+    assert modes.pop("alignment") == {0o700}
+    assert set.union(*modes.values()) == {0o600}
+    assert [path.name for path in tmp_path.glob("run/*/alignment/*")] == ["common.bits"] * 3
+
+
+def steps(record: Recorder) -> set[tuple[str, int]]:
+    return {(each.step.phase, each.step.round) for each in record.said}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_who_knows_the_rows_asks_neither_the_ring_nor_the_server(named: bool, tmp_path: Path) -> None:
+    sets = sets_of(many(40), many(30), many(20))
+    first = Parties(tmp_path, sets).align()
+    record = Recorder()
+    rows = {"alignment": "run"} if named else {}
+    again = Parties(tmp_path, sets, run_id="another" if named else "run", rows=rows, tap=record).align()
+    assert again == first
+    assert steps(record) == {(PHASE, 0), ("open", 0)}
+
+
+def test_an_earlier_alignment_of_other_rows_is_refused(tmp_path: Path) -> None:
+    Parties(tmp_path, sets_of(many(40), many(30))).align()
+    another = Parties(tmp_path, sets_of(many(40), many(31)), run_id="another", rows={"alignment": "run"})
+    found, errors = another.outcomes()
+    assert not found
+    assert isinstance(errors[0], InputError)
+    path = tmp_path / "run" / "p1" / "alignment" / "common.bits"
+    assert str(errors[0]) == (
+        f"{path}: the alignment of the run is of other rows than this party has now; "
+        "name another run in rows.alignment, or remove it to align again"
+    )
+    path.unlink()
+    _, errors = another.outcomes()
+    assert f"{path}: the alignment of the run is missing" in str(errors[0])

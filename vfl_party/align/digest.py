@@ -35,8 +35,8 @@ class DigestAlignment:
 
     certain = True
 
-    def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
-        self._recipe, self._policy, self._divides = recipe, policy, divides
+    def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True, remedy: str = REMEDY) -> None:
+        self._recipe, self._policy, self._divides, self._remedy = recipe, policy, divides, remedy
         self._told = divides and recipe.rows.split != "random"
         self._exchange = DIVIDED if self._told else ROWS
 
@@ -75,7 +75,7 @@ class DigestAlignment:
             count = int(rows["count"][0])
             if count != len(ids) or not torch.equal(rows["digest"], digest):
                 what = f"{count} and {len(ids)} rows" if count != len(ids) else f"{count} rows each, with other ids"
-                text = f"different row sets: {party} and {name} hold {what}; {REMEDY}"
+                text = f"different row sets: {party} and {name} hold {what}; {self._remedy}"
                 public = f"different row sets: {party} and {name} do not hold the same ids"
                 raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
         aligned = self.expected(table)

@@ -83,11 +83,17 @@ class Kept:
     def begin(self, attempt: Attempt) -> None:
         """Begins an attempt; what is left of another one is removed. Raises InputError."""
         self.forget()
-        self._path.mkdir(mode=0o700, exist_ok=True)
+        self._make_folder()
         words = {name: getattr(attempt, name).hex() for name in ("name", "secret", "seal", "seed")}
         with private_file(self._path / _STATE) as file:
             file.write(json.dumps({**words, "ids": self._digest.hex()}).encode())
         self.attempt = attempt
+
+    def _make_folder(self) -> None:
+        try:
+            self._path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self._path, error) from None
 
     # -- masked points, in files that grow ----------------------------------------------------------------------
 
@@ -133,7 +139,7 @@ class Kept:
 
     def finish(self, common: npt.NDArray[np.bool_]) -> None:
         """Keeps which rows, in canonical order, are common. Raises InputError."""
-        self._path.mkdir(mode=0o700, exist_ok=True)
+        self._make_folder()
         with private_file(self._path / _COMMON) as file:
             file.write(self._digest + np.packbits(common).tobytes())
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
-from vfl_common.psi import PHASE, TAG_BYTES
+from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, too_few
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.digest import DigestAlignment
 from vfl_party.align.kept import NO_ATTEMPT, Attempt, Kept
@@ -49,6 +49,7 @@ from vfl_party.psi.pool import Masking
 CPU = torch.device("cpu")
 BATCH = 1 << 14  # rows: half a second of one core
 NAME_BYTES = len(NO_ATTEMPT)
+REMEDY = "to align again, remove the folder 'alignment' of the run at either party"
 INTRODUCTION_BYTES = 4096  # a public key, a certificate and a signature, with their length in front
 
 HELLO = Exchange(
@@ -94,7 +95,7 @@ class PsiAlignment:
 
     def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
         self._recipe, self._policy, self._divides = recipe, policy, divides
-        self._digest = DigestAlignment(recipe, policy, divides=divides)
+        self._digest = DigestAlignment(recipe, policy, divides=divides, remedy=REMEDY)
 
     def occurrences(self, rows: int) -> list[Occurrence]:
         ring = 1 + len(self._recipe.passives)
@@ -126,6 +127,8 @@ class PsiAlignment:
         common = kept.common()
         if common is None and self._recipe.rows.alignment is not None and self._divides:
             common = kept.common_of(at.folder.parent.parent / self._recipe.rows.alignment / at.name)
+            if (found := int(common.sum())) < self._recipe.rows.at_least:
+                raise too_few(self._recipe.rows.at_least, found)
             kept.finish(common)
         ring = _Ring(self._recipe, self._policy, at, kept)
         ring.meet(known=common is not None)
@@ -183,8 +186,10 @@ class _Ring:
         self.rows = said["rows"].tolist()
         self._first = said["first"].tolist()
         self.known = bool(said["known"][0])
-        if not all(rows > 0 for rows in self.rows) or self.rows[self._me] != len(self._at.table):
-            raise PeerError(Code.MALFORMED_MESSAGE, "the parties' numbers of rows do not fit", party=self.names[0])
+        fit = all(0 < rows <= MOST_ROWS for rows in self.rows) and self.rows[self._me] == len(self._at.table)
+        if not fit:  # the active party has looked at each
+            text = f"{self.names[0]} says that the parties have {self.rows} rows, which cannot be"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.names[0])
         if self.known:
             if not known:
                 text = f"{self.names[0]} says that all parties know the common rows, and this party does not"
@@ -206,8 +211,19 @@ class _Ring:
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.names[0])
 
     def _decide(self, told: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Decides, at the active party, what is left to do; ``told``: by each party, in the order of the ring."""
+        """Decides, at the active party, what is left to do; ``told``: by each party, in the order of the ring.
+
+        Raises PeerError, naming a party that says what cannot be.
+        """
         k = self._size
+        for name, each in zip(self.names, told, strict=True):
+            rows, masked = int(each["rows"][0]), int(each["masked"].min())
+            if not 0 < rows <= MOST_ROWS:
+                text = f"{name} says that it has {rows} rows; 1 to {MOST_ROWS} can be aligned"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
+            if masked < 0:
+                text = f"{name} says that it keeps {masked} masked rows, which cannot be"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
         self.rows = [int(each["rows"][0]) for each in told]
         attempts = {each["attempt"].numpy().tobytes() for each in told}
         goes_on = len(attempts) == 1 and attempts != {NO_ATTEMPT}

@@ -1,0 +1,221 @@
+"""Private alignment among threads. All that a party or the server sends passes one function, which may change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from tests.harness import cases
+from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey
+from vfl_common.config.base import parse
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import InternalError, InterruptedRun, VflError
+from vfl_common.identity.credentials import Credentials
+from vfl_common.link import Hub, Link
+from vfl_common.rpc.memory import MemoryHub, MemoryLink
+from vfl_party.align.aligned import Aligned, Aligning
+from vfl_party.align.psi import PsiAlignment
+from vfl_party.data import Table
+from vfl_party.policies.allow_all import AllowAll
+from vfl_party.psi import curve
+from vfl_server.intersection import serve
+
+WAIT_S = 60.0  # nothing should come near it
+SERVER = "server"
+Tap = Callable[[str, str, StepKey, Bundle], Bundle]  # (sender, receiver, step, what it sends) -> what it sends instead
+
+
+def names_of(parties: int) -> list[str]:
+    """Returns the parties' names, in the order of the ring; the first one is the active party."""
+    return [f"p{number}" for number in range(parties)]
+
+
+def sets_of(*sets: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns {party: its ids}."""
+    return {name: tuple(sorted(each)) for name, each in zip(names_of(len(sets)), sets, strict=True)}
+
+
+def in_common(sets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Returns the plain intersection, in canonical order."""
+    return tuple(sorted(set.intersection(*map(set, sets.values()))))
+
+
+class Direct:
+    """Does what ``vfl_party.psi.pool.Masking`` does, in the thread that asks; counts all batches."""
+
+    batches = 0
+
+    def __init__(self, secret: bytes, salt: bytes, _workers: int) -> None:
+        self._secret, self._salt = secret, salt
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def own(self, ids: Sequence[str]) -> Future[bytes]:
+        return self._done(lambda: curve.hashed([each.encode() for each in ids], self._salt))
+
+    def others(self, points: bytes, party: str) -> Future[bytes]:
+        def checked() -> bytes:
+            curve.check(points, party)
+            return points
+
+        return self._done(checked)
+
+    def _done(self, points: Callable[[], bytes]) -> Future[bytes]:
+        Direct.batches += 1
+        future: Future[bytes] = Future()
+        try:
+            future.set_result(curve.masked(points(), self._secret))
+        except VflError as error:
+            future.set_exception(error)
+        return future
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one party has sent another at a step: the bytes of each tensor."""
+
+    sender: str
+    receiver: str
+    step: StepKey
+    tensors: Mapping[str, bytes]
+
+
+class Recorder:
+    """A tap that changes nothing."""
+
+    def __init__(self) -> None:
+        self.said: list[Said] = []
+
+    def __call__(self, sender: str, receiver: str, step: StepKey, bundle: Bundle) -> Bundle:
+        tensors = {name: bytes(buffer.data) for name, buffer in bundle.tensors.items()}
+        self.said.append(Said(sender, receiver, step, tensors))
+        return bundle
+
+
+def changed(bundle: Bundle, name: str, data: bytes) -> Bundle:
+    """Returns the bundle with other bytes in one tensor, which becomes flat if there are more or fewer."""
+    was = bundle.tensors[name]
+    shape = was.shape if len(data) == was.data.nbytes else (len(data),)
+    return Bundle(bundle.kind, {**bundle.tensors, name: Buffer(was.dtype, shape, memoryview(data))})
+
+
+@dataclass
+class Parties:
+    """The parties of one run, and what they keep in ``folder``; ``align`` may be called again and again."""
+
+    folder: Path
+    sets: dict[str, tuple[str, ...]]
+    run_id: str = "run"
+    rows: dict[str, Any] = field(default_factory=dict)  # of the recipe
+    credentials: Callable[[str], Credentials] | None = None
+    tap: Tap = lambda _sender, _receiver, _step, bundle: bundle
+
+    def folder_of(self, name: str) -> Path:
+        return self.folder / self.run_id / name
+
+    def align(self) -> dict[str, Aligned]:
+        """Returns what each party gets. Raises the first error."""
+        found, errors = self.outcomes()
+        for error in errors:
+            raise error
+        return found
+
+    def outcomes(self) -> tuple[dict[str, Aligned], list[BaseException]]:
+        """Returns what the parties get that get anything; and all errors, the first one first."""
+        tables = cases.recipe(len(self.sets), task={"kind": "binary"}, rows={"align": "psi", **self.rows})
+        recipe = parse(Recipe, tables, "recipe")
+        ring = list(self.sets)
+        hub = MemoryHub(ring[0], ring[1:], timeout_s=WAIT_S)
+        server = MemoryHub(SERVER, ring, timeout_s=WAIT_S)
+        errors: list[BaseException] = []
+
+        def guarded(act: Callable[[], Aligned | None]) -> Aligned | None:
+            try:
+                return act()
+            except BaseException as error:  # noqa: BLE001 - the test looks at it
+                errors.append(error)
+                for each in (hub, server):
+                    each.end(error if isinstance(error, VflError) else InternalError(repr(error)))
+                return None
+
+        def take_part(name: str) -> Aligned:
+            to_server = _Link(MemoryLink(server, name, timeout_s=WAIT_S), name, SERVER, self.tap)
+            ways = _Ways(hub=_Hub(hub, name, self.tap), server=to_server)
+            if name != ring[0]:
+                link = MemoryLink(hub, name, timeout_s=WAIT_S)
+                ways = _Ways(link=_Link(link, name, ring[0], self.tap), server=to_server)
+            folder = self.folder_of(name)
+            folder.mkdir(parents=True, exist_ok=True)
+            ids = self.sets[name]
+            table = Table(f"{name}.csv", ids, labels=np.zeros(len(ids)) if name == ring[0] else None)
+            mine = self.credentials(name) if self.credentials is not None else None
+            return PsiAlignment(recipe, AllowAll()).align(
+                Aligning(name, self.run_id, table, folder, ways, credentials=mine)
+            )
+
+        def answer() -> None:
+            serve(_Hub(server, SERVER, self.tap), ring, recipe.rows.at_least)
+
+        with ThreadPoolExecutor(len(ring) + 1) as threads:
+            serving = threads.submit(guarded, answer)
+            futures = {name: threads.submit(guarded, lambda name=name: take_part(name)) for name in ring}
+            found = {name: each.result(WAIT_S) for name, each in futures.items()}
+            if not errors:
+                server.end(_OVER)  # if all knew the rows, nobody has asked it
+            serving.result(WAIT_S)
+        return {name: each for name, each in found.items() if each is not None}, [e for e in errors if e is not _OVER]
+
+
+_OVER = InterruptedRun("the test is over")
+
+
+@dataclass
+class _Ways:
+    link: Link | None = None
+    hub: Hub | None = None
+    server: Link | None = None
+
+
+class _Link(Link):
+    def __init__(self, inner: MemoryLink, me: str, peer: str, tap: Tap) -> None:
+        self._inner, self._me, self._peer, self._tap = inner, me, peer, tap
+
+    def send(self, step: StepKey, bundle: Bundle) -> None:
+        self._inner.send(step, self._tap(self._me, self._peer, step, bundle))
+
+    def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
+        return self._inner.receive(step, expect)
+
+    def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
+        self.send(step, bundle)
+        return self.receive(step, expect)
+
+    def unhurried(self) -> None:
+        self._inner.unhurried()
+
+
+class _Hub(Hub):
+    def __init__(self, inner: MemoryHub, me: str, tap: Tap) -> None:
+        self._inner, self._me, self._tap = inner, me, tap
+
+    def collect(self, step: StepKey, *args: Any, **named: Any) -> dict[str, Bundle]:
+        return self._inner.collect(step, *args, **named)
+
+    def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
+        tapped = {party: self._tap(self._me, party, step, bundle) for party, bundle in replies.items()}
+        self._inner.reply(step, tapped)
+
+    def settle(self) -> None:
+        self._inner.settle()
+
+    def unhurried(self) -> None:
+        self._inner.unhurried()
