@@ -180,8 +180,9 @@ class Run:
                 found = Data(found.frame, id=found.id or trained[of].id)
             is_source = isinstance(found.frame, str | Path)
             source = resolved(str(found.frame), Path()) if is_source else f"{FRAME}{name}"
-            own = {"id": tuple(id_columns(found.id))} if found.id else {}
-            changes = {**own, "source": source, "limit": None, "unaligned": None}
+            changes: dict[str, Any] = {"source": source, "limit": None, "unaligned": None}
+            changes |= {key: getattr(trained[of], key) for key in ("id_rules", "duplicates")}
+            changes |= {"id": tuple(id_columns(found.id))} if found.id else {}
             settings[name] = known.model_copy(update=changes)
             if name in without:
                 settings[name] = ids_only(settings[name])

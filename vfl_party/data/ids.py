@@ -127,8 +127,11 @@ def _phone(country: str) -> Callable[[str], str]:
             number = phonenumbers.parse(text, country)
         except phonenumbers.NumberParseException:
             return ""
-        # Not is_valid_number: plans of numbers change from version to version, and parties must agree.
-        possible = phonenumbers.is_possible_number(number)
-        return phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164) if possible else ""
+        # By its length alone: what numbers are in use changes between versions of the library, and parties must agree.
+        length = phonenumbers.is_possible_number_with_reason(number)
+        if length != phonenumbers.ValidationResult.IS_POSSIBLE:  # also if it has no area code
+            return ""
+        found: str = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
+        return found
 
     return spelt
