@@ -169,7 +169,7 @@ def test_an_id_is_one_column_or_several() -> None:
     assert columns("a") == ("a",)
     assert columns(["a", "b"]) == ("a", "b")
     assert columns(None) == columns([]) == ()
-    assert told(DataSettings, {"source": "a.csv", "id": 3}) == "id: must be a list, and is 3"
+    assert told(DataSettings, {"source": "a.csv", "id": 3}) == "id: must be the name of a column, or a list of names"
 
 
 def test_a_party_s_own_rules_replace_the_recipe_s() -> None:

@@ -179,7 +179,7 @@ def test_several_columns_are_one_id(processes: bool, once: vfl.Run) -> None:
         return whole.drop(columns="id").sample(frac=1.0, random_state=2)
 
     ids = ["town", "number"]
-    bank = vfl.Data(parted(BANK), id=ids, label="target")
+    bank = vfl.Data(parted(BANK), id=tuple(ids), label="target")
     found = run(bank, vfl.Data(parted(SHOP).set_index(ids), id=ids), processes=processes)
     assert found.metrics == once.metrics  # the rows are in the same order
     new = {"bank": parted(BANK).head(9), "shop": parted(SHOP).head(9)}

@@ -32,8 +32,7 @@ class Data:
 
     def table(self) -> dict[str, Any]:
         """Returns the keys that are set, as in a party's [data] table."""
-        ids = self.id if self.id is None or isinstance(self.id, str) else list(self.id)
-        named = {"id": ids, "label": self.label}
+        named = {"id": self.id, "label": self.label}
         return {**self.settings, **{key: value for key, value in named.items() if value is not None}}
 
 

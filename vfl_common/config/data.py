@@ -102,7 +102,10 @@ class DataSettings(Section):
     @field_validator("id", mode="before")
     @classmethod
     def _columns(cls, value: Any) -> Any:
-        return id_columns(value)
+        columns = id_columns(value)
+        if not isinstance(columns, list | tuple):
+            raise ValueError("must be the name of a column, or a list of names")
+        return columns
 
     def model_post_init(self, _context: Any) -> None:
         roles = [name for name in (*self.id, self.label, self.split) if name is not None]
