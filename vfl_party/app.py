@@ -113,6 +113,9 @@ class PartyApp:
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
         keep_freed_memory()
+        for table in (opened.table, opened.unaligned):
+            if table is not None and table.counts is not None and table.counts.left_out:
+                self.console.show("left_out", source=table.source, why=table.counts.left_out)  # the log has it
 
         def make(aligned: Aligned, spread: Spread | None = None) -> Assembled:
             return assemble(opened, aligned, work, device=files.device, policy=files.policy(), spread=spread)
