@@ -75,7 +75,8 @@ class DataSettings(Section):
     plug-in NAME reads: a table. A path that looks so is written as ``./NAME:REST``.
 
     ``parts``: each is read and prepared by its own settings, the first has the label, and ``source`` is only words for
-    messages. ``vfl.simulation.baselines`` makes such settings.
+    messages; ``in_common``: other rows than those of all parts are left out. ``vfl.simulation.baselines`` makes such
+    settings.
     """
 
     source: str
@@ -98,6 +99,7 @@ class DataSettings(Section):
     unaligned: str | None = None  # a file with more rows that only this party has: for local self-supervision
     limit: PositiveInt | None = None  # only the first rows, to try things out
     parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
+    in_common: bool = False
 
     @field_validator("id", mode="before")
     @classmethod

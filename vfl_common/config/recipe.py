@@ -31,6 +31,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})  # the runner's own, in step keys and the ledger
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
+_NEWER = ("align", "at_least", "alignment", "id_rules")  # keys of [rows] that not all versions know
 _OF_PRESET = ("fedhssl", "contrastive", ("fedonce", "contrastive"))  # kinds, or (kind, objective), that read `preset`
 
 
@@ -238,8 +239,9 @@ class Recipe(Section):
     def canonical_json(self) -> str:
         """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal recipes."""
         found = self.model_dump(mode="json", exclude={"simulate"})
-        if not self.rows.id_rules:
-            del found["rows"]["id_rules"]  # as before there were any, so that digests stay what they were
+        for key in _NEWER:  # left out as before there were any, so that digests stay what they were
+            if getattr(self.rows, key) == RowsSettings.model_fields[key].default:
+                del found["rows"][key]
         return json.dumps(found, sort_keys=True, separators=(",", ":"))
 
     def digest(self) -> str:
