@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -167,7 +168,7 @@ class Parties:
 
         with ThreadPoolExecutor(len(ring) + 1) as threads:
             serving = threads.submit(guarded, answer)
-            futures = {name: threads.submit(guarded, lambda name=name: take_part(name)) for name in ring}
+            futures = {name: threads.submit(guarded, partial(take_part, name)) for name in ring}
             found = {name: each.result(WAIT_S) for name, each in futures.items()}
             if not errors:
                 server.end(_OVER)  # if all knew the rows, nobody has asked it

@@ -54,12 +54,11 @@ def state(parties: Parties, name: str) -> dict[str, str]:
 
 def first_shown(said: list[Said]) -> dict[tuple[str, int], bytes]:
     """{(party, batch): its rows under its own key}: of those that go straight to the next party."""
+    found = [each for each in said if (each.step.phase, each.step.round) == (PHASE, 1)]
     return {
         (each.sender, each.step.batch): each.tensors["points"]
-        for each in said
-        if each.step.phase == PHASE
-        and each.step.round == 1
-        and (each.sender, each.receiver) in (("p0", "p1"), ("p2", "p0"))
+        for each in found
+        if (each.sender, each.receiver) in (("p0", "p1"), ("p2", "p0"))
     }
 
 

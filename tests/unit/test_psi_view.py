@@ -79,7 +79,8 @@ class Watched(Recorder):
 
     def points(self) -> dict[bytes, Point]:
         """All points that the rows can become on their way round the ring."""
-        salt, found = self.parties.run_id.encode() + self.secrets[self.ring[0]]["name"], {}
+        salt = self.parties.run_id.encode() + self.secrets[self.ring[0]]["name"]
+        found: dict[bytes, Point] = {}
         for number, owner in enumerate(self.ring):
             now = curve.hashed([each.encode() for each in self.parties.sets[owner]], salt)
             order = [*self.ring[number:], *self.ring[:number]]
@@ -182,10 +183,8 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
     for each in seen:
         if "sizes" in each.tensors:
             assert each.tensors.keys() == {"sizes"}
-            assert np.frombuffer(each.tensors["sizes"], "<i8").tolist() == [
-                sizes[each.sender],
-                sizes[owner[each.sender]],
-            ]
+            said = np.frombuffer(each.tensors["sizes"], "<i8").tolist()
+            assert said == [sizes[each.sender], sizes[owner[each.sender]]]
             continue
         assert each.tensors.keys() == {"tags"}
         points = curve.hashed([row.encode() for row in run.parties.sets[owner[each.sender]]], salt)
@@ -203,10 +202,8 @@ def shown(run: Watched) -> dict[str, list[int]]:
     salt, found = run.parties.run_id.encode() + run.secrets["p0"]["name"], {}
     for number, name in enumerate(run.ring):
         ids = [each.encode() for each in run.parties.sets[name]]
-        place = {
-            each: row
-            for row, each in enumerate(split(curve.masked(curve.hashed(ids, salt), run.secrets[name]["secret"])))
-        }
+        points = split(curve.masked(curve.hashed(ids, salt), run.secrets[name]["secret"]))
+        place = {each: row for row, each in enumerate(points)}
         receiver = run.ring[(number + 1) % len(run.ring)]
         sent = [points for who, points in run.clear() if who == receiver and points and points[0] in place]
         found[name] = [place[each] for points in sent for each in points]
