@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, PeerError
+from vfl_common.errors import Code, InputError, LostError, PeerError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, too_few
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.digest import DigestAlignment
@@ -112,7 +112,10 @@ class PsiAlignment:
         return self._digest.expected(table)
 
     def kept(self, at: Aligning) -> Aligned:
-        found = Kept(at.folder, at.table.ids, BATCH).common()
+        found = Kept(at.folder, at.table.ids, BATCH).common() if self._recipe.passives else None
+        if found is None and self._recipe.passives:
+            text = f"{at.folder}: does not say which rows all parties hold, and the others are in the middle of the run"
+            raise InputError(Code.DATA_INVALID, f"{text}; restore the folder and the rows that it had")
         return self._digest.expected(at.table if found is None else _picked(at.table, found))
 
     def align(self, at: Aligning) -> Aligned:
@@ -133,7 +136,11 @@ class PsiAlignment:
         ring = _Ring(self._recipe, self._policy, at, kept)
         ring.meet(known=common is not None)
         if not ring.known:
-            common = ring.run()
+            try:
+                common = ring.run()
+            except PeerError:  # the run ends, and the attempt with it
+                kept.forget()
+                raise
             kept.finish(common)
         assert common is not None  # noqa: S101 - the ring knows it if this party does
         aligned = self._digest.align(replace(at, table=_picked(at.table, common)))
@@ -181,20 +188,20 @@ class _Ring:
         else:
             answering = self._answering(HELLO, parties=k)
             received = answering.collect(step)
-            said = self._decide([mine, *received.values()])
+            said = self._decide({self.names[0]: mine, **received})
             answering.reply_all(step, received, said)
         self.rows = said["rows"].tolist()
         self._first = said["first"].tolist()
         self.known = bool(said["known"][0])
-        fit = all(0 < rows <= MOST_ROWS for rows in self.rows) and self.rows[self._me] == len(self._at.table)
-        if not fit:  # the active party has looked at each
-            text = f"{self.names[0]} says that the parties have {self.rows} rows, which cannot be"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.names[0])
         if self.known:
             if not known:
                 text = f"{self.names[0]} says that all parties know the common rows, and this party does not"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.names[0])
             return
+        fit = all(0 < rows <= MOST_ROWS for rows in self.rows) and self.rows[self._me] == len(self._at.table)
+        if not fit:  # the active party has looked at each
+            text = f"{self.names[0]} says that the parties have {self.rows} rows, which cannot be"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.names[0])
         self._publics = [
             self._public(number, each.numpy().tobytes()) for number, each in enumerate(said["introductions"])
         ]
@@ -210,13 +217,13 @@ class _Ring:
                 text = f"{self.names[0]} would leave out batches that {self._at.name} lacks"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.names[0])
 
-    def _decide(self, told: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Decides, at the active party, what is left to do; ``told``: by each party, in the order of the ring.
+    def _decide(self, told: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Decides, at the active party, what is left to do. ``told``: by each party that has not left the run.
 
-        Raises PeerError, naming a party that says what cannot be.
+        Raises PeerError, naming a party that says what cannot be; LostError if a party that has left is needed.
         """
         k = self._size
-        for name, each in zip(self.names, told, strict=True):
+        for name, each in told.items():
             rows, masked = int(each["rows"][0]), int(each["masked"].min())
             if not 0 < rows <= MOST_ROWS:
                 text = f"{name} says that it has {rows} rows; 1 to {MOST_ROWS} can be aligned"
@@ -224,15 +231,27 @@ class _Ring:
             if masked < 0:
                 text = f"{name} says that it keeps {masked} masked rows, which cannot be"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
-        self.rows = [int(each["rows"][0]) for each in told]
-        attempts = {each["attempt"].numpy().tobytes() for each in told}
+        if all(bool(each["known"][0]) for each in told.values()):
+            return {
+                "rows": torch.zeros(k, dtype=torch.int64),
+                "attempt": _bytes(NO_ATTEMPT),
+                "first": torch.zeros(k, dtype=torch.int64),
+                "known": _ints(1, dtype=torch.uint8),
+                "introductions": torch.zeros(k, INTRODUCTION_BYTES, dtype=torch.uint8),
+            }
+        gone = [name for name in self.names if name not in told]
+        if gone:
+            text = f"{gone[0]} has left the run, and the rows in common cannot be found without it"
+            raise LostError(Code.PARTY_LOST, f"{text}; begin a new run", party=gone[0])
+        self.rows = [int(told[name]["rows"][0]) for name in self.names]
+        attempts = {each["attempt"].numpy().tobytes() for each in told.values()}
         goes_on = len(attempts) == 1 and attempts != {NO_ATTEMPT}
         first = []
         for round_ in range(1, k):
             lacking = [self._batches]
-            for receiver, each in enumerate(told):
+            for receiver, name in enumerate(self.names):
                 rows = self.rows[(receiver - round_) % k]
-                have = int(each["masked"][round_]) if goes_on else 0
+                have = int(told[name]["masked"][round_]) if goes_on else 0
                 if have < rows:
                     lacking.append(have // BATCH)
             first.append(min(lacking))
@@ -240,8 +259,8 @@ class _Ring:
             "rows": _ints(*self.rows),
             "attempt": _bytes(attempts.pop() if goes_on else os.urandom(NAME_BYTES)),
             "first": _ints(*first, 0),
-            "known": _ints(int(all(bool(each["known"][0]) for each in told)), dtype=torch.uint8),
-            "introductions": torch.stack([each["introduction"] for each in told]),
+            "known": _ints(0, dtype=torch.uint8),
+            "introductions": torch.stack([told[name]["introduction"] for name in self.names]),
         }
 
     def _introduction(self) -> bytes:
