@@ -119,9 +119,25 @@ class Parties:
     rows: dict[str, Any] = field(default_factory=dict)  # of the recipe
     credentials: Callable[[str], Credentials] | None = None
     tap: Tap = lambda _sender, _receiver, _step, bundle: bundle
+    left: frozenset[str] = frozenset()  # parties that have left the run
 
     def folder_of(self, name: str) -> Path:
         return self.folder / self.run_id / name
+
+    @property
+    def recipe(self) -> Recipe:
+        tables = cases.recipe(len(self.sets), task={"kind": "binary"}, rows={"align": "psi", **self.rows})
+        return parse(Recipe, tables, "recipe")
+
+    def _aligning(self, name: str, ways: _Ways) -> Aligning:
+        ids = self.sets[name]
+        table = Table(f"{name}.csv", ids, labels=np.zeros(len(ids)) if name == next(iter(self.sets)) else None)
+        mine = self.credentials(name) if self.credentials is not None else None
+        return Aligning(name, self.run_id, table, self.folder_of(name), ways, credentials=mine)
+
+    def kept(self, name: str) -> Aligned:
+        """Returns what a party gets that comes back to a run under way."""
+        return PsiAlignment(self.recipe, AllowAll()).kept(self._aligning(name, _Ways()))
 
     def align(self) -> dict[str, Aligned]:
         """Returns what each party gets. Raises the first error."""
@@ -132,9 +148,8 @@ class Parties:
 
     def outcomes(self) -> tuple[dict[str, Aligned], list[BaseException]]:
         """Returns what the parties get that get anything; and all errors, the first one first."""
-        tables = cases.recipe(len(self.sets), task={"kind": "binary"}, rows={"align": "psi", **self.rows})
-        recipe = parse(Recipe, tables, "recipe")
-        ring = list(self.sets)
+        recipe = self.recipe
+        ring = [name for name in self.sets if name not in self.left]
         hub = MemoryHub(ring[0], ring[1:], timeout_s=WAIT_S)
         server = MemoryHub(SERVER, ring, timeout_s=WAIT_S)
         errors: list[BaseException] = []
@@ -154,14 +169,8 @@ class Parties:
             if name != ring[0]:
                 link = MemoryLink(hub, name, timeout_s=WAIT_S)
                 ways = _Ways(link=_Link(link, name, ring[0], self.tap), server=to_server)
-            folder = self.folder_of(name)
-            folder.mkdir(parents=True, exist_ok=True)
-            ids = self.sets[name]
-            table = Table(f"{name}.csv", ids, labels=np.zeros(len(ids)) if name == ring[0] else None)
-            mine = self.credentials(name) if self.credentials is not None else None
-            return PsiAlignment(recipe, AllowAll()).align(
-                Aligning(name, self.run_id, table, folder, ways, credentials=mine)
-            )
+            self.folder_of(name).mkdir(parents=True, exist_ok=True)
+            return PsiAlignment(recipe, AllowAll()).align(self._aligning(name, ways))
 
         def answer() -> None:
             serve(_Hub(server, SERVER, self.tap), ring, recipe.rows.at_least)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.harness.aligning import Direct, Parties, Recorder, in_common, sets_of
 from vfl_common.bundle import Bundle, StepKey
-from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.errors import Code, InputError, LostError, PeerError
 from vfl_common.psi import PHASE
 from vfl_party.align import psi
 from vfl_party.psi.pool import Masking
@@ -170,3 +171,34 @@ def test_an_earlier_alignment_of_other_rows_is_refused(tmp_path: Path) -> None:
     path.unlink()
     _, errors = another.outcomes()
     assert f"{path}: the alignment of the run is missing" in str(errors[0])
+
+
+# -- who has left ------------------------------------------------------------------------------------------------------
+
+
+def test_the_others_do_without_a_party_that_has_left(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, sets_of(many(40), many(30), many(20)))
+    first = parties.align()
+    parties.left = frozenset({"p1"})
+    assert parties.align() == {name: first[name] for name in ("p0", "p2")}
+
+
+def test_what_only_one_that_has_left_could_help_to_find_is_lost(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, sets_of(many(40), many(30), many(20)))
+    parties.align()
+    parties.left = frozenset({"p1"})
+    shutil.rmtree(parties.folder_of("p2") / "alignment")
+    found, errors = parties.outcomes()
+    assert not found
+    assert isinstance(errors[0], LostError)
+    text = "p1 has left the run, and the rows in common cannot be found without it; begin a new run"
+    assert str(errors[0]) == text
+
+
+def test_who_comes_back_without_the_rows_takes_no_others(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, sets_of(many(40), many(30)))
+    first = parties.align()["p1"]
+    assert parties.kept("p1") == first
+    shutil.rmtree(parties.folder_of("p1") / "alignment")
+    with pytest.raises(InputError, match="does not say which rows all parties hold"):
+        parties.kept("p1")
