@@ -103,7 +103,8 @@ class Run:
         Args:
             data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each party that has features,
                 also for a baseline of their joined columns. The columns are those of training; no label is needed.
-                Without it, the run's own rows are predicted.
+                Without it, the run's own rows are predicted. With ``rows.align = "psi"`` it is the rows that all
+                parties hold that are predicted.
             output: a new file for the result, sorted by id: CSV or Parquet, by its ending. Only you may read it.
 
         Returns columns, in the order of the active party's rows if they are in memory, else sorted by id: the ids,
@@ -234,8 +235,8 @@ def _in_order(found: dict[str, list[Any]], settings: DataSettings, frame: Any) -
     if frame is None:
         return found
     texts, own = own_ids(frame, settings)
-    rows = kept_rows(texts, settings.duplicates)
     place = {text: at for at, text in enumerate(found.pop("id"))}
+    rows = [row for row in kept_rows(texts, settings.duplicates) if texts[row] in place]  # that all parties hold
     order = [place[texts[row]] for row in rows]
     ids = {name: [values[row] for row in rows] for name, values in own.items()}
     return ids | {name: [each[at] for at in order] for name, each in found.items()}

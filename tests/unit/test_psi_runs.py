@@ -1,0 +1,129 @@
+"""Runs of parties that find their common rows: the numbers are those of a run with tables that were cut by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import vfl
+from vfl_common.errors import Code, InputError
+from vfl_party.align.quota import count
+
+ROWS, FROM = 160, 40
+NUMBERS = np.random.default_rng(5)
+IDS = np.array([f"c{number:03d}" for number in range(ROWS)])
+AGE, SIZE = NUMBERS.normal(size=ROWS), NUMBERS.normal(size=ROWS)
+BANK = pd.DataFrame({"id": IDS, "age": AGE, "left": (AGE + SIZE > 0).astype(int)})[: ROWS - FROM]
+SHOP = pd.DataFrame({"id": IDS, "size": SIZE})[FROM:].sample(frac=1.0, random_state=1)
+COMMON = set(BANK["id"]) & set(SHOP["id"])
+RECIPE = vfl.Recipe.from_dict(
+    {
+        "name": "found",
+        "task": {"kind": "binary"},
+        "parties": [{"name": "bank", "role": "active"}, {"name": "shop", "role": "passive"}],
+        "rows": {"align": "psi"},
+        "model": {"embedding_size": 4, "encoder": {"kind": "mlp", "hidden": [6]}},
+        "phases": [{"kind": "splitnn", "epochs": 2, "batch_size": 16}, {"kind": "evaluate"}],
+    }
+)
+
+
+def run(recipe: vfl.Recipe, bank: pd.DataFrame = BANK, shop: pd.DataFrame = SHOP, **more: Any) -> vfl.Run:
+    return vfl.simulate(recipe, {"bank": vfl.Data(bank, label="left"), "shop": shop}, quiet=True, **more)
+
+
+def cut(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["id"].isin(COMMON)]
+
+
+@pytest.fixture(scope="module")
+def found() -> vfl.Run:
+    return run(RECIPE)
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> vfl.Run:
+    return run(RECIPE.replace(rows={"align": "digest"}), cut(BANK), cut(SHOP))
+
+
+def parameters(of: vfl.Run) -> dict[str, torch.Tensor]:
+    bank, shop = of.model("bank"), of.model("shop")
+    modules = {"bank encoder": bank.encoder, "bank top": bank.top, "shop encoder": shop.encoder}
+    return {
+        f"{of} {name}": value
+        for of, module in modules.items()
+        if module is not None
+        for name, value in module.state_dict().items()
+    }
+
+
+def test_the_numbers_are_those_of_tables_that_were_cut_by_hand(found: vfl.Run, by_hand: vfl.Run) -> None:
+    assert found.metrics == by_hand.metrics
+    ours, theirs = parameters(found), parameters(by_hand)
+    assert ours.keys() == theirs.keys()
+    assert {key.rpartition(" ")[0] for key in ours} == {"bank encoder", "bank top", "shop encoder"}
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+def test_the_summary_says_how_many_rows_are_in_common(found: vfl.Run, by_hand: vfl.Run) -> None:
+    parties = json.loads((Path(found.folder) / "summary.json").read_text())["parties"]
+    counts = {each["name"]: (each["rows"], each["common_rows"]) for each in parties}
+    assert counts == {"server": (0, 0), "bank": (120, 80), "shop": (120, 80)}
+    assert "80 rows in common (bank 120, shop 120)" in found._repr_html_()
+    assert "rows in common (" not in by_hand._repr_html_()
+
+
+def test_a_prediction_is_for_the_rows_in_common(found: vfl.Run, by_hand: vfl.Run) -> None:
+    new = {"bank": BANK.drop(columns="left")[20:60], "shop": SHOP}
+    scores = found.predict(new)
+    assert sorted(scores["id"]) == sorted(set(new["bank"]["id"]) & set(SHOP["id"]))
+    theirs = by_hand.predict({name: each[each["id"].isin(set(scores["id"]))] for name, each in new.items()})
+    pd.testing.assert_frame_equal(pd.DataFrame(scores), pd.DataFrame(theirs))
+
+
+@pytest.mark.parametrize("baseline", ["combined", "alone"])
+def test_baselines_have_the_rows_in_common(baseline: str, by_hand: vfl.Run) -> None:
+    ours = run(RECIPE, baseline=baseline)
+    theirs = run(RECIPE.replace(rows={"align": "digest"}), cut(BANK), cut(SHOP), baseline=baseline)
+    assert ours.metrics == theirs.metrics
+    assert len(ours.predictions["id"]) == len(by_hand.predictions["id"])
+
+
+def test_a_forecast_is_what_the_alignment_sends() -> None:
+    same = run(RECIPE, BANK, SHOP.assign(id=list(BANK["id"])))
+    forecast = vfl.forecast(RECIPE, rows=len(BANK))
+    for phase in ("align", "open"):
+        assert forecast.by_phase[phase] == same.bytes.by_phase[phase]
+
+
+# -- how often ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_aligned_so_often_a_day_and_not_more(tmp_path: Path) -> None:
+    path, hour_s = tmp_path / "alignments-bank.json", 3600.0
+    for number in range(3):
+        count(path, "bank.csv", 3, number * hour_s)
+    with pytest.raises(
+        InputError, match=r"bank.csv: its rows were found 3 times within a day.* wait 1260 min"
+    ) as caught:
+        count(path, "bank.csv", 3, 3 * hour_s)
+    assert caught.value.code is Code.REFUSED
+    count(path, "new.csv", 3, 3 * hour_s)  # of another table
+    count(path, "bank.csv", 3, 24 * hour_s)  # the first one is a day ago
+    with pytest.raises(InputError):
+        count(path, "bank.csv", 3, 24.5 * hour_s)
+
+
+def test_a_count_that_cannot_be_read_is_no_permission(tmp_path: Path) -> None:
+    path = tmp_path / "alignments-bank.json"
+    for text in ("{", "[1]", '{"bank.csv": ["x"]}', '{"bank.csv": 1}'):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"alignments-bank.json: cannot be read; restore it, or remove it"):
+            count(path, "bank.csv", 3, 0.0)
