@@ -158,6 +158,8 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return f"{program} listens on {facts['address']}"
     if event == "metrics":
         return f"metrics at http://{facts['address']}/metrics"
+    if event == "left_out":
+        return f"{facts['source']}: {facts['why']}"
     if event == "waiting":
         why = f": {facts['why']}" if facts.get("why") else ""
         return f"waiting for {listed(facts['missing'])} ({facts['left_s']:.0f} s left){why}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from vfl_common.rpc.session import Session
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_finished, find_unfinished
 from vfl_party import versions
-from vfl_party.align import Aligned, Aligning, alignment_of
+from vfl_party.align import Aligned, Aligning, alignment_of, quota
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import MakeEncoder
 from vfl_party.devices import keep_freed_memory, set_threads
@@ -112,6 +113,9 @@ class PartyApp:
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
         keep_freed_memory()
+        for table in (opened.table, opened.unaligned):
+            if table is not None and table.counts is not None and table.counts.left_out:
+                self.console.show("left_out", source=table.source, why=table.counts.left_out)  # the log has it
 
         def make(aligned: Aligned, spread: Spread | None = None) -> Assembled:
             return assemble(opened, aligned, work, device=files.device, policy=files.policy(), spread=spread)
@@ -171,7 +175,13 @@ class PartyApp:
 
     def _aligning(self, at: Aligning) -> Aligning:
         """Adds what this party computes with, and who it is."""
-        return replace(at, workers=self.files.file.threads, credentials=self.files.keyring.current())
+        file = self.files.file
+
+        def begins() -> None:
+            path = Path(file.out) / f"alignments-{file.name}.json"
+            quota.count(path, at.table.source, file.alignments_a_day, time.time())
+
+        return replace(at, workers=file.threads, credentials=self.files.keyring.current(), begins=begins)
 
     def _spread(self, make: Callable[..., Assembled], ranks: Ranks, aligned: Aligned) -> Assembled:
         """Returns the party with its encoder on all ranks; a lost rank ends the process, and not the run."""

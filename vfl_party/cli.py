@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -121,7 +122,8 @@ def check(party: Path, device: str | None, offline: bool) -> None:
 def predict(party: Path, trained: Path, data: Path | None, output: Path, device: str | None, wait_s: float) -> None:
     """Take part in a joint prediction with a trained run: every party runs this, beside vfl-server serve --predict.
 
-    All parties must give the same ids. Only the active party gets and writes the result.
+    All parties must give the same ids, unless the recipe has rows.align = "psi". Only the active party gets and
+    writes the result.
 
     \b
     Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --output churn.csv
@@ -143,8 +145,10 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
         if ranks is not None and ranks.rank:
             lend(files, ranks)
             return
-        _, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, output)
-    result = {"output": str(output)} if files.is_active else {}
+        outcome, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, output)
+    result: dict[str, Any] = {"output": str(output)} if files.is_active else {}
+    if outcome.rows:
+        result |= {"predicted": outcome.common_rows, "of": outcome.rows}
     do_last(folder.finishing())
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
 

@@ -16,7 +16,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.rpc.channel import means_all_addresses
 from vfl_party.devices import resolve_device
-from vfl_party.party import Opened, encoder_settings, open_party
+from vfl_party.party import Load, Opened, encoder_settings, load, open_party
 from vfl_party.policies import Policy
 from vfl_party.policies import load as load_policy
 
@@ -44,9 +44,9 @@ class PartyFiles:
         """Makes the party's policy: a new one each time, so that no generation finds what another left in it."""
         return load_policy(self.file.policy, f"party {self.name}: policy")
 
-    def open(self) -> Opened:
-        """Reads the data. Raises InputError."""
-        return open_party(self.recipe, self.name, self.data, self.encoder)
+    def open(self, load: Load = load) -> Opened:
+        """Reads the data, with ``load``. Raises InputError."""
+        return open_party(self.recipe, self.name, self.data, self.encoder, load)
 
     @property
     def data(self) -> DataSettings:

@@ -88,7 +88,8 @@ class PartyJob(Job):
         party = self.assembled
         lines = [line.model_dump() for line in party.exchanges] if party.party.role == "active" else []
         data = party.prepared.fingerprint
-        return Statement(party.plan, party.aggregations, party.privacy_json, json.dumps(lines), data)
+        held = (0, 0) if self._alignment.certain else (len(self._opened.table), len(party.prepared.table))
+        return Statement(party.plan, party.aggregations, party.privacy_json, json.dumps(lines), data, *held)
 
     def unhurried(self) -> None:
         self.assembled.party.unhurried()

@@ -67,6 +67,7 @@ def open_party(
     recipe: Recipe, name: str, data: DataSettings, encoder: EncoderSettings, load: Load = load, *, labels: bool = True
 ) -> Opened:
     """Reads the data of a party. ``labels``: false for rows to predict. Raises InputError."""
+    data = data.ruled(recipe.rows.id_rules)
     table = read_table(data, labels and name == recipe.active.name, load)
     more = unaligned_of(data) if labels else None
     return Opened(recipe, name, data, encoder, table, load(more, False) if more is not None else None, labels)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError, VflError
@@ -16,7 +17,8 @@ from vfl_common.rpc.channel import check_address, connect
 from vfl_common.rpc.said import SAID, SIGNS
 from vfl_party import versions
 from vfl_party.align import alignment_of
-from vfl_party.data import describe
+from vfl_party.data import Table, describe, read_rows, tabulate
+from vfl_party.data.ids import choices
 from vfl_party.devices import resolve_device
 from vfl_party.files import PartyFiles, read_files
 from vfl_party.methods import parse_settings
@@ -97,8 +99,19 @@ def _ending(file: PartyFile) -> Iterator[Finding]:
 def _work(files: PartyFiles) -> Iterator[Finding]:
     """Yields what is found while the party is made as for a run: its data, rows, models and phases."""
     path = Path(files.file.recipe)
+    ids: list[str] = []
+
+    def load(data: DataSettings, with_label: bool) -> Table:
+        rows = read_rows(data, with_label)
+        if data.id and not ids:  # the rows to align come first
+            ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
+        return tabulate(rows, data, with_label)
+
     try:
-        opened = files.open()
+        try:
+            opened = files.open(load)
+        finally:  # a refused id, too, is seen in them
+            yield from (Finding("ids", True, line) for line in ids)
         for line in describe(opened.table):
             yield Finding("data", True, line)
         yield from _plugins(opened)

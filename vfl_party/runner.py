@@ -112,6 +112,8 @@ class Outcome:
     without: tuple[str, ...] = ()  # parties that the model was trained without
     absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)  # of each phase
     skipped: int = 0  # rounds whose updates this party has lost
+    rows: int = 0  # see PartyReport
+    common_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Statement:
 
     ``plan``: the phases, in order. ``aggregations``: the weights that are swapped with the server. ``privacy_json``,
     ``exchanges_json``: the summary's parts about differential privacy and exchanges, from the active party. ``data``: a
-    digest of this party's aligned rows.
+    digest of this party's aligned rows. ``rows``, ``common_rows``: see ``PartyReport``.
     """
 
     plan: Sequence[Planned]
@@ -128,6 +130,8 @@ class Statement:
     privacy_json: str = ""
     exchanges_json: str = ""
     data: str = ""
+    rows: int = 0
+    common_rows: int = 0
 
 
 BeginRound = Callable[[str, int, int], None]  # phase, rounds done, rounds
@@ -280,6 +284,7 @@ class Runner:
                 folder.checkpoints.discard_after("")
             self.session.plan(said.aggregations)  # once nothing is left here of a course that was given up
             outcome = self._phases(job, folder, label, tree, start.checkpoint)
+            outcome.rows, outcome.common_rows = said.rows, said.common_rows
             self.session.check()
             self._flush(folder)
             job.close(None)
@@ -299,6 +304,8 @@ class Runner:
                     absences_json=to_json([each.model_dump() for phase in outcome.absences.values() for each in phase]),
                     peak_memory_bytes=self.peak_memory(),
                     skipped_rounds=outcome.skipped,
+                    rows=said.rows,
+                    common_rows=said.common_rows,
                 )
             )
             return outcome

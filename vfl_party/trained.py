@@ -82,13 +82,13 @@ class TrainedParty:
             images = channels_first(source, np.asarray(rows), (shape[0], shape[1], shape[2]))
             table = Table(source, tuple(row_ids(len(images))), images_NCHW=to_unit(images))
         else:
-            frame, id_ = rows, None
+            frame, ids = rows, tuple[str, ...]()
             if not is_arrays(rows):
-                arrow, id_ = as_arrow(rows, source), _ROW
-                frame = arrow.append_column(id_, [row_ids(arrow.num_rows)])
+                arrow, ids = as_arrow(rows, source), (_ROW,)
+                frame = arrow.append_column(_ROW, [row_ids(arrow.num_rows)])
             settings = DataSettings(
                 source=source,
-                id=id_,
+                id=ids,
                 columns=(*preprocessor.numeric_names, *preprocessor.categorical_names),
                 numeric=preprocessor.numeric_names,
                 categorical=preprocessor.categorical_names,

@@ -6,6 +6,7 @@ import os
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount
+from vfl_common.psi import PHASE
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import PartySummary, Summary, gather_bytes
@@ -44,7 +45,7 @@ def summarise(
             {**ledgers, recipe.server: ledger.entries()},
             kernel,
             server=recipe.server,
-            phases=["open", *(phase.name for phase in recipe.phases)],
+            phases=[PHASE, "open", *(phase.name for phase in recipe.phases)],
             interfaces=machines,
         ),
         parties=[

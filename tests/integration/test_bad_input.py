@@ -86,6 +86,13 @@ def test_bad_data_is_refused_before_joining(federation: Federation, what: str) -
     assert not (federation.folder / "runs").exists()
 
 
+def test_rows_without_an_id_are_told_at_the_start(federation: Federation) -> None:
+    change_rows(federation.folder / "p1.csv", 4, ",24,A,0")
+    told = federation.start_party("p1").wait_for("left_out")
+    assert told["why"] == "1 of 40 rows are left out: 1 without an id"
+    assert told["source"].endswith("p1.csv")
+
+
 def test_missing_label_column(federation: Federation) -> None:
     federation.data["p0"]["label"] = "yy"
     refused(federation.start_party("p0"), "p0.csv", "'yy'", "'y'")

@@ -230,6 +230,15 @@ def test_a_baseline_of_joined_columns_predicts_from_each_party_s_rows(combined: 
         combined.predict({"bank": BANK})
 
 
+def test_tables_are_joined_by_the_ids_that_the_rules_make(combined: vfl.Run) -> None:
+    shop = vfl.Data(SHOP.assign(id=" " + SHOP["id"].str.upper()), settings=DATA["shop"].settings)
+    spelt = recipe(simulate={}, rows=recipe()["rows"] | {"id_rules": ["trim", "casefold"]})
+    found = vfl.simulate(spelt, DATA | {"shop": shop}, baseline="combined", quiet=True)
+    assert found.metrics == combined.metrics
+    new = {"bank": BANK.drop(columns="left").tail(9), "shop": shop.frame.drop(columns="secret").tail(9)}
+    assert found.predict(new)["id"] == BANK["id"].tail(9).tolist()
+
+
 def test_one_file_cannot_stand_for_joined_tables(combined: vfl.Run) -> None:
     trained = load_trained(combined.folder, "combined")
     settings = Origin.of(combined.folder).data["combined"]

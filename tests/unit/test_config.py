@@ -10,6 +10,7 @@ import pytest
 import vfl_party.methods
 from tests.harness import cases
 from vfl_common.config.base import Section, parse
+from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
@@ -141,6 +142,41 @@ def test_no_pattern_is_shown() -> None:
 )
 def test_a_text_is_no_number(model: type[Section], tables: dict[str, Any], text: str) -> None:
     assert told(model, cases.recipe(2) | tables if model is Recipe else tables) == text
+
+
+def test_rules_for_ids_change_the_digest_only_if_there_are_any() -> None:
+    def made(**rows: Any) -> Recipe:
+        return parse(Recipe, cases.recipe(2, rows=rows), "x.toml")
+
+    assert "id_rules" not in made().canonical_json()
+    assert made().digest() == made(id_rules=[]).digest() != made(id_rules=["trim"]).digest()
+    assert made(id_rules=["trim", "phone:DE"]).rows.id_rules == ("trim", "phone:DE")
+
+
+@pytest.mark.parametrize("rule", ["strip", "phone", "phone:de", "phone:49"])
+def test_an_unknown_rule_lists_the_known_ones(rule: str) -> None:
+    known = "'trim', 'casefold', 'nfkc', 'digits', 'email' or 'phone:CC', with a country such as DE for CC"
+    sentence = f"id_rules.1: '{rule}' cannot be used; write {known}"
+    assert told(Recipe, cases.recipe(2, rows={"id_rules": ["trim", rule]})) == f"rows.{sentence}"
+    data = {"data": {"source": "a.csv", "id": "a", "id_rules": ["trim", rule]}}
+    assert told(PartyFile, PARTY | data) == f"data.{sentence}"
+
+
+def test_an_id_is_one_column_or_several() -> None:
+    def columns(given: Any) -> tuple[str, ...]:
+        return parse(DataSettings, {"source": "a.csv", "id": given}, "x.toml").id
+
+    assert columns("a") == ("a",)
+    assert columns(["a", "b"]) == ("a", "b")
+    assert columns(None) == columns([]) == ()
+    assert told(DataSettings, {"source": "a.csv", "id": 3}) == "id: must be the name of a column, or a list of names"
+
+
+def test_a_party_s_own_rules_replace_the_recipe_s() -> None:
+    parts = {"a": {"source": "a.csv", "id": "id"}, "b": {"source": "b.csv", "id": "id", "id_rules": []}}
+    joined = DataSettings.model_validate({"source": "joined", "parts": parts}).ruled(("trim",))
+    assert joined.id_rules == joined.parts["a"].id_rules == ("trim",)
+    assert joined.parts["b"].id_rules == ()
 
 
 def test_a_whole_number_stands_for_any_other() -> None:

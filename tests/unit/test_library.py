@@ -159,6 +159,37 @@ def test_frames_of_every_kind_give_the_same_run(kind: str, once: vfl.Run) -> Non
     assert run(shop=shop).metrics == once.metrics
 
 
+def test_ids_that_are_spelt_differently_give_the_same_run(once: vfl.Run) -> None:
+    recipe = RECIPE.replace({"rows.id_rules": ["trim", "casefold"]})
+    shop = SHOP.assign(id="  " + SHOP["id"].str.upper())
+    shop = pd.concat([shop, shop.tail(3), SHOP.head(1).assign(id=" ")])  # three again, and one without an id
+    data = vfl.Data(shop, settings={"duplicates": "first"})
+    found = run(shop=data, recipe=recipe)
+    assert found.metrics == once.metrics
+    new = {"bank": BANK.head(9).assign(id=BANK["id"].head(9) + " "), "shop": shop.head(9)}
+    predicted = found.predict(new)
+    assert predicted["id"] == list(new["bank"]["id"])  # as the frame has them
+    assert predicted["score"] == once.predict({"bank": BANK.head(9), "shop": SHOP.head(9)})["score"]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_several_columns_are_one_id(processes: bool, once: vfl.Run) -> None:
+    def parted(table: pd.DataFrame) -> pd.DataFrame:
+        whole = table.assign(town=table["id"].str[:3], number=("1" + table["id"].str[3:]).astype(int))
+        return whole.drop(columns="id").sample(frac=1.0, random_state=2)
+
+    ids = ["town", "number"]
+    bank = vfl.Data(parted(BANK), id=tuple(ids), label="target")
+    found = run(bank, vfl.Data(parted(SHOP).set_index(ids), id=ids), processes=processes)
+    assert found.metrics == once.metrics  # the rows are in the same order
+    new = {"bank": parted(BANK).head(9), "shop": parted(SHOP).head(9)}
+    predicted = found.predict(new)
+    assert list(predicted) == ["town", "number", "score", "class"]
+    assert predicted["number"] == list(new["bank"]["number"])
+    again = found.predict({name: vfl.Data(table.to_dict("list"), id=ids) for name, table in new.items()})
+    assert again == predicted
+
+
 def test_arrays_need_no_ids() -> None:
     rows = {"x": BANK[["mean radius", "mean area"]].to_numpy(), "y": BANK["target"].to_numpy()}
     images = np.random.default_rng(0).random((ROWS, 8, 8))
@@ -267,6 +298,12 @@ def test_a_party_with_labels_only_takes_the_ids_of_another(processes: bool) -> N
     assert backwards["score"] == alone["score"][::-1]
     with pytest.raises(InputError, match="predict: 'shpo' is no party of the run"):
         trained.predict({"shpo": SHOP})
+
+
+def test_ids_of_another_are_spelt_as_that_party_spells_them() -> None:
+    shop = vfl.Data(SHOP.assign(id=SHOP["id"].str.upper()), settings={"id_rules": ["casefold"]})
+    trained = run(BANK[["id", "target"]], shop, RECIPE.replace({"parties.bank.features": False}))
+    assert trained.predict({"shop": shop.frame.head(9)})["id"] == list(shop.frame["id"].head(9))
 
 
 @pytest.mark.parametrize("processes", [False, True])

@@ -94,12 +94,14 @@ def test_what_happens_to_a_run_is_a_sentence(log: Path, capsys: pytest.CaptureFi
     console = Console("vfl-party", json_lines=False)
     console.show("interrupted", reason="bank was stopped")
     console.show("interrupted", reason="bank was lost", deadline_s=900.0)
+    console.show("left_out", source="a.csv", why="1 of 3 rows are left out: 1 without an id")
     console.show("resumed", checkpoint="000002.splitnn.2")
     console.show("refused", party="bank", code="RECIPE_DIFFERS", why="another seed")
     console.show("refused", party="", code="IDENTITY_MISMATCH", why="no name")
     assert capsys.readouterr().out.splitlines() == [
         "interrupted: bank was stopped",
         "interrupted: bank was lost; the others wait at most 900 s",
+        "a.csv: 1 of 3 rows are left out: 1 without an id",
         "resuming from checkpoint 000002.splitnn.2",
         "refused bank: another seed",
         "refused a caller without a name: no name",

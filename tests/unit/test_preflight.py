@@ -84,6 +84,28 @@ def test_an_error_in_the_data_is_about_them(tmp_path: Path) -> None:
     assert found.about == "data"
 
 
+def test_what_each_rule_and_policy_keeps_is_counted_without_an_id(tmp_path: Path) -> None:
+    path = federation(tmp_path, id_rules=["trim", "casefold"]) / "p1.toml"
+    (tmp_path / "own.csv").write_text('who,x\n A,1\na,2\nB ,3\n"  ",4\nSECRET,5\n')
+    data = {"source": "own.csv", "id": "who"}
+    found = checked(path, data=data | {"duplicates": "first"})
+    assert [finding.text for finding in found if finding.about == "ids"] == [
+        "5 rows in the source",
+        "as they come: 0 missing, 0 repeat an earlier row's; kept: 5",
+        "after trim: 1 missing, 0 repeat an earlier row's; kept: 4",
+        'after trim, casefold: 1 missing, 1 repeat an earlier row\'s; kept: 3 with duplicates = "first", 2 with "drop"',
+        'duplicates = "first": 3 rows are kept',
+    ]
+    assert "rows: 3" in [finding.text for finding in found if finding.about == "data"]
+    assert not [finding for finding in found if "secret" in finding.text.lower()]
+    refused = checked(path, data=data | {"duplicates": "error"})
+    assert [finding.text for finding in refused if finding.about == "ids"][-1] == 'duplicates = "error": refused'
+    (error,) = [finding for finding in refused if not finding.fine]
+    assert error.text.endswith('; keep one row for each id, or set data.duplicates to "first" or "drop"')
+    own = checked(path, data=data | {"id_rules": []})  # this party's ids need none
+    assert [finding.text for finding in own if finding.about == "ids"][-1] == 'duplicates = "error": 5 rows are kept'
+
+
 def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:
     path = federation(tmp_path) / "p0.toml"
     shown = CliRunner(env={"COLUMNS": "500"}).invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfl_common.errors import Code, PeerError
-from vfl_party.psi.curve import POINT_BYTES, TAG_BYTES, check, hashed, masked, tags
+from vfl_common.psi import TAG_BYTES
+from vfl_party.psi.curve import POINT_BYTES, check, hashed, masked, tags
 
 P = 2**255 - 19
 ONE_OF_ORDER_8 = 325606250916557431795983626356110631294008115727848805560023387167927233504

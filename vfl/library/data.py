@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.data import FRAME, resolved
+from vfl_common.config.data import FRAME, id_columns, resolved
 from vfl_common.errors import Code, InputError
 
 
@@ -19,14 +19,14 @@ class Data:
     Args:
         frame: a pandas or polars frame, an Arrow table, a dict of NumPy arrays, the path of a file, or any other source
             of a ``[data]`` table.
-        id: the column of ids, by which the parties' rows are compared; a dict may do without, if all parties have the
-            same rows in the same order.
+        id: the column of ids, by which the parties' rows are compared, or several that are one id together; a dict may
+            do without, if all parties have the same rows in the same order.
         label: the column to predict; the active party's.
         settings: any other key of a party's ``[data]`` table, such as ``drop`` or ``missing`` (``docs/how-to.md``).
     """
 
     frame: Any
-    id: str | None = None
+    id: str | Sequence[str] | None = None
     label: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -100,13 +100,14 @@ def write_frames(frames: Mapping[str, Any], parties: Mapping[str, Any], folder: 
     found = dict(parties)
     for name, frame in frames.items():
         table = dict(parties[name])
+        ids = id_columns(table.get("id"))
         path = folder / f"{name}.{'npz' if is_arrays(frame) else 'parquet'}"
         with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
             if is_arrays(frame):
                 write_arrays(frame, file)
-                left_out = {*(table.get(key) for key in ("id", "label", "split")), *table.get("drop", ())}
+                left_out = {*ids, table.get("label"), table.get("split"), *table.get("drop", ())}
                 table.setdefault("columns", [str(key) for key in frame if key not in left_out])
             else:
-                pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}", table.get("id")), file)
+                pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}", ids), file)
         found[name] = table | {"source": str(path.resolve())}
     return found

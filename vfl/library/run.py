@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import Data
-from vfl_common.config.data import FRAME, DataSettings, ids_only, resolved
+from vfl_common.config.data import FRAME, DataSettings, id_columns, ids_only, resolved
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Bytes, Summary
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from vfl.library.model import Model
     from vfl.simulation.origin import Origin
+    from vfl_common.config.recipe import Recipe
 
 
 class Run:
@@ -132,7 +133,7 @@ class Run:
             table = pyarrow.parquet.read_table(result)
         if output is not None:
             write_table(Path(output), table)
-        active = settings[self._active]
+        active = settings[self._active].ruled(self._recipe(self._active).rows.id_rules)
         first = next(iter(active.parts), self._active)  # whose ids joined tables have
         return _in_order(table.to_pydict(), active.parts.get(first, active), frames.get(first))
 
@@ -179,7 +180,9 @@ class Run:
                 found = Data(found.frame, id=found.id or trained[of].id)
             is_source = isinstance(found.frame, str | Path)
             source = resolved(str(found.frame), Path()) if is_source else f"{FRAME}{name}"
-            changes = {**({"id": found.id} if found.id else {}), "source": source, "limit": None, "unaligned": None}
+            changes: dict[str, Any] = {"source": source, "limit": None, "unaligned": None}
+            changes |= {key: getattr(trained[of], key) for key in ("id_rules", "duplicates")}
+            changes |= {"id": tuple(id_columns(found.id))} if found.id else {}
             settings[name] = known.model_copy(update=changes)
             if name in without:
                 settings[name] = ids_only(settings[name])
@@ -204,10 +207,14 @@ class Run:
 
     def _has_features(self, name: str) -> bool:
         """Whether a party has columns of its own, and not labels only."""
+        place = self._recipe(name).party(name)
+        return place is None or place.features
+
+    def _recipe(self, name: str) -> Recipe:
+        """Returns the run's recipe, as the folder of a party has it."""
         from vfl_common.run_folder import RunFolder
 
-        place = RunFolder(self.folder / name, self.folder.name).recipe().party(name)
-        return place is None or place.features
+        return RunFolder(self.folder / name, self.folder.name).recipe()
 
     def _repr_html_(self) -> str:
         """Shows the tables of ``vfl report`` in a notebook."""
@@ -222,10 +229,13 @@ class Run:
 def _in_order(found: dict[str, list[Any]], settings: DataSettings, frame: Any) -> dict[str, list[Any]]:
     """Returns predictions in the order of a frame, with its own ids; without one, as they are."""
     from vfl_party.data.frames import own_ids
+    from vfl_party.data.ids import kept_rows
 
     if frame is None:
         return found
-    texts, values = own_ids(frame, settings)
+    texts, own = own_ids(frame, settings)
+    rows = kept_rows(texts, settings.duplicates)
     place = {text: at for at, text in enumerate(found.pop("id"))}
-    order = [place[text] for text in texts]
-    return {settings.id or "id": values, **{name: [each[at] for at in order] for name, each in found.items()}}
+    order = [place[texts[row]] for row in rows]
+    ids = {name: [values[row] for row in rows] for name, values in own.items()}
+    return ids | {name: [each[at] for at in order] for name, each in found.items()}

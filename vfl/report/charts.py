@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vfl.report.picture import Picture
 from vfl.report.reading import OWN, Rounds, Run, curves, find, own_curves
-from vfl.report.table import FIRST, in_order, size
+from vfl.report.table import in_order, size
 from vfl_common.files import unwritable
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
@@ -26,7 +26,11 @@ _PARTIES = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, "#E69F00", "#000000", _GREY)
 NOBODY: Mapping[str, Mapping[str, Rounds]] = MappingProxyType({})
 _SHOWN = ("accuracy", "auc", "rmse")  # beside the loss
 _LABELS = {"auc": "AUC", "rmse": "RMSE (unit of the label)", "loss": "mean loss"}
-_TITLES = {FIRST: "open (comparing rows)", CONTROL: "control (joining, heartbeats, progress, results)"}
+_TITLES = {
+    "align": "align (finding the rows in common)",
+    "open": "open (comparing rows)",
+    CONTROL: "control (joining, heartbeats, progress, results)",
+}
 _LINES = ("-", "--", ":")
 _DPI = 130
 _MOST_ROWS = 24  # links in one column of panels; more need two columns

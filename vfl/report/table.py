@@ -19,11 +19,14 @@ from vfl_common.text import clean
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
-FIRST = "open"  # the phase in which the rows are compared
+FIRST = ("align", "open")  # the phases before those of the recipe
 PIPE_WIDTH = 120  # if there is no terminal
 _WHY_DIFFERENT = "a process that was killed or stopped explains it: it loses what it counted after its last checkpoint"
 _WITHOUT_STOPPED = ", without the processes that were killed or stopped"
-WORDS = "open: the rows are compared. envelope: all of a message except its tensors (payload). kB = 1,000 bytes."
+WORDS = (
+    "align: the rows in common are found. open: the rows are compared.\n"
+    "envelope: all of a message except its tensors (payload). kB = 1,000 bytes."
+)
 
 
 def size(count: int) -> str:
@@ -103,7 +106,7 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
 
 def in_order(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
     """Orders the phases that moved bytes: the comparison of rows, the recipe's phases, then the sessions (control)."""
-    known = [FIRST, *phases]
+    known = [*FIRST, *phases]
     found = list(summary.bytes.by_phase)
     return sorted(found, key=lambda name: (name == CONTROL, known.index(name) if name in known else len(known)))
 
@@ -114,6 +117,10 @@ def _headline(summary: Summary) -> str:
         f"{summary.steps:,} steps",
         f"{summary.wall_s:.1f} s",
     ]
+    held = {party.name: party.rows for party in summary.parties if party.rows}
+    if held:
+        common = next(party.common_rows for party in summary.parties if party.rows)
+        parts.append(f"{common:,} rows in common ({', '.join(f'{name} {rows:,}' for name, rows in held.items())})")
     if summary.without:
         parts.append(f"trained without {', '.join(summary.without)}, too late")
     missed = Counter[str]()

@@ -1,7 +1,7 @@
 """Makes the recipes of baselines: what a federation is worth is seen beside one party that trains by itself.
 
 Alone: a party with its own columns. Combined: one party with all columns, joined by id. The new recipe keeps rows, seed
-and model, and its only party holds the ids of the federation, so training, validation and test rows are the same.
+and model, and its only party holds the ids that all parties hold, so training, validation and test rows are the same.
 Combined needs all data in one place, so there is none between organisations.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -22,6 +22,7 @@ from vfl_common.text import listed
 COMBINED = "combined"  # the name of the party that has all columns
 BASELINES = ("alone", "combined", "gbdt", "gbdt-alone")
 _BETWEEN = ("codec", "transforms")  # keys of a phase about what crosses between parties
+_ALIGNMENT = ("align", "at_least", "alignment")  # keys of [rows] about finding the rows in common
 _PATIENCE = 50  # trees without a lower loss on the validation rows
 Tables = dict[str, Any]
 
@@ -89,7 +90,12 @@ def alone(tables: Tables, recipe: Recipe, name: str, base: Path, where: str) -> 
         raise InputError(Code.CONFIG_INVALID, f"{text}; take a party that shares simulate.data, or the active party")
     place = {key: value for key, value in _roster(tables)[name].items() if key == "encoder"}
     device = settings_of(recipe).devices.get(name)
-    return _one_party(tables, name, place, divide(recipe, base)[name], device)
+    data = divide(recipe, base)
+    own = data[name]
+    if recipe.rows.align == "psi" and settings_of(recipe).parties:  # the others' ids say which rows are in common
+        others = {each: ids_only(settings) for each, settings in data.items() if each != name}
+        own = _joined({name: own, **others}, in_common=True)
+    return _one_party(tables, name, place, own, device)
 
 
 def combined(tables: Tables, recipe: Recipe, base: Path, where: str) -> Tables:
@@ -109,15 +115,21 @@ def combined(tables: Tables, recipe: Recipe, base: Path, where: str) -> Tables:
     if not recipe.active.features:
         bare = {"columns": (), "drop": (), "numeric": (), "categorical": (), "image_shape": None}
         data[names[0]] = data[names[0]].model_copy(update=bare)
-    first = data[names[0]]
-    joined = DataSettings(
-        source=f"the joined tables of {listed(names)}",
+    joined = _joined({name: data[name] for name in names}, in_common=recipe.rows.align == "psi")
+    return _one_party(tables, COMBINED, {}, joined, device)
+
+
+def _joined(parts: dict[str, DataSettings], *, in_common: bool) -> DataSettings:
+    """Returns the settings of tables joined by id; the first has the label."""
+    first = next(iter(parts.values()))
+    return DataSettings(
+        source=f"the joined tables of {listed(list(parts))}",
         id=first.id,
         label=first.label or ("target" if first.is_named else None),
         label_scale=first.label_scale,
-        parts={name: data[name] for name in names},
+        parts=parts,
+        in_common=in_common,
     )
-    return _one_party(tables, COMBINED, {}, joined, device)
 
 
 def _roster(tables: Tables) -> dict[str, Tables]:
@@ -132,4 +144,5 @@ def _one_party(tables: Tables, name: str, place: Tables, data: DataSettings, dev
     if device is not None:
         simulate["devices"] = {name: device}
     made["simulate"] = simulate
+    made["rows"] = {key: value for key, value in made.get("rows", {}).items() if key not in _ALIGNMENT}
     return made

@@ -7,19 +7,33 @@ from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
-from vfl_common.config.base import Section
+from vfl_common.config.base import Section, spelt
 
 FRAME = "frame of "  # before a party's name: the source is a table in memory, which the library was given
 _NAMED = re.compile(r"([a-z][a-z0-9_]+):")  # before the rest of a source that is no path; C:\ is one
 _SETS = ("sklearn", "torchvision")
+
+IdRule = Annotated[  # a step that spells an id as the other parties do; ``vfl_party.data.ids`` has them
+    str,
+    spelt(
+        r"trim|casefold|nfkc|digits|email|phone:[A-Z]{2}",
+        "'trim', 'casefold', 'nfkc', 'digits', 'email' or 'phone:CC', with a country such as DE for CC",
+    ),
+]
+Duplicates = Literal["error", "first", "drop"]
 
 
 def reader_of(source: str) -> str | None:
     """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None if it is a path or a frame."""
     named = _NAMED.match(source)
     return named[1] if named else None
+
+
+def id_columns(given: Any) -> Any:
+    """Returns the columns of an id as people write them: one name, a list of names, or None."""
+    return () if given is None else (given,) if isinstance(given, str) else given
 
 
 def is_path(source: str) -> bool:
@@ -61,11 +75,14 @@ class DataSettings(Section):
     plug-in NAME reads: a table. A path that looks so is written as ``./NAME:REST``.
 
     ``parts``: each is read and prepared by its own settings, the first has the label, and ``source`` is only words for
-    messages. ``vfl.simulation.baselines`` makes such settings.
+    messages; ``in_common``: other rows than those of all parts are left out. ``vfl.simulation.baselines`` makes such
+    settings.
     """
 
     source: str
-    id: str | None = None  # id column (NPZ: array); named sets and NPZ without one: the row's number
+    id: tuple[str, ...] = ()  # id columns (NPZ: arrays), one id together; named sets and NPZ without: the row's number
+    id_rules: tuple[IdRule, ...] | None = None  # how each of them is spelt alike, in order; None: rows.id_rules
+    duplicates: Duplicates = "error"  # rows that share an id: refuse them, keep the source's first, or drop them all
     label: str | None = None  # label column (NPZ: array); active party only. Named sets: "target"
     split: str | None = None  # column (NPZ: array) with each row's split, for rows.split = "column"; active party only
     columns: tuple[str, ...] | None = None  # feature columns; default: all but id, label, split and `drop`
@@ -82,9 +99,18 @@ class DataSettings(Section):
     unaligned: str | None = None  # a file with more rows that only this party has: for local self-supervision
     limit: PositiveInt | None = None  # only the first rows, to try things out
     parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
+    in_common: bool = False
+
+    @field_validator("id", mode="before")
+    @classmethod
+    def _columns(cls, value: Any) -> Any:
+        columns = id_columns(value)
+        if not isinstance(columns, list | tuple):
+            raise ValueError("must be the name of a column, or a list of names")
+        return columns
 
     def model_post_init(self, _context: Any) -> None:
-        roles = [name for name in (self.id, self.label, self.split) if name is not None]
+        roles = [name for name in (*self.id, self.label, self.split) if name is not None]
         if len(set(roles)) < len(roles):
             raise ValueError("id, label and split are columns of their own; two of them have the same name")
 
@@ -103,6 +129,12 @@ class DataSettings(Section):
         if self.unaligned is not None:
             paths["unaligned"] = normpath(base / self.unaligned)
         return self.model_copy(update=paths)
+
+    def ruled(self, rules: tuple[str, ...]) -> DataSettings:
+        """Returns the same settings with the recipe's rules for ids, unless they have their own."""
+        parts = {name: each.ruled(rules) for name, each in self.parts.items()}
+        own = rules if self.id_rules is None else self.id_rules
+        return self.model_copy(update={"parts": parts, "id_rules": own})
 
     @property
     def is_named(self) -> bool:

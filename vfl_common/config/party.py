@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PositiveInt
 
 from vfl_common.config.base import Section, parse, read_toml, spelt
 from vfl_common.config.data import DataSettings
@@ -48,6 +48,7 @@ class PartyFile(Section):
     tls: TlsSettings
     data: DataSettings | None = None
     policy: str = "allow_all"  # decides what may leave this party
+    alignments_a_day: PositiveInt = 24  # of one table, by psi: who may ask often can guess ids
     encoder: EncoderSettings | None = None  # replaces the recipe's encoder; must give the recipe's embedding size
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from vfl_common.config.base import KindName, Section, gathered, parse, read_toml, spelt
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, IdRule
 from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
 from vfl_common.errors import VflError
 from vfl_common.files import PLAIN_NAME
@@ -31,6 +31,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})  # the runner's own, in step keys and the ledger
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
+_NEWER = ("align", "at_least", "alignment", "id_rules")  # keys of [rows] that not all versions know
 _OF_PRESET = ("fedhssl", "contrastive", ("fedonce", "contrastive"))  # kinds, or (kind, objective), that read `preset`
 
 
@@ -57,6 +58,8 @@ class RowsSettings(Section):
 
     ``aligned`` and ``labelled`` are for experiments with few aligned, and fewer labelled, rows. The other training rows
     are treated as rows that a party cannot match with the others' rows, or as rows whose labels nobody knows.
+
+    ``id_rules``: spell every id alike, in order, before ids are compared; a party's ``data.id_rules`` replace them.
     """
 
     align: Literal["digest", "psi"] = "digest"
@@ -67,6 +70,7 @@ class RowsSettings(Section):
     test: Fraction = 0.2
     aligned: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # share of the training rows
     labelled: PositiveInt | None = None  # how many of the aligned training rows; default: all
+    id_rules: tuple[IdRule, ...] = ()
 
 
 class TransformSettings(Section):
@@ -233,8 +237,12 @@ class Recipe(Section):
         return next((party for party in self.parties if party.name == name), None)
 
     def canonical_json(self) -> str:
-        """Returns the recipe without ``simulate``, with sorted keys and all defaults: equal for equal recipes."""
-        return json.dumps(self.model_dump(mode="json", exclude={"simulate"}), sort_keys=True, separators=(",", ":"))
+        """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal recipes."""
+        found = self.model_dump(mode="json", exclude={"simulate"})
+        for key in _NEWER:  # left out as before there were any, so that digests stay what they were
+            if getattr(self.rows, key) == RowsSettings.model_fields[key].default:
+                del found["rows"][key]
+        return json.dumps(found, sort_keys=True, separators=(",", ":"))
 
     def digest(self) -> str:
         """Returns the SHA-256 of the canonical form, hexadecimal."""

@@ -57,6 +57,8 @@ SAID: dict[str, dict[str, str]] = {
         "absences_json": "active party: steps computed without a party",
         "peak_memory_bytes": "GPU memory",
         "skipped_rounds": "rounds whose updates it has lost",
+        "rows": "how many rows it holds, if the parties have found their common rows",
+        "common_rows": "how many of them all parties hold",
     },
     "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
     "alone": {},
@@ -127,7 +129,8 @@ class PartyReport:
 
     ``free_from``: the labels of its last checkpoint and of those after which it has exchanged nothing. ``without``:
     parties that the model was trained without. ``absences_json``: the steps that were computed without a party.
-    ``peak_memory_bytes``: the peak of its GPU memory. ``skipped_rounds``: those whose updates it has lost.
+    ``peak_memory_bytes``: the peak of its GPU memory. ``skipped_rounds``: those whose updates it has lost. ``rows``,
+    ``common_rows``: how many rows it holds, and how many of them all parties hold, if they have found these.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -140,6 +143,8 @@ class PartyReport:
     absences_json: str = ""
     peak_memory_bytes: int | None = None
     skipped_rounds: int = 0
+    rows: int = 0
+    common_rows: int = 0
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
         """Returns what the server gets: the results, with the party's ledger and the kernel's counts."""
@@ -153,6 +158,8 @@ class PartyReport:
             without=self.without,
             absences_json=self.absences_json,
             skipped_rounds=self.skipped_rounds,
+            rows=self.rows,
+            common_rows=self.common_rows,
         )
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -24,12 +24,10 @@ class Aligned:
     """The rows that all parties hold. ``ids``: in the order that all parties use.
 
     ``division``: a byte a row, see ``vfl_party.rows.division_of``; None: every party divides the rows by itself.
-    ``held``: {party: the rows that it holds}, if the parties have told each other.
     """
 
     ids: tuple[str, ...]
     division: bytes | None = None
-    held: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def of(self, table: Table) -> Table:
         """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""

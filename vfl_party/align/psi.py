@@ -135,7 +135,7 @@ class PsiAlignment:
         assert common is not None  # noqa: S101 - the ring knows it if this party does
         aligned = self._digest.align(replace(at, table=_picked(at.table, common)))
         kept.clear()  # all parties have kept the common rows before they compared them
-        return replace(aligned, held=dict(zip(ring.names, ring.rows, strict=True)))
+        return aligned
 
 
 def _picked(table: Table, common: npt.NDArray[np.bool_]) -> Table:

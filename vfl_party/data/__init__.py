@@ -2,8 +2,19 @@
 
 from vfl_party.data.join import read_table
 from vfl_party.data.labels import Labels
-from vfl_party.data.load import load_table, loading
+from vfl_party.data.load import load_table, loading, read_rows, tabulate
 from vfl_party.data.preprocess import Features, Preprocessor
 from vfl_party.data.table import Table, describe
 
-__all__ = ["Features", "Labels", "Preprocessor", "Table", "describe", "load_table", "loading", "read_table"]
+__all__ = [
+    "Features",
+    "Labels",
+    "Preprocessor",
+    "Table",
+    "describe",
+    "load_table",
+    "loading",
+    "read_rows",
+    "read_table",
+    "tabulate",
+]

@@ -28,7 +28,7 @@ def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with
     or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises InputError.
     """
     source = settings.source
-    names = [name for name in arrays if name not in (settings.id, settings.label, settings.split)]
+    names = [name for name in arrays if name not in (*settings.id, settings.label, settings.split)]
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
@@ -36,7 +36,7 @@ def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with
     n = next(iter(lengths.values()), 0)
     checks.require_rows(source, n)
     keep = slice(0, settings.limit)
-    ids = row_ids(n)[keep] if settings.id is None else id_texts(source, settings.id, _chunk(arrays[settings.id][keep]))
+    ids = [id_texts(source, name, _chunk(arrays[name].reshape(n)[keep])) for name in settings.id]
     labels = splits = None
     if with_label and settings.label is not None:
         labels = label_values(source, settings.label, _chunk(arrays[settings.label].reshape(n)[keep]))
@@ -47,8 +47,8 @@ def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with
     if len(features) == 1 and first is not None and (first.ndim > 2 or (first.ndim == 2 and settings.image_shape)):
         checks.refuse_column_settings(source, settings, ("numeric", "categorical"))
         images = first if first.ndim == 2 else channels_first(source, first, settings.image_shape)
-        return Rows(ids, labels, images, splits)
-    return Rows(ids, labels, array_columns(features, settings), splits)
+        return Rows(ids or [row_ids(n)[keep]], labels, images, splits)
+    return Rows(ids or [row_ids(n)[keep]], labels, array_columns(features, settings), splits)
 
 
 def row_ids(n: int) -> list[str]:
@@ -105,11 +105,10 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
     except (OSError, ValueError, EOFError, AttributeError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
         what = "is not an NPZ file of plain arrays that can be read (without pickled objects)"
         raise checks.unreadable(source, f"{what}; write it again with numpy.savez") from None
-    for role, name in (("id", settings.id), ("label", settings.label), ("split", settings.split)):
+    ids = [("id", name) for name in settings.id]
+    for role, name in (*ids, ("label", settings.label), ("split", settings.split)):
         if name in arrays and arrays[name].size != len(arrays[name]):
             raise checks.unusable(source, f"{role} array {name!r} has several values a row; give one")
-    if settings.id is not None:
-        arrays[settings.id] = arrays[settings.id].reshape(-1)
     return arrays
 
 
@@ -117,13 +116,13 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
     source = settings.source
     if with_label and settings.label is None:
         raise checks.unusable(source, f"needs data.label, the name of its label array, one of {checks.listed(names)}")
-    checks.require_names(source, "id", [settings.id] if settings.id is not None else [], names, noun="array")
+    checks.require_names(source, "id", settings.id, names, noun="array")
     if with_label:
         checks.require_roles(source, settings, names, noun="array")
-    needed = (settings.id, *((settings.label, settings.split) if with_label else ()))
+    needed = (*settings.id, *((settings.label, settings.split) if with_label else ()))
     for key, listed in (("columns", settings.columns or ()), ("drop", settings.drop)):
         checks.require_names(source, key, listed, names, noun="array")
-    left_out = {settings.id, settings.label, settings.split, *settings.drop}
+    left_out = {*settings.id, settings.label, settings.split, *settings.drop}
     features = [name for name in dict.fromkeys(settings.columns or names) if name not in left_out]
     if settings.columns == ():
         features = []

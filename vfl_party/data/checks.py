@@ -62,17 +62,17 @@ def require_rows(source: str, n: int) -> None:
         raise unusable(source, "has no rows; give a file with at least one")
 
 
-def require_unique(source: str, ids: Sequence[str]) -> None:
-    """Raises InputError if an id occurs twice; it gives the count of such rows and the first two row numbers."""
-    repeated = len(ids) - len(set(ids))
+def require_unique(source: str, ids: Sequence[str | None], repeated: int) -> None:
+    """Raises InputError if rows repeat an id, with their number and the first two rows; None is no id."""
     if repeated == 0:
         return
     first_row: dict[str, int] = {}
     for row, name in enumerate(ids, 1):
-        if first_row.setdefault(name, row) != row:
+        if name is not None and first_row.setdefault(name, row) != row:
             what = "row repeats the id of an earlier row" if repeated == 1 else "rows repeat the id of an earlier row"
             where = rows(source, first_row[name], row)
-            raise unusable(source, f"{repeated} {what}, first in {where}; keep one row for each id")
+            advice = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
+            raise unusable(source, f"{repeated} {what}, first in {where}; {advice}")
 
 
 def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], advice: str) -> None:

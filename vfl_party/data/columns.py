@@ -33,14 +33,18 @@ _MISSING_NUMBER = ("", "NA", "N/A", "n/a", "na", "NaN", "nan", "NAN", "null", "N
 class Rows:
     """A reader's result, in the order of the source, with ``limit`` applied.
 
-    labels: [N] float64 or text (object), or None. features: an Arrow table of the party's columns, or pixels: [N, C,
-    H, W], or [N, F] if ``image_shape`` says how to arrange them. splits: [N] text of ``SPLITS``, or None.
+    ids: the columns that are one id together, as they come: each [N] text, None if missing. labels: [N] float64 or text
+    (object), or None. features: an Arrow table of the party's columns, or pixels: [N, C, H, W], or [N, F] if
+    ``image_shape`` says how to arrange them. splits: [N] text of ``SPLITS``, or None.
     """
 
-    ids: Sequence[str]
+    ids: Sequence[Sequence[str | None]]
     labels: npt.NDArray[Any] | None
     features: Any
     splits: npt.NDArray[np.object_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,7 @@ def read_csv(settings: DataSettings, with_label: bool) -> Rows:
     arrow = csv_text(source, names, chosen.all_names())
     arrow = arrow if settings.limit is None else arrow.slice(0, settings.limit)
     for name in chosen.all_names():
-        if name != chosen.id and name not in settings.categorical and name not in settings.numeric:
+        if name not in (*chosen.id, *settings.categorical, *settings.numeric):
             numbers = parse_numbers(arrow[name])
             if numbers is not None:
                 arrow = arrow.set_column(arrow.column_names.index(name), name, numbers)
@@ -90,36 +94,37 @@ def read_parquet(settings: DataSettings, with_label: bool) -> Rows:
 class Chosen:
     """The names of the columns to read."""
 
-    id: str
+    id: tuple[str, ...]
     label: str | None
     features: tuple[str, ...]
     split: str | None = None
 
     def all_names(self) -> list[str]:
-        return [self.id, *(each for each in (self.label, self.split) if each), *self.features]
+        return [*self.id, *(each for each in (self.label, self.split) if each), *self.features]
 
     def rows(self, source: str, arrow: pa.Table) -> Rows:
         """Makes ``Rows`` of a table with these columns. Raises InputError for unusable ids or labels."""
         checks.require_rows(source, arrow.num_rows)
         labels = label_values(source, self.label, arrow[self.label]) if self.label else None
         splits = split_values(source, self.split, arrow[self.split]) if self.split else None
-        return Rows(id_texts(source, self.id, arrow[self.id]), labels, arrow.select(list(self.features)), splits)
+        ids = [id_texts(source, name, arrow[name]) for name in self.id]
+        return Rows(ids, labels, arrow.select(list(self.features)), splits)
 
 
 def choose(names: list[str], settings: DataSettings, with_label: bool) -> Chosen:
     """Chooses id, label and feature columns, in the order of ``data.columns`` or of the file. Raises InputError."""
     source = settings.source
-    if settings.id is None:
+    if not settings.id:
         raise checks.unusable(source, f"needs data.id, the name of its id column, one of {checks.listed(names)}")
     if with_label and settings.label is None:
         raise checks.unusable(source, f"needs data.label, the name of its label column, one of {checks.listed(names)}")
     doubles = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if doubles:
         raise checks.unusable(source, f"has two columns called {doubles[0]!r}; rename one")
-    checks.require_names(source, "id", [settings.id], names)
+    checks.require_names(source, "id", settings.id, names)
     if with_label:
         checks.require_roles(source, settings, names)
-    features = choose_features(names, settings, leave_out=(settings.id, settings.label, settings.split))
+    features = choose_features(names, settings, leave_out=(*settings.id, settings.label, settings.split))
     label, split = (settings.label, settings.split) if with_label else (None, None)
     return Chosen(settings.id, label, features, split)
 
@@ -241,15 +246,12 @@ def split_columns(arrow: pa.Table, settings: DataSettings) -> Columns:
     return Columns(np.ascontiguousarray(numeric_FN.T), tuple(numbers), categorical_NK, tuple(texts))
 
 
-def id_texts(source: str, name: str, column: pa.ChunkedArray) -> list[str]:
-    """Returns ids as text, whole numbers in decimal digits. Raises InputError for other types and missing ids."""
+def id_texts(source: str, name: str, column: pa.ChunkedArray) -> list[str | None]:
+    """Returns ids as text, whole numbers in decimal digits, None if missing. Raises InputError for other types."""
     column = _plain(column)
     if not (pa.types.is_integer(column.type) or (_is_text(column.type) and not pa.types.is_boolean(column.type))):
         raise checks.unusable(source, f"id column {name!r} holds {column.type}; ids are text or whole numbers")
-    text = pc.cast(column, pa.string())
-    missing_N = pc.fill_null(pc.equal(text, ""), True).to_numpy()
-    checks.require_present(source, f"id column {name!r}", missing_N, "every row needs an id")
-    ids: list[str] = text.to_pylist()
+    ids: list[str | None] = pc.cast(column, pa.string()).to_pylist()
     return ids
 
 

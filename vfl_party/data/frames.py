@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -14,6 +14,7 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.arrays import array_rows, row_ids
 from vfl_party.data.columns import Rows, choose, id_texts
+from vfl_party.data.ids import Id, normalised
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
@@ -21,8 +22,8 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
     source = settings.source
     if is_arrays(frame):
         arrays = {str(name): _array(source, name, array) for name, array in frame.items()}
-        wanted = {settings.id, settings.label, settings.split}
-        checks.require_names(source, "id", [settings.id] if settings.id else [], list(arrays))
+        wanted = {*settings.id, settings.label, settings.split}
+        checks.require_names(source, "id", settings.id, list(arrays))
         if with_label and settings.label is None:
             text = f"needs data.label, the name of its label array, one of {checks.listed(list(arrays))}"
             raise checks.unusable(source, text)
@@ -64,20 +65,22 @@ def write_arrays(arrays: Mapping[Any, Any], file: BinaryIO) -> None:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
-def own_ids(frame: Any, settings: DataSettings) -> tuple[list[str], list[Any]]:
-    """Returns the ids of a frame's rows, in its order: as the parties compare them, and as the frame has them.
+def own_ids(frame: Any, settings: DataSettings) -> tuple[list[Id], dict[str, list[Any]]]:
+    """Returns the ids of a frame's rows, in its order: as the parties compare them, and the columns that have them.
 
     Rows without ids are numbered from 0. Raises InputError.
     """
-    source, name = settings.source, settings.id
-    if not is_arrays(frame):
-        column = as_arrow(frame, source, name)[str(name)]
-        return id_texts(source, str(name), column), column.to_pylist()
-    if name is None:
+    source, rules = settings.source, settings.id_rules or ()
+    if not settings.id:
         n = len(next(iter(frame.values())))
-        return row_ids(n), list(range(n))
-    array = np.asarray(frame[name])
-    return id_texts(source, name, pa.chunked_array([pa.array(array)])), array.tolist()
+        return normalised([row_ids(n)], rules), {"id": list(range(n))}
+    if is_arrays(frame):
+        columns = {name: pa.chunked_array([pa.array(np.asarray(frame[name]))]) for name in settings.id}
+    else:
+        arrow = as_arrow(frame, source, settings.id)
+        columns = {name: arrow[name] for name in settings.id}
+    ids = normalised([id_texts(source, name, column) for name, column in columns.items()], rules)
+    return ids, {name: column.to_pylist() for name, column in columns.items()}
 
 
 def is_arrays(frame: object) -> bool:
@@ -90,15 +93,15 @@ def is_lazy(frame: object) -> bool:
     return hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow")
 
 
-def as_arrow(frame: Any, source: str, id_column: str | None = None) -> pa.Table:
-    """Returns a frame as an Arrow table. ``id_column``: kept if it is the name of a pandas index. Raises InputError."""
+def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
+    """Returns a frame as an Arrow table. ``ids``: names of a pandas index that are kept. Raises InputError."""
     try:
         if isinstance(frame, pa.Table):
             return frame
         if type(frame).__module__.partition(".")[0] == "pandas":
-            index = getattr(getattr(frame, "index", None), "name", None)
-            keep = index is not None and index == id_column
-            return pa.Table.from_pandas(frame.reset_index() if keep else frame, preserve_index=False)
+            index = getattr(getattr(frame, "index", None), "names", ())
+            kept = [name for name in index if name in ids]
+            return pa.Table.from_pandas(frame.reset_index(kept) if kept else frame, preserve_index=False)
         if is_lazy(frame):
             raise checks.unusable(source, "is lazy: call .collect() first")
         if hasattr(frame, "to_arrow"):  # polars

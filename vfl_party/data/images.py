@@ -32,12 +32,12 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
         raise checks.unusable(index, f"has no column {FILE!r} for the images' files; add it")
     if with_label and settings.label is None:
         raise checks.unusable(index, f"needs data.label, the name of its label column, one of {checks.listed(names)}")
-    id_name = settings.id or FILE
+    id_names = settings.id or (FILE,)
     label, split = (settings.label, settings.split) if with_label else (None, None)
-    checks.require_names(index, "id", [id_name], names)
+    checks.require_names(index, "id", id_names, names)
     if with_label:
         checks.require_roles(index, settings, names)
-    wanted = dict.fromkeys([FILE, id_name, *(each for each in (label, split) if each)])
+    wanted = dict.fromkeys([FILE, *id_names, *(each for each in (label, split) if each)])
     arrow = csv_text(index, names, list(wanted))
     arrow = arrow if settings.limit is None else arrow.slice(0, settings.limit)
     checks.require_rows(index, arrow.num_rows)
@@ -45,9 +45,11 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     if label:
         numbers = parse_numbers(arrow[label])
         labels = label_values(index, label, arrow[label] if numbers is None else numbers)
-    files = id_texts(index, FILE, arrow[FILE])
+    files = [file or "" for file in arrow[FILE].to_pylist()]
+    checks.require_present(index, f"column {FILE!r}", ~np.array(files, bool), "every row needs an image")
     splits = split_values(index, split, arrow[split]) if split else None
-    return Rows(id_texts(index, id_name, arrow[id_name]), labels, _read_all(Path(source), index, files), splits)
+    ids = [id_texts(index, name, arrow[name]) for name in id_names]
+    return Rows(ids, labels, _read_all(Path(source), index, files), splits)
 
 
 def to_unit(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -20,12 +20,16 @@ def read_table(settings: DataSettings, with_label: bool, load: Callable[[DataSet
     """Reads a table with ``load``; if the settings have ``parts``, reads each of them and joins their columns.
 
     A column is then called ``party:column``, and the label is that of the first part. Raises InputError, also if the
-    parts have other ids than the first, or images.
+    parts have images, or other ids than the first and the settings do not say ``in_common``.
     """
     if not settings.parts:
         return load(settings, with_label)
     one, *_ = settings.parts
     tables = {name: _named(name, own, load(own, with_label and name == one)) for name, own in settings.parts.items()}
+    if settings.in_common:
+        common = set.intersection(*(set(table.ids) for table in tables.values()))
+        tables = {name: _of(table, common) for name, table in tables.items()}
+        checks.require_rows(settings.source, len(common))
     first = tables[one]
     for name, table in tables.items():
         if table.ids != first.ids:
@@ -40,6 +44,10 @@ def read_table(settings: DataSettings, with_label: bool, load: Callable[[DataSet
         categorical=_beside([table.categorical for table in tables.values()]),
         categorical_names=tuple(name for table in tables.values() for name in table.categorical_names),
     )
+
+
+def _of(table: Table, ids: set[str]) -> Table:
+    return table.select(np.array([row for row, each in enumerate(table.ids) if each in ids], dtype=np.int64))
 
 
 def part_of(table: Table, name: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,14 @@ from vfl_party.data import checks
 from vfl_party.data.arrays import read_npz
 from vfl_party.data.columns import Rows, read_csv, read_parquet, split_columns
 from vfl_party.data.frames import frame_rows
+from vfl_party.data.ids import IdCounts, kept_rows, normalised
 from vfl_party.data.images import read_image_folder, to_unit
 from vfl_party.data.named import read_sklearn, read_torchvision
 from vfl_party.data.table import Table
 from vfl_party.data.views import column_run, cut_images
 from vfl_party.plugins import PlugIns
+
+log = logging.getLogger(__name__)
 
 PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision"))
 
@@ -32,7 +36,7 @@ def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     ``with_label``: read the label too (the active party). The label column is never a feature, even without it. Raises
     InputError, with the column and the row, if the source or its content cannot be used.
     """
-    return _tabulate(_read(settings, with_label), settings, with_label=with_label)
+    return tabulate(read_rows(settings, with_label), settings, with_label)
 
 
 def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
@@ -42,29 +46,42 @@ def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
         if not settings.source.startswith(FRAME):
             return load_table(settings, with_label=with_label)
         frame = frames[settings.source.removeprefix(FRAME)]
-        return _tabulate(frame_rows(frame, settings, with_label), settings, with_label=with_label)
+        return tabulate(frame_rows(frame, settings, with_label), settings, with_label)
 
     return load
 
 
-def _tabulate(rows: Rows, settings: DataSettings, *, with_label: bool) -> Table:
-    """Checks rows in the order of their source, cuts them to the party's view, sorts them. Raises InputError."""
+def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
+    """Makes a table of rows in the order of their source: the last step of ``load_table``.
+
+    It spells the ids by the rules, checks all rows, cuts them to the party's view, leaves out those without an id and
+    those that ``data.duplicates`` drops, and sorts the others. Raises InputError.
+    """
     source = settings.source
-    checks.require_rows(source, len(rows.ids))
-    checks.require_unique(source, rows.ids)
-    if isinstance(rows.features, pa.Table):
-        table = _from_columns(rows, settings)
-    else:
-        table = _from_images(rows, settings)
+    checks.require_rows(source, len(rows))
+    ids = normalised(rows.ids, settings.id_rules or ())
+    kept = kept_rows(ids, settings.duplicates)
+    counts = IdCounts.of(ids, kept)
+    if settings.duplicates == "error":
+        checks.require_unique(source, ids, counts.repeated)
+    if not kept:
+        raise checks.unusable(source, f"{counts.left_out}; correct data.id, data.id_rules or data.duplicates")
+    texts = tuple(each or "" for each in ids)  # of all rows: sentences about them count the source's
+    whole = Table(source, texts, labels=rows.labels, splits=rows.splits, counts=counts)
+    complete = _with_columns if isinstance(rows.features, pa.Table) else _with_images
+    table = complete(whole, rows.features, settings)
     empty = table.numeric_NF is None and table.categorical is None and table.images_NCHW is None
     ids_alone = settings.columns == ()  # of a party without features
     if empty and not with_label and not ids_alone:
         raise checks.unusable(source, "has no feature columns beside the id; check data.columns, data.drop, data.label")
-    order = sorted(range(len(rows.ids)), key=rows.ids.__getitem__)  # by code points: the order of UTF-8 bytes
-    return table if order == list(range(len(order))) else table.select(np.array(order))
+    if counts.left_out:
+        log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
+    order = sorted(kept, key=texts.__getitem__)  # by code points: the order of UTF-8 bytes
+    return table if order == list(range(len(rows))) else table.select(np.array(order))
 
 
-def _read(settings: DataSettings, with_label: bool) -> Rows:
+def read_rows(settings: DataSettings, with_label: bool) -> Rows:
+    """Reads the rows of a source: the first step of ``load_table``. Raises InputError."""
     source, path, reader = settings.source, Path(settings.source), reader_of(settings.source)
     if reader == "sklearn":
         return read_sklearn(settings, with_label)
@@ -102,10 +119,9 @@ def _frame_of(source: str, name: str) -> Any:
         raise checks.unreadable(source, f"the plug-in fails ({why}); correct data.source, or the plug-in") from error
 
 
-def _from_columns(rows: Rows, settings: DataSettings) -> Table:
+def _with_columns(table: Table, features: pa.Table, settings: DataSettings) -> Table:
     source, view = settings.source, settings.view
-    columns = split_columns(rows.features, settings)
-    table = Table(source, tuple(rows.ids), labels=rows.labels, splits=rows.splits)
+    columns = split_columns(features, settings)
     if columns.numeric_names:
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":
@@ -125,11 +141,9 @@ def _from_columns(rows: Rows, settings: DataSettings) -> Table:
     return replace(table, images_NCHW=cut_images(source, images_NCHW, view))
 
 
-def _from_images(rows: Rows, settings: DataSettings) -> Table:
-    """Makes a table of images. Quarters and halves stay images; runs of pixels are columns without ``image_shape``."""
+def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings) -> Table:
+    """Adds images to a table. Quarters and halves stay images; runs of pixels are columns without ``image_shape``."""
     source, view = settings.source, settings.view
-    pixels: npt.NDArray[Any] = rows.features
-    table = Table(source, tuple(rows.ids), labels=rows.labels, splits=rows.splits)
     if view is not None and view.scheme == "columns":
         pixels_NF = pixels.reshape(len(pixels), -1)
         run = column_run(source, pixels_NF.shape[1], view)

@@ -29,7 +29,7 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
     _check_roles(settings)
     bunch = getattr(datasets, f"load_{name}")()
     keep = slice(0, settings.limit)
-    ids = row_ids(len(bunch.target))[keep]
+    ids = [row_ids(len(bunch.target))[keep]]
     labels = bunch.target[keep].astype(np.float64) if with_label else None
     if name == "digits":
         checks.refuse_column_settings(settings.source, settings, ("columns", "drop", "numeric", "categorical"))
@@ -54,7 +54,7 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
         raise checks.unusable(source, "is not a set of images with one class each; choose another")
     keep = slice(0, settings.limit)
     images = channels_first(source, pixels[keep], settings.image_shape)
-    ids = row_ids(len(pixels))[keep]
+    ids = [row_ids(len(pixels))[keep]]
     if not with_label:
         return Rows(ids, None, images)
     own = np.repeat(np.array(("train", "test"), object), [len(each) for each, _ in parts])
@@ -62,7 +62,7 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
 
 
 def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
-    if settings.id is not None:
+    if settings.id:
         raise checks.unusable(settings.source, "has no id column: the row's number is its id; remove data.id")
     checks.require_names(settings.source, "label", [settings.label] if settings.label else [], [TARGET])
     checks.require_names(settings.source, "split", [settings.split] if settings.split else [], splits)

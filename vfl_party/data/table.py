@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_party.data.checks import listed, no_text
+from vfl_party.data.ids import IdCounts
 
 MOST_CLASSES_SHOWN = 20
 
@@ -19,8 +20,8 @@ class Table:
 
     numeric_NF: NaN if a value is missing; categorical: [N, K] text, None if missing; images_NCHW: pixels, 0 to 1 if
     the source holds bytes; labels: [N] float64 numbers or text (dtype object), None if none were read; splits: [N]
-    text, ``train``, ``validation`` or ``test``, if the source says it. A table has columns or images; for an active
-    party without features it has neither.
+    text, ``train``, ``validation`` or ``test``, if the source says it; counts: of the source's rows, also of those that
+    are left out because of their ids. A table has columns or images; an active party without features has neither.
     """
 
     source: str
@@ -32,6 +33,7 @@ class Table:
     images_NCHW: npt.NDArray[np.float32] | None = None  # noqa: N815
     labels: npt.NDArray[Any] | None = None
     splits: npt.NDArray[np.object_] | None = None
+    counts: IdCounts | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 
 import torch
@@ -20,7 +20,6 @@ from vfl_common.errors import Code, InputError
 from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
 from vfl_party.align import alignment_of
-from vfl_party.align.digest import OPENING
 from vfl_party.chains import summarised
 from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
@@ -124,8 +123,8 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
     """
     recipe, count = outlook.recipe, _Count()
     party, rows = lone_party(outlook, rows)
-    opening = alignment_of(recipe).occurrences(rows)
-    phases = [PhaseForecast(name=OPENING, kind=OPENING, round_trips=count.add(party, opening))]
+    opening = groupby(alignment_of(recipe).occurrences(rows), key=lambda each: each.step.phase)
+    phases = [PhaseForecast(name=name, kind=name, round_trips=count.add(party, of)) for name, of in opening]
     limits = dict(ended or {})
     for phase in recipe.phases:
         stated, settings = load_method(phase.kind).traffic, parse_settings(phase)

@@ -39,7 +39,8 @@ def done_by(report: control_pb2.Report) -> dict[str, int | float | None]:
     """Returns the facts of a report that go into the party's entry of the summary."""
     peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
     skipped = {"skipped_rounds": min(report.skipped_rounds, MOST_ROUNDS)}
-    return {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak, **skipped}
+    rows = {"rows": report.rows, "common_rows": report.common_rows}
+    return {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak, **skipped, **rows}
 
 
 def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:

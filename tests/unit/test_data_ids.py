@@ -1,0 +1,241 @@
+"""Ids: rules that spell them alike, several columns as one, missing and repeated ones."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from vfl_common.config.data import DataSettings, unaligned_of
+from vfl_common.errors import Code, InputError
+from vfl_party.data import Table, load_table, loading
+from vfl_party.data.ids import SEPARATOR, IdCounts, kept_rows, normalised
+
+SIMPLE = ("trim", "casefold", "nfkc", "digits", "email")
+TEXTS = st.lists(st.none() | st.text(max_size=8), max_size=12)
+
+
+def load(source: str, **settings: Any) -> Table:
+    return load_table(DataSettings(source=source, **settings), with_label=False)
+
+
+def spelt(text: str, *rules: str) -> str | None:
+    return normalised([[text]], rules)[0]
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "found"),
+    [
+        ((), " A b ", " A b "),
+        (("trim",), "\t A  b\u00a0\n", "A  b"),  # white space within stays
+        (("casefold",), "Straße", "strasse"),
+        (("nfkc",), "\uff11\ufb01", "1fi"),  # a full-width digit, a ligature
+        (("digits",), "DE-12 3\u0664", "123"),  # no Arabic-Indic digit
+        (("email",), " Ada@Example.ORG ", "ada@example.org"),
+        (("email",), "a.da+x@gmail.com", "a.da+x@gmail.com"),  # no tricks of one provider
+        (("nfkc", "digits"), "\uff11", "1"),
+        (("digits", "nfkc"), "\uff11", None),  # in the order in which they stand
+        (("trim",), "  ", None),
+    ],
+)
+def test_each_rule(rules: tuple[str, ...], text: str, found: str | None) -> None:
+    assert spelt(text, *rules) == found
+
+
+@pytest.mark.parametrize("rule", SIMPLE)
+@given(ids=TEXTS)
+def test_a_rule_applied_twice_is_the_rule(rule: str, ids: list[str | None]) -> None:
+    assert normalised([ids], [rule, rule]) == normalised([ids], [rule])
+
+
+@given(ids=TEXTS, rules=st.lists(st.sampled_from(SIMPLE), max_size=4))
+def test_steps_follow_each_other(ids: list[str | None], rules: list[str]) -> None:
+    found = normalised([ids], rules)
+    step_by_step = normalised([ids], [])
+    for rule in rules:
+        step_by_step = normalised([step_by_step], [rule])
+    assert found == step_by_step
+    assert "" not in found
+    assert all(after is None for before, after in zip(ids, found, strict=True) if not before)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("030 / 123 456", "+4930123456"),
+        ("+49 (0)30 123456", "+4930123456"),
+        ("0049 30 123456", "+4930123456"),
+        ("+44 20 7946 0018", "+442079460018"),  # a number with its country is of that one
+        ("12", None),
+        ("nobody", None),
+    ],
+)
+def test_telephone_numbers_are_e164(text: str, found: str | None) -> None:
+    assert spelt(text, "phone:DE") == found
+    assert spelt(text, "phone:DE", "phone:US") == found  # it has its country now
+
+
+def test_a_country_that_is_none() -> None:
+    with pytest.raises(InputError, match="'phone:XX' names no country; give two letters of ISO 3166, such as DE"):
+        spelt("1", "phone:XX")
+
+
+def test_telephone_numbers_need_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "phonenumbers", None)
+    with pytest.raises(InputError) as told:
+        spelt("1", "phone:DE")
+    assert told.value.code == Code.CONFIG_INVALID
+    what = "the id rule 'phone:DE' needs phonenumbers, which is not installed: pip install phonenumbers"
+    assert str(told.value) == what
+
+
+# -- columns and policies ---------------------------------------------------------------------------------------------
+
+
+def test_an_id_of_several_columns_lacks_none_of_them() -> None:
+    parts: list[list[str | None]] = [[" A", "a", None, "B", "b"], ["1 ", "1", "1", " ", "2"]]
+    assert normalised(parts, ["trim", "casefold"]) == ["a\x1f1", "a\x1f1", None, None, "b\x1f2"]
+    assert normalised([["a1", "a"], ["2", "12"]], []) == ["a1\x1f2", "a\x1f12"]  # not both a12
+
+
+@given(ids=st.lists(st.none() | st.sampled_from("abcdef"), max_size=12))
+def test_the_policy_decides_which_rows_stay(ids: list[str | None]) -> None:
+    times = Counter(ids)
+    first, drop = kept_rows(ids, "first"), kept_rows(ids, "drop")
+    assert first == [row for row, each in enumerate(ids) if each is not None and each not in ids[:row]]
+    assert drop == [row for row, each in enumerate(ids) if each is not None and times[each] == 1]
+    assert kept_rows(ids, "error") == first
+    counts = IdCounts.of(ids, drop)
+    assert (counts.rows, counts.missing, counts.kept) == (len(ids), times[None], len(drop))
+
+
+CSV = "who,at,x\n A,1,1\nb,2,2\na,1,3\n,3,4\nC,1,5\n"
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "ids", "x", "why"),
+    [
+        ("first", ("a", "b", "c"), [1, 2, 5], "2 of 5 rows are left out: 1 without an id, 1 with a repeated id"),
+        ("drop", ("b", "c"), [2, 5], "3 of 5 rows are left out: 1 without an id, 2 with a repeated id"),
+    ],
+)
+def test_rows_that_share_an_id(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, duplicates: str, ids: tuple[str, ...], x: list[int], why: str
+) -> None:
+    source = tmp_path / "x.csv"
+    source.write_text(CSV)
+    table = load(str(source), id="who", id_rules=("trim", "casefold"), duplicates=duplicates, drop=("at",))
+    assert table.ids == ids
+    assert table.numeric_NF is not None
+    assert table.numeric_NF[:, 0].tolist() == x
+    assert table.counts is not None
+    assert table.counts.left_out == why
+    assert table.select(np.array([0])).counts == table.counts  # of the source
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("WARNING", f"{source}: {why}")
+
+
+def test_a_repeated_id_is_refused_as_the_rules_spell_it(tmp_path: Path) -> None:
+    source = tmp_path / "x.csv"
+    source.write_text(CSV)
+    assert load(str(source), id="who").ids == (" A", "C", "a", "b")
+    assert load(str(source), id=["who", "x"], id_rules=("casefold", "trim")).ids[0] == f"a{SEPARATOR}1"
+    with pytest.raises(InputError) as refused:
+        load(str(source), id="who", id_rules=("trim", "casefold"))
+    assert str(refused.value) == (
+        f"{source}: 1 row repeats the id of an earlier row, first in rows 1 and 3 below the header; "
+        'keep one row for each id, or set data.duplicates to "first" or "drop"'
+    )
+
+
+def test_a_table_without_ids_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "x.csv"
+    source.write_text("who,x\n,1\n-,2\n")
+    with pytest.raises(InputError) as refused:
+        load(str(source), id="who", id_rules=("digits",))
+    what = "2 of 2 rows are left out: 2 without an id; correct data.id, data.id_rules or data.duplicates"
+    assert str(refused.value) == f"{source}: {what}"
+
+
+def test_rows_are_counted_as_in_the_source_whatever_is_left_out(tmp_path: Path) -> None:
+    source = tmp_path / "x.csv"
+    source.write_text("who,x\n,1\na,inf\n")
+    with pytest.raises(InputError, match=r"'x' is infinite or beyond 3\.4e38 in row 2 below the header"):
+        load(str(source), id="who")
+
+
+# -- every source -----------------------------------------------------------------------------------------------------
+
+PLACE, NUMBER, X = ["b ", "a", "a", None], [7, 10, 7, 1], [1.0, 2.0, 3.0, 4.0]
+IDS = (f"A{SEPARATOR}10", f"A{SEPARATOR}7", f"B{SEPARATOR}7")
+
+
+def expect(table: Table) -> None:
+    assert table.ids == tuple(each.lower() for each in IDS)
+    assert table.numeric_names == ("x",)
+    assert table.numeric_NF is not None
+    assert table.numeric_NF[:, 0].tolist() == [2, 3, 1]
+    assert table.counts == IdCounts(4, 1, 0)
+
+
+def test_several_columns_of_every_source(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"id": ["place", "number"], "id_rules": ["trim"]}
+    (tmp_path / "a.csv").write_text("place,number,x\nb ,7,1\na,10,2\na,7,3\n,1,4\n")
+    expect(load(str(tmp_path / "a.csv"), **keys))
+    frame = pa.table({"place": PLACE, "number": NUMBER, "x": X})
+    parquet.write_table(frame, tmp_path / "a.parquet")
+    expect(load(str(tmp_path / "a.parquet"), **keys))
+    expect(loading({"p": frame})(DataSettings(source="frame of p", **keys), False))
+    arrays: dict[str, Any] = {
+        "place": np.array([each or "" for each in PLACE]),
+        "number": np.array(NUMBER)[:, None],
+        "x": np.array(X),
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    expect(load(str(tmp_path / "a.npz"), **keys))
+    expect(loading({"p": arrays | {"place": PLACE}})(DataSettings(source="frame of p", **keys), False))
+    with pytest.raises(InputError, match=r"has no column 'town', which data\.id names"):
+        load(str(tmp_path / "a.csv"), id=["place", "town"])
+
+
+def test_folders_of_images(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Image.new("L", (2, 2)).save(tmp_path / f"{name}.png")
+    index = tmp_path / "index.csv"
+    index.write_text("file,who,eye\nb.png,Z ,left\na.png,z,right\na.png,,left\n")
+    table = load(str(tmp_path), id=["who", "eye"], id_rules=["trim", "casefold"])
+    assert table.ids == (f"z{SEPARATOR}left", f"z{SEPARATOR}right")
+    assert table.images_NCHW is not None
+    assert len(table.images_NCHW) == 2
+    index.write_text("file,who\n,a\n")
+    with pytest.raises(
+        InputError, match="column 'file' has 1 missing value, first in row 1 below the header; every row"
+    ):
+        load(str(tmp_path), id="who")
+
+
+def test_a_number_and_its_text_are_one_id_and_zeros_in_front_are_not(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("who,x\n007,1\n7,2\n")
+    parquet.write_table(pa.table({"who": [7], "x": [1]}), tmp_path / "a.parquet")
+    assert load(str(tmp_path / "a.csv"), id="who").ids == ("007", "7")
+    assert load(str(tmp_path / "a.parquet"), id="who").ids == ("7",)
+
+
+def test_a_file_of_unaligned_rows_goes_by_the_same_rules(tmp_path: Path) -> None:
+    (tmp_path / "more.csv").write_text(CSV)
+    own = DataSettings.model_validate({"source": "a.csv", "id": "who", "duplicates": "drop", "unaligned": "more.csv"})
+    more = unaligned_of(own.absolute(tmp_path).ruled(("trim", "casefold")))
+    assert more is not None
+    assert load_table(more, with_label=False).ids == ("b", "c")

@@ -1,0 +1,33 @@
+"""Limits how often a day this party lets its rows be found: who may ask often can try out one id after another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+
+_DAY_S = 86_400.0
+
+
+def count(path: Path, source: str, most: int, now_s: float) -> None:
+    """Counts one alignment of the table ``source`` at ``now_s`` (seconds since 1970).
+
+    ``path``: this party's file, {a table's source: when its rows were found}.
+
+    Raises InputError (REFUSED) if there were ``most`` within a day; it counts nothing then.
+    """
+    try:
+        found = json.loads(path.read_text()) if path.exists() else {}
+        times = [float(each) for each in found.get(source, []) if now_s - float(each) < _DAY_S]
+    except (OSError, ValueError, TypeError, AttributeError):
+        text = f"{path}: cannot be read; restore it, or remove it to count anew"
+        raise InputError(Code.FILE_INVALID, text) from None
+    if len(times) >= most:
+        wait_min = max(1, round((_DAY_S - (now_s - min(times))) / 60))
+        text = f"{source}: its rows were found {most} times within a day, as often as alignments_a_day allows"
+        raise InputError(
+            Code.REFUSED, f"{text}; wait {wait_min} min, or take an earlier run's rows with rows.alignment"
+        )
+    write_atomic(path, json.dumps({**found, source: [*times, now_s]}))
