@@ -3,8 +3,8 @@
 The default of credit cards as FATE divides it between two organisations. Here both tables are shuffled, each side loses
 a tenth of its rows at random, and spells the ids in its own way. The parties find the rows in common with
 ``rows.align = "psi"`` and train split learning (``vfl simulate``). Beside it, on the same rows: ``combined``, one party
-with all columns, and ``alone``, the active party. All use one model and one set of settings; nothing is chosen on the
-test rows.
+with all columns and an encoder as wide as both parties' together, and ``alone``, the active party. All have the same
+settings of training; nothing is chosen on the test rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from vfl.simulation.federation import to_toml
 
 GUEST, HOST = "guest", "host"  # the guest has the labels
 DROPPED = 0.1  # of each side's rows
-MOST_BELOW = 0.003  # AUC
+WIDTH = 16  # of a party's embedding
+ASKED = 0.003  # AUC
 _LIMIT_S = 900.0
 
 
@@ -59,8 +60,8 @@ def write_tables(data: Path, seed: int, folder: Path) -> int:
     return len(kept[0] & kept[1])
 
 
-def recipe(seed: int) -> dict[str, Any]:
-    """Returns the recipe's tables; sources are in its folder."""
+def recipe(seed: int, width: int) -> dict[str, Any]:
+    """Returns the recipe's tables; sources are in its folder. ``width``: of an encoder's result."""
     training = {
         "kind": "splitnn",
         "epochs": 50,
@@ -74,7 +75,7 @@ def recipe(seed: int) -> dict[str, Any]:
         "task": {"kind": "binary"},
         "rows": {"align": "psi", "id_rules": ["trim", "casefold"]},
         "parties": [{"name": GUEST, "role": "active"}, {"name": HOST, "role": "passive"}],
-        "model": {"embedding_size": 16, "encoder": {"kind": "mlp", "hidden": [32]}, "top": {"hidden": [16]}},
+        "model": {"embedding_size": width, "encoder": {"kind": "mlp", "hidden": [2 * width]}, "top": {"hidden": [16]}},
         "phases": [training, {"kind": "evaluate", "splits": ["test"]}],
         "simulate": {
             "parties": {
@@ -96,12 +97,12 @@ def auc(path: Path, *more: str) -> float:
 
 def turn(data: Path, seed: int) -> Turn:
     with tempfile.TemporaryDirectory(prefix="vfl-alignment-") as place:
-        path = Path(place) / "recipe.toml"
-        rows = write_tables(data, seed, path.parent)
-        path.write_text(to_toml(recipe(seed)))
-        return Turn(
-            seed, rows, auc(path), auc(path, "--baseline", "combined"), auc(path, "--baseline", "alone")
-        )
+        split, joint = Path(place) / "split.toml", Path(place) / "joint.toml"
+        rows = write_tables(data, seed, split.parent)
+        split.write_text(to_toml(recipe(seed, WIDTH)))
+        joint.write_text(to_toml(recipe(seed, 2 * WIDTH)))
+        combined, alone = auc(joint, "--baseline", "combined"), auc(split, "--baseline", "alone")
+        return Turn(seed, rows, auc(split), combined, alone)
 
 
 def print_turns(turns: list[Turn], console: Console) -> None:
@@ -112,7 +113,7 @@ def print_turns(turns: list[Turn], console: Console) -> None:
     means = [statistics.mean(getattr(each, name) for each in turns) for name in ("federated", "combined", "alone")]
     table.add_row("mean", "", *(f"{mean:.4f}" for mean in means), f"{means[0] - means[1]:+.4f}")
     console.print(table)
-    console.print(f"asked: federated at most {MOST_BELOW} from combined, in the mean")
+    console.print(f"asked: federated within {ASKED} of combined, in the mean")
 
 
 @click.command(help=__doc__)

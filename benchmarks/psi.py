@@ -54,9 +54,7 @@ def print_costs(costs: list[Cost], console: Console) -> None:
     table = Table("ids a side", "alignment", "ids a second", "bytes an id", "whole run")
     for each in costs:
         speed = f"{each.ids / each.seconds:,.0f}"
-        table.add_row(
-            f"{each.ids:,}", f"{each.seconds:.1f} s", speed, f"{each.bytes_an_id:.2f}", f"{each.run_s:.1f} s"
-        )
+        table.add_row(f"{each.ids:,}", f"{each.seconds:.1f} s", speed, f"{each.bytes_an_id:.2f}", f"{each.run_s:.1f} s")
     console.print(table)
     memory = Table("process", "peak resident memory")
     for name, peak in costs[-1].peak_mib.items():
@@ -107,9 +105,7 @@ def resume(ids: int, killed: str, console: Console) -> list[Cost]:
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write every turn here."
 )
-def main(
-    ids: int, repeats: int, peer_python: Path | None, resumes: bool, killed: str, json_path: Path | None
-) -> None:
+def main(ids: int, repeats: int, peer_python: Path | None, resumes: bool, killed: str, json_path: Path | None) -> None:
     """Run what was asked for, and print tables."""
     console = Console(width=None if Console().is_terminal else 120)
     peers: list[dict[str, Any]] = []
