@@ -306,7 +306,8 @@ class _Ring:
         k, rows = self._size, self.rows[self._set(self._size)]
         step = StepKey(PHASE, k, 0)
         self._asking(SIZES).swap(step, {"sizes": _ints(len(self._at.table), rows)})
-        tags = _bytes(curve.tags(self._kept.points(k, 0, rows)))
+        cut = (curve.tags(self._kept.points(k, at, min(at + BATCH, rows))) for at in range(0, rows, BATCH))
+        tags = _bytes(b"".join(cut))
         bits = -(-len(self._at.table) // 8)
         reply = self._asking(TAGS).swap(step._replace(batch=1), {"tags": tags}, bits=bits)
         return reply["common"].numpy()

@@ -1,0 +1,225 @@
+"""One private alignment of two tables, by a server and two parties in processes of their own, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vfl.simulation.federation import Federation
+from vfl_common.config.base import parse
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.files import read_lines
+from vfl_common.summary import load_summary
+from vfl_party.align import kept
+from vfl_party.psi.curve import POINT_BYTES
+
+ACTIVE, PASSIVE = "bank", "shop"
+PARTIES = (ACTIVE, PASSIVE)
+RUN = "run"
+POLL_S = 0.25
+_LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an alignment took.
+
+    ``seconds``: from the first party's start of the run, when it has read its table and met the others, to the last
+    party's end of the alignment. It holds the start of the workers, and all rounds, tags and comparisons.
+    ``run_s``: until all processes have ended, from their start. ``bytes_an_id``: of all messages, each counted once.
+    ``peak_mib``: {process: its largest resident memory in the run}, of workers too.
+    ``masked``: ids that the parties gave to be masked, over those that have to be; 0 if not counted.
+    """
+
+    ids: int
+    seconds: float
+    run_s: float
+    bytes_an_id: float
+    peak_mib: dict[str, float]
+    masked: float
+
+
+def write_tables(ids: int, folder: Path) -> dict[str, DataSettings]:
+    """Writes two tables, half in common, each in an order of its own; returns {party: its data}."""
+    found = {}
+    for number, name in enumerate(PARTIES):
+        drawn = np.random.default_rng(number)
+        rows = drawn.permutation(ids) + number * (ids // 2)
+        columns: dict[str, Any] = {
+            "id": [f"customer-{row:09d}" for row in rows.tolist()],
+            f"x{number}": drawn.standard_normal(ids).astype(np.float32),
+        }
+        label = {"label": "y"} if name == ACTIVE else {}
+        if label:
+            columns["y"] = drawn.integers(0, 2, ids)
+        path = folder / f"{name}.parquet"
+        pq.write_table(pa.table(columns), path)
+        found[name] = parse(DataSettings, {"source": str(path), "id": "id", **label}, name)
+    return found
+
+
+def recipe(ids: int) -> dict[str, Any]:
+    """Returns tables of a recipe that aligns, and then does as little as it can: one step, of all rows."""
+    return {
+        "name": "psi",
+        "seed": 1,
+        "task": {"kind": "binary"},
+        "rows": {"align": "psi", "validation": 0.0, "test": 0.0},
+        "parties": [{"name": ACTIVE, "role": "active"}, {"name": PASSIVE, "role": "passive"}],
+        "model": {"embedding_size": 1, "encoder": {"kind": "mlp", "hidden": [1]}},
+        "phases": [{"kind": "splitnn", "epochs": 1, "batch_size": ids, "optimizer": {"kind": "sgd", "lr": 0.1}}],
+        "run": {"rejoin_deadline_s": 60.0},
+        "simulate": {"parties": {}},
+    }
+
+
+class Run:
+    """The processes of one run: a context manager that ends them all."""
+
+    def __init__(self, ids: int, data: dict[str, DataSettings], folder: Path, *, count: bool = False) -> None:
+        self._ids, self._folder, self._out = ids, folder, folder / "runs"
+        self._counted = folder / "masked" if count else None
+        tables = recipe(ids)
+        tables["simulate"]["parties"] = {name: each.model_dump(exclude_defaults=True) for name, each in data.items()}
+        self._files = Federation(parse(Recipe, tables, "recipe"), self._out, folder / "federation", data, folder)
+        self._files.write(tables)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._began_s, self._address = time.monotonic(), ""
+        self._peaks: dict[tuple[str, int], float] = {}
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._watching, daemon=True)
+
+    def __enter__(self) -> Run:
+        self._watch.start()
+        args = ["vfl-server", "serve", str(self._files.recipe_path), "--listen", "127.0.0.1:0"]
+        args += ["--ca", str(self._files.folder / "certs" / "ca.pem"), "--out", str(self._out), "--run-id", RUN]
+        server = self._start("server", ["vfl.launcher.child", *args], stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        for line in server.stdout:
+            event = json.loads(line)
+            if event["event"] == "ready":
+                self._address = event["address"]
+                break
+        threading.Thread(target=server.stdout.read, daemon=True).start()
+        for name in PARTIES:
+            self.start(name)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._watch.join()
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    def start(self, name: str) -> None:
+        """Starts a party; it resumes if it was killed."""
+        self._files.write_party(name, self._address)
+        program = ["vfl.launcher.child"] if self._counted is None else ["benchmarks.psi_counted", str(self._counted)]
+        self._start(name, [*program, "vfl-party", "run", str(self._files.party_path(name))])
+
+    def _start(self, name: str, args: Sequence[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{name}.err").open("ab") as errors:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", *args],
+                stdin=subprocess.PIPE,  # it ends when we are gone
+                stdout=stdout,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        return self._processes[name]
+
+    def kill(self, name: str) -> None:
+        """Kills a party as a power cut does."""
+        self._processes[name].send_signal(signal.SIGKILL)
+        self._processes[name].wait()
+
+    def share(self, name: str) -> float:
+        """Returns the share of a party's masking that is done and kept."""
+        points = sum(each.stat().st_size for each in self._kept(name).glob("*.points"))
+        return points / POINT_BYTES / (len(PARTIES) * self._ids)
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Waits until ``until`` holds. Raises RuntimeError if a process fails, or if it takes too long."""
+        give_up_s = time.monotonic() + _LIMIT_S
+        while not until():
+            failed = [name for name, each in self._processes.items() if each.poll() not in (None, 0)]
+            if failed:
+                raise RuntimeError(f"{failed[0]}: {(self._folder / f'{failed[0]}.err').read_text()[-2000:]}")
+            if time.monotonic() >= give_up_s:
+                raise RuntimeError("the run does not end")
+            time.sleep(POLL_S / 5)
+
+    def finish(self) -> Cost:
+        """Waits for all to end. Raises RuntimeError if the rows that were found are not those in common."""
+        self.wait(lambda: all(each.poll() is not None for each in self._processes.values()))
+        run_s = time.monotonic() - self._began_s
+        self._verify()
+        # A party removes its secrets when the alignment is over, which is the last change to the folder.
+        ended_s = max(self._kept(name).stat().st_mtime for name in PARTIES)
+        summary = load_summary(self._out / RUN / "summary.json")
+        asked = 0
+        if self._counted is not None:
+            asked = sum(map(int, self._counted.read_text().split()))
+        return Cost(
+            self._ids,
+            ended_s - min(map(self._started_s, PARTIES)),
+            run_s,
+            summary.bytes.by_phase["align"].message_bytes / self._ids,
+            {f"{name} {pid}": peak for (name, pid), peak in self._peaks.items()},
+            asked / (len(PARTIES) ** 2 * self._ids),
+        )
+
+    def _verify(self) -> None:
+        """The ids sort by their number: the second half of the one table is the first half of the other."""
+        half = self._ids // 2
+        for name in PARTIES:
+            bits = np.frombuffer((self._kept(name) / "common.bits").read_bytes()[32:], np.uint8)
+            expected = np.zeros(self._ids, bool)
+            expected[slice(half, None) if name == ACTIVE else slice(0, self._ids - half)] = True
+            if not np.array_equal(np.unpackbits(bits, count=self._ids).astype(bool), expected):
+                raise RuntimeError(f"{name} has found other rows than those in common")
+
+    def _started_s(self, name: str) -> float:
+        events = (json.loads(line) for line in read_lines(self._out / RUN / name / "log.jsonl"))
+        return next(datetime.fromisoformat(each["time"]).timestamp() for each in events if each["event"] == "started")
+
+    def _kept(self, name: str) -> Path:
+        return self._out / RUN / name / kept.FOLDER
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def _watching(self) -> None:
+        """Notes each process's largest resident memory, as the kernel counts it."""
+        while not self._ended.wait(POLL_S):
+            for name, process in list(self._processes.items()):
+                self._note(name, process.pid)
+                with contextlib.suppress(OSError):  # it has ended
+                    for task in Path(f"/proc/{process.pid}/task").iterdir():
+                        for below in (task / "children").read_text().split():
+                            self._note(f"{name}'s worker", int(below))
+
+    def _note(self, name: str, pid: int) -> None:
+        with contextlib.suppress(OSError, StopIteration):  # it has ended
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            peak = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+            self._peaks[name, pid] = max(peak, self._peaks.get((name, pid), 0.0))
