@@ -275,7 +275,8 @@ class _Ring:
                     self._at.tick(PHASE, round_ - 1, k - 1, batch, self._batches)
                     points = self._swap(round_, batch, outputs[round_ - 1].take(batch))
                     received.add(batch, points, self._sender)
-                    received.settle(most=2 * self._at.workers)
+                    for each in outputs:
+                        each.settle(most=2 * self._at.workers)
             outputs[-1].settle(most=0)
         bits = self._compare()
         common = np.zeros(len(order), bool)
@@ -368,8 +369,8 @@ class _Output:
         return self._kept.points(self._round, start, stop) if start < stop else b""
 
     def settle(self, most: int) -> None:
-        """Waits until at most ``most`` batches are being masked."""
-        while len(self._pending) > most:
+        """Waits until at most ``most`` batches are being masked; keeps all that are done."""
+        while len(self._pending) > most or (self._pending and self._pending[0].done()):
             self._settle_one()
 
     def _settle_one(self) -> None:
