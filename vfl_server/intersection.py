@@ -21,8 +21,8 @@ from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, next_of, too_few
 _SIZES = BundleSpec(Kind.ROWS, {"sizes": TensorSpec(DType.INT64, (2,))})
 
 
-def serve(hub: Hub, ring: Sequence[str], at_least: int) -> None:
-    """Answers the two steps of an alignment: the sizes of the sets, then their tags.
+def serve(hub: Hub, ring: Sequence[str], at_least: int) -> Callable[[], None]:
+    """Serves the two steps of an alignment: the sizes of the sets, then their tags. Returns what answers the second.
 
     ``ring``: the parties; each sends the tags of the next one.
 
@@ -55,10 +55,10 @@ def serve(hub: Hub, ring: Sequence[str], at_least: int) -> None:
     found = int(next(iter(common.values())).sum())
     if found < at_least:
         raise too_few(at_least, found)
-    hub.reply(tags_step, {party: _bits(mask) for party, mask in common.items()})
+    return partial(hub.reply, tags_step, {party: _bits(mask) for party, mask in common.items()})
 
 
-def alignment_service(recipe: Recipe) -> Callable[[Hub], None] | None:
+def alignment_service(recipe: Recipe) -> Callable[[Hub], Callable[[], None]] | None:
     """Returns what serves the recipe's alignment; None if the parties align without the server."""
     if recipe.rows.align != "psi":
         return None

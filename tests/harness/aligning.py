@@ -164,7 +164,7 @@ class Parties:
             )
 
         def answer() -> None:
-            serve(_Hub(server, SERVER, self.tap), ring, recipe.rows.at_least)
+            serve(_Hub(server, SERVER, self.tap), ring, recipe.rows.at_least)()
 
         with ThreadPoolExecutor(len(ring) + 1) as threads:
             serving = threads.submit(guarded, answer)

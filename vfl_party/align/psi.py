@@ -32,7 +32,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, PeerError
+from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, too_few
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.digest import DigestAlignment
@@ -245,9 +245,16 @@ class _Ring:
         }
 
     def _introduction(self) -> bytes:
-        """Returns how this party introduces its key for sealing; signed, if parties are processes of their own."""
+        """Returns how this party introduces its key for sealing; signed, if parties are processes of their own.
+
+        Raises InputError if its certificate is too long.
+        """
         mine = self._at.credentials
         said = self._identity.public if mine is None else self._identity.introduction(mine, self._at.run_id.encode())
+        if mine is not None and len(said) + 2 > INTRODUCTION_BYTES:
+            text = f"{mine.certificate_file}: the certificate is too long to introduce {self._at.name} to other parties"
+            most = f"its introduction has {len(said)} bytes, and {INTRODUCTION_BYTES - 2} may be sent"
+            raise InputError(Code.CERTIFICATE_INVALID, f"{text}: {most}; take one with fewer names or a shorter key")
         return (len(said).to_bytes(2, "little") + said).ljust(INTRODUCTION_BYTES, b"\0")
 
     def _public(self, number: int, padded: bytes) -> bytes:
