@@ -11,8 +11,8 @@ from vfl_party.align import psi
 from vfl_party.psi.pool import Masking
 
 METHOD = None  # the entry point's object; only the import counts
-psi.BATCH = 64
-crash.STEPS |= {"ring": StepKey("align", 2, 3), "tags": StepKey("align", 3, 1)}
+psi.BATCH = 20
+crash.STEPS |= {"ring": StepKey("align", 2, 8), "tags": StepKey("align", 3, 1)}
 
 
 def _counted(*_: object) -> None:

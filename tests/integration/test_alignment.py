@@ -16,12 +16,11 @@ from tests.harness.federation import Federation
 from tests.harness.kills import Killed
 from tests.harness.plugins import environment, metadata
 from tests.integration.test_bad_input import refused
-from tests.integration.test_resume import Parameters, assert_equal, parameters
+from tests.integration.test_resume import AFTER_FIRST, Parameters, assert_equal, parameters
 from vfl_common.psi import PHASE
 from vfl_party.align.psi import INTRODUCTION_BYTES
-from vfl_party.psi.curve import POINT_BYTES
 
-BATCH = 64  # of the plug-in
+BATCH = 20  # of the plug-in
 HELD = {"p0": range(640), "p1": range(40, 700), "p2": range(90, 610)}  # rows, by number
 COMMON = range(90, 610)
 HELLO_BYTES = 8 + 16 + 3 * 8 + 1 + INTRODUCTION_BYTES  # that a passive party sends in each generation
@@ -124,8 +123,9 @@ def test_a_process_that_is_killed_within_the_alignment_costs_little(
         assert_equal(parameters(made), parameters(whole))
     assert masked(tmp_path) <= 1.15 * masked(whole.folder)
     other = "p1" if victim == "p2" else "p2"
-    repeated = align_bytes(made, other, "p0") - align_bytes(whole, other, "p0") - HELLO_BYTES
-    assert 0 <= repeated <= 5 * BATCH * POINT_BYTES  # those that were being masked, and those under way
+    points = align_bytes(whole, other, "p0") - HELLO_BYTES
+    repeated = align_bytes(made, other, "p0") - 2 * HELLO_BYTES - points
+    assert 0 <= repeated <= 0.15 * points
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -144,7 +144,6 @@ def test_a_row_that_is_swapped_between_generations_stops_the_run_before_any_upda
         one, other = np.flatnonzero(bits == 1)[3], np.flatnonzero(bits == 0)[3]
         bits[[one, other]] = bits[[other, one]]
         path.write_bytes(bytes(data[:32]) + np.packbits(bits).tobytes())
-        labels = {name: made.checkpoint_labels(name) for name in made.names}
         made.start_one("p1")
         codes = {name: program.wait() for name, program in made.programs.items()}
         assert codes["p0"] == codes["p1"] == 2
@@ -152,7 +151,7 @@ def test_a_row_that_is_swapped_between_generations_stops_the_run_before_any_upda
         for name in ("p0", "p1"):
             (line,) = [line for line in made.programs[name].stderr.splitlines() if line.startswith("error:")]
             assert "different row sets: p1 and p0" in line
-        assert {name: made.checkpoint_labels(name) for name in made.names} == labels
+        assert all({*made.checkpoint_labels(name)} <= {AFTER_FIRST} for name in made.names)
         assert "Traceback" not in "".join(program.stderr for program in made.programs.values())
 
 

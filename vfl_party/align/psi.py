@@ -282,7 +282,7 @@ class _Ring:
                     self._at.tick(PHASE, round_ - 1, k - 1, batch, self._batches)
                     points = self._swap(round_, batch, outputs[round_ - 1].take(batch))
                     received.add(batch, points, self._sender)
-                    for each in outputs:
+                    for each in reversed(outputs):  # who waits for the last has the results of the others
                         each.settle(most=2 * self._at.workers)
             outputs[-1].settle(most=0)
         bits = self._compare()
