@@ -147,7 +147,7 @@ class Jobs:
         tried = assemble(aligned)
         _ = tried.exchanges  # so that the policy sees the alignment's, too, before anybody is asked
         self._ready: tuple[Aligned, Assembled] | None = (aligned, tried)
-        self._usable = spread is None
+        self._usable = spread is None and alignment.certain  # if not, its memory is better used for the alignment
 
     @property
     def expected(self) -> Assembled:

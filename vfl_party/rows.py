@@ -17,6 +17,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.data import Features, Labels, Preprocessor, Table
 from vfl_party.seeds import Rows, cut_order, derive_seed, permutation, split_rows, stratified_order
 
+_CHUNK = 1 << 14  # ids that are hashed at once
 CODES = ("local", "aligned", "train", "validation", "test")  # of a division: the smallest split that a row is in
 
 
@@ -35,7 +36,9 @@ class Prepared:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of ids, encoder inputs and targets, hexadecimal: equal only for the same data, prepared alike."""
-        digest = hashlib.sha256("\x00".join(self.table.ids).encode())
+        digest = hashlib.sha256(self.table.ids[0].encode() if self.table.ids else b"")
+        for start in range(1, len(self.table.ids), _CHUNK):
+            digest.update("".join(f"\x00{each}" for each in self.table.ids[start : start + _CHUNK]).encode())
         if self.division is not None:
             digest.update(self.division)
         tensors = [self.targets] if self.features is None else [self.features.x, self.features.categories, self.targets]

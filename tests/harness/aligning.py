@@ -173,7 +173,7 @@ class Parties:
             return PsiAlignment(recipe, AllowAll()).align(self._aligning(name, ways))
 
         def answer() -> None:
-            serve(_Hub(server, SERVER, self.tap), ring, recipe.rows.at_least)
+            serve(_Hub(server, SERVER, self.tap), ring, recipe.rows.at_least)()
 
         with ThreadPoolExecutor(len(ring) + 1) as threads:
             serving = threads.submit(guarded, answer)

@@ -76,29 +76,35 @@ def run(folder: Path, plugin: dict[str, str], victims: Sequence[str], moment: st
     """
     with Killed(folder, recipe(seed), DATA) as federation:
         federation.plugin = plugin
-        asked, others = folder / f"kill-{moment}-{victims[0]}", victims[1:]
-        asked.touch()
-        for name in ("server", *PARTIES):
-            federation.start_one(name)
-        give_up_s = time.monotonic() + RUN_S
-        while True:
-            if not asked.exists():
-                for name in others:
-                    federation.programs[name].kill()
-                others = ()
-            codes = {name: program.process.poll() for name, program in federation.programs.items()}
-            for name, code in codes.items():
-                if code == -signal.SIGKILL:
-                    federation.start_one(name)
-                elif code not in (None, 0):
-                    raise AssertionError(f"{name} ended with {code}: {federation.programs[name].stderr}")
-            if all(code == 0 for code in codes.values()):
-                break  # nobody is started again who has ended with 0
-            assert time.monotonic() < give_up_s, f"still running: {[n for n, c in codes.items() if c is None]}"
-            time.sleep(0.02)
-        assert not asked.exists(), f"{victims[0]} never came to {moment}"
-        runs = [path for path in (folder / "runs").iterdir() if path.is_dir()]
-        assert len(runs) == 1, f"{len(runs)} runs"
-        for name in ("server", *PARTIES):
-            assert json.loads((runs[0] / name / "run.json").read_text()).get("finished"), f"{name} is not finished"
+        survive(federation, victims, moment)
         return federation
+
+
+def survive(federation: Killed, victims: Sequence[str], moment: str) -> None:
+    """Runs a federation to its end, as ``run`` does."""
+    everybody = ("server", *federation.names)
+    asked, others = federation.folder / f"kill-{moment}-{victims[0]}", victims[1:]
+    asked.touch()
+    for name in everybody:
+        federation.start_one(name)
+    give_up_s = time.monotonic() + RUN_S
+    while True:
+        if not asked.exists():
+            for name in others:
+                federation.programs[name].kill()
+            others = ()
+        codes = {name: program.process.poll() for name, program in federation.programs.items()}
+        for name, code in codes.items():
+            if code == -signal.SIGKILL:
+                federation.start_one(name)
+            elif code not in (None, 0):
+                raise AssertionError(f"{name} ended with {code}: {federation.programs[name].stderr}")
+        if all(code == 0 for code in codes.values()):
+            break  # nobody is started again who has ended with 0
+        assert time.monotonic() < give_up_s, f"still running: {[n for n, c in codes.items() if c is None]}"
+        time.sleep(0.02)
+    assert not asked.exists(), f"{victims[0]} never came to {moment}"
+    runs = [path for path in (federation.folder / "runs").iterdir() if path.is_dir()]
+    assert len(runs) == 1, f"{len(runs)} runs"
+    for name in everybody:
+        assert json.loads((runs[0] / name / "run.json").read_text()).get("finished"), f"{name} is not finished"

@@ -14,7 +14,7 @@ import pytest
 from tests.contract.exchanges import credentials
 from tests.harness.aligning import SERVER, Direct, Parties, changed, in_common, sets_of
 from vfl_common.bundle import Bundle, StepKey
-from vfl_common.errors import Code, PeerError, VflError
+from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES
 from vfl_party.align import psi
 from vfl_party.psi import sealed
@@ -218,6 +218,14 @@ def test_an_introduction_that_is_not_the_partys(kind: str, tmp_path: Path) -> No
     error = disturbed(tmp_path, 3, "p1", "p0", HELLO, "introduction", change, credentials=credentials)
     assert (error.code, error.party) == (code, "p1")
     assert str(error).startswith(text)
+
+
+def test_a_certificate_that_is_too_long_is_told_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed.Identity, "introduction", lambda *_: bytes(psi.INTRODUCTION_BYTES - 1))
+    found, errors = Parties(tmp_path, sets_of(many(0, 20), many(5, 20)), credentials=credentials).outcomes()
+    assert not found
+    assert isinstance(errors[0], InputError)
+    assert "its introduction has 4095 bytes, and 4094 may be sent; take one with fewer names" in str(errors[0])
 
 
 def test_introductions_in_order_are_accepted(tmp_path: Path) -> None:

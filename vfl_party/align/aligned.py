@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials
@@ -33,15 +34,18 @@ class Aligned:
         """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""
         if self.ids == table.ids:
             return table
-        position = {row_id: row for row, row_id in enumerate(table.ids)}
-        return table.select(np.array([position[row_id] for row_id in self.ids], dtype=np.int64))
+        aligned_N = self._among(table)
+        if aligned_N.sum() != len(self.ids):
+            raise KeyError("the table lacks an aligned row")
+        return table.select(np.flatnonzero(aligned_N))
 
     def rest(self, table: Table) -> Table | None:
         """Returns the rows of a party's table that not all parties hold; None if there are none."""
-        if len(self.ids) == len(table):
-            return None
-        common = set(self.ids)
-        return table.select(np.array([row for row, each in enumerate(table.ids) if each not in common], dtype=np.int64))
+        return None if len(self.ids) == len(table) else table.select(np.flatnonzero(~self._among(table)))
+
+    def _among(self, table: Table) -> npt.NDArray[np.bool_]:
+        """Returns which rows of a table are aligned: both are in canonical order."""
+        return np.fromiter(map(set(self.ids).__contains__, table.ids), bool, len(table))
 
     def save(self, folder: Path) -> None:
         """Keeps the division in the run's folder, if another party has made it. Raises InputError."""

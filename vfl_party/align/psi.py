@@ -47,7 +47,7 @@ from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
 
 CPU = torch.device("cpu")
-BATCH = 1 << 14  # rows: half a second of one core
+BATCH = 1 << 11  # rows: 60 ms of one core, which is about what a death costs
 NAME_BYTES = len(NO_ATTEMPT)
 REMEDY = "to align again, remove the folder 'alignment' of the run at either party"
 INTRODUCTION_BYTES = 4096  # a public key, a certificate and a signature, with their length in front
@@ -264,9 +264,16 @@ class _Ring:
         }
 
     def _introduction(self) -> bytes:
-        """Returns how this party introduces its key for sealing; signed, if parties are processes of their own."""
+        """Returns how this party introduces its key for sealing; signed, if parties are processes of their own.
+
+        Raises InputError if its certificate is too long.
+        """
         mine = self._at.credentials
         said = self._identity.public if mine is None else self._identity.introduction(mine, self._at.run_id.encode())
+        if mine is not None and len(said) + 2 > INTRODUCTION_BYTES:
+            text = f"{mine.certificate_file}: the certificate is too long to introduce {self._at.name} to other parties"
+            most = f"its introduction has {len(said)} bytes, and {INTRODUCTION_BYTES - 2} may be sent"
+            raise InputError(Code.CERTIFICATE_INVALID, f"{text}: {most}; take one with fewer names or a shorter key")
         return (len(said).to_bytes(2, "little") + said).ljust(INTRODUCTION_BYTES, b"\0")
 
     def _public(self, number: int, padded: bytes) -> bytes:
@@ -294,7 +301,8 @@ class _Ring:
                     self._at.tick(PHASE, round_ - 1, k - 1, batch, self._batches)
                     points = self._swap(round_, batch, outputs[round_ - 1].take(batch))
                     received.add(batch, points, self._sender)
-                    received.settle(most=2 * self._at.workers)
+                    for each in reversed(outputs):  # who waits for the last has the results of the others
+                        each.settle(most=2 * self._at.workers)
             outputs[-1].settle(most=0)
         bits = self._compare()
         common = np.zeros(len(order), bool)
@@ -388,8 +396,8 @@ class _Output:
         return self._kept.points(self._round, start, stop) if start < stop else b""
 
     def settle(self, most: int) -> None:
-        """Waits until at most ``most`` batches are being masked."""
-        while len(self._pending) > most:
+        """Waits until at most ``most`` batches are being masked; keeps all that are done."""
+        while len(self._pending) > most or (self._pending and self._pending[0].done()):
             self._settle_one()
 
     def _settle_one(self) -> None:

@@ -36,7 +36,9 @@ def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     ``with_label``: read the label too (the active party). The label column is never a feature, even without it. Raises
     InputError, with the column and the row, if the source or its content cannot be used.
     """
-    return tabulate(read_rows(settings, with_label), settings, with_label)
+    table = tabulate(read_rows(settings, with_label), settings, with_label)
+    pa.default_memory_pool().release_unused()  # what Arrow has freed is for others
+    return table
 
 
 def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:

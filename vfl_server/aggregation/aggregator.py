@@ -46,7 +46,8 @@ class Aggregator:
         phases: the names of the recipe's phases, in order.
         timeout_s: the longest time of a living party for one step, counted from the first party's arrival.
         fail: called, from the aggregation's thread, with the error that ends the run.
-        align: serves the alignment of the rows, before the parties plan; None: they align without the server.
+        align: serves the alignment of the rows, before the parties plan, and returns what gives the last answer; None:
+            they align without the server.
         make_hub: makes the hub of a generation; None: one for streams over gRPC.
         start: runs a generation's aggregation, under a name; None: in a thread of its own.
     """
@@ -61,7 +62,7 @@ class Aggregator:
         *,
         timeout_s: float,
         fail: Callable[[VflError], None],
-        align: Callable[[Hub], None] | None = None,
+        align: Callable[[Hub], Callable[[], None]] | None = None,
         make_hub: Callable[[int], EndingHub] | None = None,
         start: Callable[[str, Callable[[], None]], None] | None = None,
     ) -> None:
@@ -82,8 +83,9 @@ class Aggregator:
 
     def _align_over(self, hub: EndingHub) -> None:
         assert self._align is not None  # noqa: S101 - open has looked
-        self._align(hub)
-        self._aligned = True
+        answer = self._align(hub)
+        self._aligned = True  # before the parties have the last answer: then they plan, and ``begin`` looks
+        answer()
 
     def begin(self, generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]) -> None:
         """Serves a generation that resumes from ``checkpoint``, once its parties have planned; returns at once.

@@ -21,6 +21,8 @@ import sklearn.datasets
 import vfl_party.app
 from vfl.launcher.child import PROGRAMS
 
+_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # a process that a program starts needs none of the above
+os.environ["PYTHONPATH"] = os.pathsep.join(each for each in _path if each != str(Path(__file__).parent))
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 

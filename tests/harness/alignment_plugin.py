@@ -1,0 +1,24 @@
+"""The plug-in of the tests of private alignment: small batches, deaths within it, and a count of what is masked.
+
+As with ``crash_plugin``, only programs may import it.
+"""
+
+from pathlib import Path
+
+from tests.harness import crash
+from vfl_common.bundle import StepKey
+from vfl_party.align import psi
+from vfl_party.psi.pool import Masking
+
+METHOD = None  # the entry point's object; only the import counts
+psi.BATCH = 20
+crash.STEPS |= {"ring": StepKey("align", 2, 8), "tags": StepKey("align", 3, 1)}
+
+
+def _counted(*_: object) -> None:
+    with Path(f"masked-{crash.name()}").open("ab") as file:
+        file.write(b".")
+
+
+crash.wrap_all()
+crash.wrap(Masking, "_ask", before=_counted)
