@@ -105,7 +105,7 @@ def test_with_fewer_rows_than_wanted_nobody_learns_which(parties: int, common: i
     counted = [str(error) for error in errors if f"{common}" in str(error).replace("at_least = 5", "")]
     assert len(counted) == 1  # only the server's log says how many
     assert not [each for each in record.said if "common" in each.tensors]
-    assert not [*tmp_path.rglob("common.bits")]
+    assert not [*tmp_path.rglob("alignment/*")]  # no rows, and no secrets either
 
 
 def test_an_earlier_alignment_with_fewer_rows_than_wanted_is_refused(tmp_path: Path) -> None:

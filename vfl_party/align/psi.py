@@ -32,7 +32,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, InputError, LostError, PeerError
+from vfl_common.errors import AbortedError, Code, InputError, LostError, PeerError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, too_few
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.digest import DigestAlignment
@@ -138,7 +138,7 @@ class PsiAlignment:
         if not ring.known:
             try:
                 common = ring.run()
-            except PeerError:  # the run ends, and the attempt with it
+            except (PeerError, AbortedError):  # the run ends, and the attempt with it
                 kept.forget()
                 raise
             kept.finish(common)
