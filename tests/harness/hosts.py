@@ -18,11 +18,15 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from tests.harness.federation import BIN, FRESH, Program
+from tests.harness.federation import BIN, FRESH, Program, toml
+from vfl.certs.authority import create_authority, issue
 from vfl.launcher.child import PROGRAMS
 
 COMMAND_S = 180.0
+NAMES = {"fed": "fed.example.org", "bank": "bank.example.org", "hospital": "hospital.example.org"}
+HOSTS_OF = {"server": "fed", "bank": "bank", "hospital": "hospital"}  # {process: its host}
 
 
 def missing() -> str:
@@ -157,3 +161,25 @@ class Hosts:
     def _ip(*args: str) -> str:
         done = subprocess.run(["ip", *args], capture_output=True, text=True, check=True, timeout=20)  # noqa: S607
         return done.stdout
+
+
+def halves_of_digits(hosts: Hosts, recipe: dict[str, Any]) -> None:
+    """Writes all that a federation of ``NAMES`` needs to its hosts: bank and hospital hold a half of each digit."""
+    authority = hosts.folder / "ca"
+    create_authority(authority, recipe["name"])
+    for name, host in HOSTS_OF.items():
+        issue(authority, name, out=hosts.home(host) / "certs")
+        shutil.copy(authority / "ca.pem", hosts.home(host) / "certs")
+        (hosts.home(host) / "recipe.toml").write_text(toml(recipe))
+    for part, name in enumerate(("bank", "hospital")):
+        data = {"source": "sklearn:digits", "view": {"scheme": "halves", "part": part, "parts": 2}}
+        file = {
+            "name": name,
+            "recipe": "recipe.toml",
+            "server": f"{NAMES['fed']}:7000",
+            "tls": {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"},
+            "data": data | ({"label": "target"} if name == "bank" else {}),
+        }
+        if name == "bank":
+            file |= {"listen": "0.0.0.0:7001", "advertise": f"{NAMES['bank']}:7001"}
+        (hosts.home(name) / f"{name}.toml").write_text(toml(file))

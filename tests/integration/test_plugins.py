@@ -15,10 +15,9 @@ import torch
 
 import vfl
 from tests.harness import cases
-from tests.harness.federation import BIN, Federation, toml
-from tests.harness.hosts import Hosts, missing
+from tests.harness.federation import BIN, Federation
+from tests.harness.hosts import NAMES, Hosts, halves_of_digits, missing
 from tests.harness.plugins import EXAMPLE, environment, install
-from vfl.certs.authority import create_authority, issue
 from vfl_common.config.recipe import load_recipe
 from vfl_common.run_folder import create
 from vfl_common.summary import load_summary
@@ -26,7 +25,6 @@ from vfl_party.checkpoint import CheckpointStore
 from vfl_party.preflight import check
 
 LR = 0.1
-NAMES = {"fed": "fed.example.org", "bank": "bank.example.org", "hospital": "hospital.example.org"}
 _WHY = missing()
 
 
@@ -201,23 +199,7 @@ def test_over_two_hosts(tmp_path: Path, site: Path) -> None:
     recipe = tomllib.loads((EXAMPLE / "recipe.toml").read_text())
     recipe = {key: table for key, table in recipe.items() if key != "simulate"} | {"parties": recipe["parties"][:2]}
     with Hosts(tmp_path, NAMES, environment(site)["PYTHONPATH"]) as hosts:
-        create_authority(tmp_path / "ca", "plug-ins")
-        for name, host in {"server": "fed", "bank": "bank", "hospital": "hospital"}.items():
-            issue(tmp_path / "ca", name, out=hosts.home(host) / "certs")
-            shutil.copy(tmp_path / "ca" / "ca.pem", hosts.home(host) / "certs")
-            (hosts.home(host) / "recipe.toml").write_text(toml(recipe))
-        for part, name in enumerate(("bank", "hospital")):
-            data = {"source": "sklearn:digits", "view": {"scheme": "halves", "part": part, "parts": 2}}
-            file: dict[str, Any] = {
-                "name": name,
-                "recipe": "recipe.toml",
-                "server": f"{NAMES['fed']}:7000",
-                "tls": {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"},
-                "data": data | ({"label": "target"} if name == "bank" else {}),
-            }
-            if name == "bank":
-                file |= {"listen": "0.0.0.0:7001", "advertise": f"{NAMES['bank']}:7001"}
-            (hosts.home(name) / f"{name}.toml").write_text(toml(file))
+        halves_of_digits(hosts, recipe)
         server = hosts.start("fed", "vfl-server serve recipe.toml --listen 0.0.0.0:7000")
         server.wait_for("ready")
         parties = [hosts.start(name, f"vfl-party run {name}.toml") for name in ("bank", "hospital")]

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.harness.federation import toml
-from tests.harness.hosts import Hosts, missing
-from vfl.certs.authority import create_authority, issue
+from tests.harness.hosts import HOSTS_OF, NAMES, Hosts, halves_of_digits, missing
 from vfl_common.summary import LinkBytes, Summary, load_summary
 
 REPO = Path(__file__).parents[2]
 GUIDE = REPO / "docs" / "two-machines.md"
-NAMES = {"fed": "fed.example.org", "bank": "bank.example.org", "hospital": "hospital.example.org"}
 RUN_S = 240.0
 _WHY = missing()
 needs_hosts = pytest.mark.skipif(bool(_WHY), reason=_WHY or "hosts of their own")
@@ -89,7 +86,6 @@ def finish(going: list[Any]) -> None:
 @needs_hosts
 def test_messages_explain_what_the_interfaces_carried(tmp_path: Path) -> None:
     """Embeddings and gradients of 128 KiB: payload <= messages <= TCP <= interface, and little comes on top."""
-    hosts_of = {"server": "fed", "bank": "bank", "hospital": "hospital"}
     recipe: dict[str, Any] = {
         "name": "bytes",
         "task": {"kind": "multiclass", "classes": 10},
@@ -98,32 +94,16 @@ def test_messages_explain_what_the_interfaces_carried(tmp_path: Path) -> None:
         "phases": [{"kind": "splitnn", "epochs": 12, "batch_size": 256}],
     }
     with Hosts(tmp_path, NAMES) as hosts:
-        create_authority(tmp_path / "ca", "bytes")
-        for name, host in hosts_of.items():
-            issue(tmp_path / "ca", name, out=hosts.home(host) / "certs")
-            shutil.copy(tmp_path / "ca" / "ca.pem", hosts.home(host) / "certs")
-            (hosts.home(host) / "recipe.toml").write_text(toml(recipe))
-        for part, name in enumerate(("bank", "hospital")):
-            data = {"source": "sklearn:digits", "view": {"scheme": "halves", "part": part, "parts": 2}}
-            file = {
-                "name": name,
-                "recipe": "recipe.toml",
-                "server": f"{NAMES['fed']}:7000",
-                "tls": {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"},
-                "data": data | ({"label": "target"} if name == "bank" else {}),
-            }
-            if name == "bank":
-                file |= {"listen": "0.0.0.0:7001", "advertise": f"{NAMES['bank']}:7001"}
-            (hosts.home(name) / f"{name}.toml").write_text(toml(file))
-        before = {name: hosts.counters(host) for name, host in hosts_of.items()}
+        halves_of_digits(hosts, recipe)
+        before = {name: hosts.counters(host) for name, host in HOSTS_OF.items()}
         server = hosts.start("fed", "vfl-server serve recipe.toml --listen 0.0.0.0:7000")
         server.wait_for("ready")
         parties = [hosts.start(name, f"vfl-party run {name}.toml") for name in ("bank", "hospital")]
         finish([*parties, server])
-        carried = {name: _less(hosts.counters(host), before[name]) for name, host in hosts_of.items()}
+        carried = {name: _less(hosts.counters(host), before[name]) for name, host in HOSTS_OF.items()}
         (path,) = hosts.home("fed").glob("runs/*/summary.json")
         summary = load_summary(path)
-    rows = {(name, way): _four(summary, name, way, carried[name]) for name in hosts_of for way in ("sent", "received")}
+    rows = {(name, way): _four(summary, name, way, carried[name]) for name in HOSTS_OF for way in ("sent", "received")}
     print(json.dumps({f"{name} {way}": row for (name, way), row in rows.items()}))
     for (name, way), (payload, message, tcp, interface) in rows.items():
         assert payload <= message <= tcp <= interface, (name, way, rows[name, way])
