@@ -251,8 +251,8 @@ def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
     """
     from vfl.library.run import Run
 
-    Run.load(run).predict(_by_party(data) or None, output=output)
-    click.echo(output)
+    found = Run.load(run).predict(_by_party(data) or None, output=output)
+    click.echo(f"{output}: {len(next(iter(found.values()))):,} rows")
 
 
 def _by_party(data: tuple[str, ...]) -> dict[str, Path]:

@@ -174,6 +174,10 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return f"{facts['server']} is back"
     if event == "resumed":
         return f"resuming from checkpoint {facts['checkpoint']}"
+    if event == "aligned":
+        return f"{facts['common']:,} of {facts['of']:,} rows are held by all parties"
+    if event == "realigning":
+        return f"resuming the alignment: {facts['masked']:,} of {facts['of']:,} ids are masked"
     if event == "skipped":
         return f"skipping {facts['rounds']} of {facts['phase']}'s rounds: the others resume at {facts['to']}"
     if event == "refused":

@@ -72,7 +72,13 @@ class PartyJob(Job):
         opened, transport = self._opened, self._transport
         (expected, ready), self._ready = self._ready or (None, None), None
         at = Aligning(
-            opened.name, self._folder.run_id, opened.table, self._folder.path, transport, tick=self._hooks.tick
+            opened.name,
+            self._folder.run_id,
+            opened.table,
+            self._folder.path,
+            transport,
+            show=self._hooks.show,
+            tick=self._hooks.tick,
         )
         if returning:
             aligned = self._alignment.kept(at)

@@ -140,7 +140,12 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
     if files.recipe.rows.split == "column" and not files.is_active:
         sizes = f"{len(opened.table)}; the active party's column says their splits (here: models as with {sizes})"
-    if not alignment.certain and files.recipe.passives:
+    found = alignment.found_before(Path(files.file.out), files.name, opened.table)
+    if found is not None:
+        yield Finding(
+            "rows", True, f"{found} of {len(opened.table)} are common, as run {files.recipe.rows.alignment} found"
+        )
+    elif not alignment.certain and files.recipe.passives:
         sizes = f"at most {sizes}: those that all parties hold, which are found at the start of the run"
     yield Finding("rows", True, sizes)
     if files.recipe.start is not None:

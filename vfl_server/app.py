@@ -93,7 +93,7 @@ class ServerApp:
             ledger,
             timeout_s=recipe.run.step_timeout_s,
             fail=lambda error: coordinator.fail(error),
-            align=alignment_service(recipe),
+            align=alignment_service(recipe, trains=self.job == "train"),
         )
 
         departures = Departures(folder.path / "left.json")

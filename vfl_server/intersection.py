@@ -19,18 +19,19 @@ from vfl_common.link import Hub
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, next_of, too_few
 
 _TAG = np.dtype([("high", "<u8"), ("low", "<u4")])  # two numbers are sorted faster than twelve bytes
+_DIGEST = BundleSpec(Kind.ROWS, {"digest": TensorSpec(DType.UINT8, (32,))})
 _SIZES = BundleSpec(Kind.ROWS, {"sizes": TensorSpec(DType.INT64, (2,))})
 
 
 def serve(hub: Hub, ring: Sequence[str], at_least: int) -> Callable[[], None]:
-    """Serves the two steps of an alignment: the sizes of the sets, then their tags. Returns what answers the second.
+    """Serves the three steps of an alignment: sizes, tags, digests of the lists. Returns what answers the last one.
 
     ``ring``: the parties; each sends the tags of the next one.
 
-    Raises PeerError: ROWS_DIFFER if fewer than ``at_least`` rows are common; MALFORMED_MESSAGE if a party sends what
-    does not fit what another one has said.
+    Raises PeerError: ROWS_DIFFER if fewer than ``at_least`` rows are common, or if the parties then hold different
+    lists; MALFORMED_MESSAGE if a party sends what does not fit what another one has said.
     """
-    sizes_step, tags_step = StepKey(PHASE, len(ring), 0), StepKey(PHASE, len(ring), 1)
+    sizes_step, tags_step, lists_step = (StepKey(PHASE, len(ring), number) for number in range(3))
     said = {
         party: np.frombuffer(bundle.tensors["sizes"].data, "<i8")
         for party, bundle in hub.collect(sizes_step, _SIZES).items()
@@ -50,21 +51,29 @@ def serve(hub: Hub, ring: Sequence[str], at_least: int) -> Callable[[], None]:
         party: BundleSpec(Kind.ROWS, {"tags": TensorSpec(DType.UINT8, (sizes[owner[party]] * TAG_BYTES,))})
         for party in said
     }
-    hub.unhurried()  # who has the larger set takes longer
     tags = {owner[party]: bundle.tensors["tags"].data for party, bundle in hub.collect(tags_step, specs).items()}
     common = in_common(tags)
     found = int(next(iter(common.values())).sum())
     if found < at_least:
         raise too_few(at_least, found)
-    return partial(hub.reply, tags_step, {party: _bits(mask) for party, mask in common.items()})
+    hub.reply(tags_step, {party: _bits(mask) for party, mask in common.items()})
+    lists = hub.collect(lists_step, _DIGEST)
+    digests = {party: bytes(bundle.tensors["digest"].data) for party, bundle in lists.items()}
+    if len(set(digests.values())) > 1:
+        text = "the parties do not take the same rows from the alignment: one of them, or the server, errs or lies"
+        raise PeerError(Code.ROWS_DIFFER, f"{text}; use the same version everywhere")
+    return partial(hub.reply, lists_step, dict.fromkeys(digests, Bundle(Kind.ACK)))
 
 
-def alignment_service(recipe: Recipe) -> Callable[[Hub], Callable[[], None]] | None:
-    """Returns what serves the recipe's alignment; None if the parties align without the server."""
+def alignment_service(recipe: Recipe, *, trains: bool) -> Callable[[Hub], Callable[[], None]] | None:
+    """Returns what serves the recipe's alignment; None if the parties align without the server.
+
+    ``trains``: false for a prediction, which may be for a single row, whatever ``rows.at_least`` says.
+    """
     if recipe.rows.align != "psi":
         return None
     ring = [recipe.active.name, *(party.name for party in recipe.passives)]
-    return partial(serve, ring=ring, at_least=recipe.rows.at_least)
+    return partial(serve, ring=ring, at_least=recipe.rows.at_least if trains else 1)
 
 
 def in_common(tags: Mapping[str, memoryview]) -> dict[str, npt.NDArray[np.bool_]]:

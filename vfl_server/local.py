@@ -74,7 +74,7 @@ class LocalServer:
             self._ledger,
             timeout_s=recipe.run.step_timeout_s,
             fail=self._fail,
-            align=alignment_service(recipe),
+            align=alignment_service(recipe, trains=job == "train"),
             make_hub=lambda _generation: hub,
             start=start,
         )

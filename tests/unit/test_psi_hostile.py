@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.contract.exchanges import credentials
-from tests.harness.aligning import SERVER, Direct, Parties, changed, in_common, sets_of
+from tests.harness.aligning import SERVER, Direct, Parties, Recorder, changed, in_common, sets_of
 from vfl_common.bundle import Bundle, StepKey
-from vfl_common.errors import Code, InputError, PeerError, VflError
+from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES
 from vfl_party.align import psi
 from vfl_party.psi import sealed
@@ -291,7 +291,70 @@ def test_wrong_bits_from_the_server_are_found_before_training(tmp_path: Path) ->
     assert not found
     assert isinstance(errors[0], PeerError)
     assert errors[0].code is Code.ROWS_DIFFER
-    assert str(errors[0]).endswith(f"; {psi.REMEDY}")
-    shutil.rmtree(parties.folder_of("p1") / "alignment")
+    assert "the parties do not take the same rows from the alignment" in str(errors[0])
+    assert not [*tmp_path.rglob("alignment/*")]
     parties.tap = lambda _who, _to, _at, bundle: bundle
     assert {each.ids for each in parties.align().values()} == {in_common(sets)}
+
+
+# -- who makes up the list of another ----------------------------------------------------------------------------------
+
+
+def test_an_active_party_that_turns_tags_sees_nothing_of_the_list_that_it_makes(tmp_path: Path) -> None:
+    """It could choose another's list of common rows, and try out ids until their digest fits."""
+    record = Recorder()
+
+    def tap(who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
+        if (who, to, at) == ("p0", SERVER, StepKey(PHASE, 2, 1)):
+            data = bytes(bundle.tensors["tags"].data)
+            bundle = changed(bundle, "tags", data[12:] + data[:12])
+        return record(who, to, at, bundle)
+
+    found, errors = Parties(tmp_path, sets_of(many(0, 1), many(0, 40)), tap=tap).outcomes()
+    assert not found
+    assert isinstance(errors[0], PeerError)
+    assert errors[0].code is Code.ROWS_DIFFER
+    assert {each.receiver for each in record.said if "digest" in each.tensors} == {SERVER}
+
+
+def test_a_list_that_is_shorter_than_wanted_is_not_compared_at_all(tmp_path: Path) -> None:
+    record = Recorder()
+
+    def tap(who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
+        if (who, to, at) == (SERVER, "p1", StepKey(PHASE, 2, 1)):
+            bundle = changed(bundle, "common", bytes([128]) + bytes(bundle.tensors["common"].data.nbytes - 1))
+        return record(who, to, at, bundle)
+
+    sets = sets_of(many(0, 40), many(5, 40))
+    found, errors = Parties(tmp_path, sets, rows={"at_least": 20}, tap=tap).outcomes()
+    assert not found
+    assert "fewer rows are held by all parties than rows.at_least = 20" in str(errors[0])
+    assert "p1" not in {each.sender for each in record.said if "digest" in each.tensors}
+
+
+def test_an_attempt_is_not_for_another_set(tmp_path: Path) -> None:
+    """The others would mask it with the same secrets, and show what has changed."""
+
+    def interrupted(who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
+        if (who, to, at) == (SERVER, "p0", StepKey(PHASE, 2, 1)):
+            raise InterruptedRun("stopped")
+        return bundle
+
+    parties = Parties(tmp_path, sets_of(many(0, 40), many(5, 40)), tap=interrupted)
+    _, errors = parties.outcomes()
+    assert isinstance(errors[0], InterruptedRun)
+    state = parties.folder_of("p1") / "alignment" / "state.json"
+    first = json.loads(state.read_text())["name"]
+
+    def same_name(who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
+        if (who, to, at) == ("p0", "p1", StepKey(PHASE, 0, 0)):
+            return changed(bundle, "attempt", bytes.fromhex(first))
+        return bundle
+
+    parties.sets, parties.tap = sets_of(many(0, 41), many(5, 40)), same_name
+    found, errors = parties.outcomes()
+    assert not found
+    assert any(
+        "goes on with an alignment in which the parties had other numbers of rows" in str(each) for each in errors
+    )
+    assert not state.exists()

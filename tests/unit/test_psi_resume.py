@@ -65,7 +65,7 @@ def first_shown(said: list[Said]) -> dict[tuple[str, int], bytes]:
 def bundles() -> int:
     """How many bundles a whole alignment sends."""
     batches = -(-max(map(len, SETS.values())) // BATCH)
-    return 4 + 2 * batches * 4 + 6 + 6 + 4
+    return 4 + 2 * batches * 4 + 6 + 6 + 6 + 4
 
 
 @pytest.mark.parametrize("at", range(bundles()))

@@ -74,6 +74,7 @@ class Aligning:
         workers: how many processes may compute.
         credentials: with which this party shows the others who it is; None if all are in one process.
         begins: called when the rows are to be found, and not only compared; may raise InputError.
+        show: reports an event, which is in the log already, to the person in front of the party.
         tick: called after each step with (phase, rounds done, rounds, batches done, batches).
     """
 
@@ -85,6 +86,7 @@ class Aligning:
     workers: int = 1
     credentials: Credentials | None = None
     begins: Callable[[], None] = lambda: None
+    show: Callable[..., None] = lambda _event, **_facts: None
     tick: Callable[[str, int, int, int, int], None] = lambda _phase, _round, _rounds, _batch, _batches: None
 
 
@@ -104,6 +106,13 @@ class Alignment(Protocol):
         """Returns the rows that this party expects before it asks the others; all of its own, if not ``certain``.
 
         Without the division, if only the active party knows it.
+        """
+        ...
+
+    def found_before(self, runs: Path, name: str, table: Table) -> int | None:
+        """Returns how many rows an earlier run, which the recipe names, has found to be common; None if it names none.
+
+        ``runs``: the folder of runs of the party ``name``. Raises InputError or PeerError if they cannot be used.
         """
         ...
 

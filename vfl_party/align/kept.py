@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,19 +42,26 @@ def digest_of(ids: Sequence[str]) -> bytes:
 class Attempt:
     """One try at an alignment, the same at all parties until it succeeds or a party's rows change.
 
-    ``name``: 16 random bytes, from the active party. ``secret``: the key that masks. ``seal``: the key under which the
-    others seal what is for this party. ``seed``: of the order in which this party shows its rows.
+    ``name``: 16 random bytes, from the active party; the server does not know it. ``rows``: of each party.
+    ``secret``: the key that masks. ``seal``: the key under which the others seal what is for this party. ``seed``: of
+    the order in which this party shows its rows.
     """
 
     name: bytes = NO_ATTEMPT
     secret: bytes = field(default=b"", repr=False)
     seal: bytes = field(default=b"", repr=False)
     seed: bytes = field(default=b"", repr=False)
+    rows: tuple[int, ...] = ()
 
     def order(self, rows: int) -> npt.NDArray[np.int64]:
         """Returns the rows in the order in which this party shows them."""
         drawn = np.random.Generator(np.random.PCG64(int.from_bytes(self.seed, "little")))
         return drawn.permutation(rows).astype(np.int64)
+
+
+def _sum(facts: dict[str, Any]) -> str:
+    """Returns a checksum, by which a damaged file is known."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 class Kept:
@@ -76,7 +84,10 @@ class Kept:
             found = json.loads((self._path / _STATE).read_text())
             if bytes.fromhex(found["ids"]) != self._digest:  # other rows need other secrets
                 return Attempt()
-            return Attempt(*(bytes.fromhex(found[name]) for name in ("name", "secret", "seal", "seed")))
+            if found.pop("sum") != _sum(found):
+                return Attempt()
+            kept = (bytes.fromhex(found[name]) for name in ("name", "secret", "seal", "seed"))
+            return Attempt(*kept, rows=tuple(found["rows"]))
         except (OSError, ValueError, KeyError, TypeError):
             return Attempt()
 
@@ -86,7 +97,8 @@ class Kept:
         self._make_folder()
         words = {name: getattr(attempt, name).hex() for name in ("name", "secret", "seal", "seed")}
         with private_file(self._path / _STATE) as file:
-            file.write(json.dumps({**words, "ids": self._digest.hex()}).encode())
+            facts = {**words, "ids": self._digest.hex(), "rows": list(attempt.rows)}
+            file.write(json.dumps({**facts, "sum": _sum(facts)}).encode())
         self.attempt = attempt
 
     def _make_folder(self) -> None:

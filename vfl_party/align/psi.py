@@ -18,12 +18,14 @@ others the batches that were under way.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +37,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import AbortedError, Code, InputError, LostError, PeerError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, too_few
 from vfl_party.align.aligned import Aligned, Aligning
-from vfl_party.align.digest import DigestAlignment
+from vfl_party.align.digest import DigestAlignment, keyed_digest
 from vfl_party.align.kept import NO_ATTEMPT, Attempt, Kept
 from vfl_party.chains import make_chains
 from vfl_party.data import Table
@@ -45,6 +47,8 @@ from vfl_party.policies import Policy
 from vfl_party.psi import curve, sealed
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
+
+log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 BATCH = 1 << 11  # rows: 60 ms of one core, which is about what a death costs
@@ -83,6 +87,7 @@ MASKED = Exchange(
     when="once a batch and round",
 )
 SIZES = Exchange("sizes", Sent(Kind.ROWS, {"sizes": i64(2)}), NOTHING, asks="server", when="once")
+LISTS = Exchange("lists", Sent(Kind.ROWS, {"digest": u8(32)}), NOTHING, asks="server", when="once")
 TAGS = Exchange(
     "tags", Sent(Kind.ROWS, {"tags": u8("tags")}), Sent(Kind.ROWS, {"common": u8("bits")}), asks="server", when="once"
 )
@@ -106,6 +111,7 @@ class PsiAlignment:
                 found.append(Occurrence.of(MASKED, StepKey(PHASE, round_, batch), up=size, down=size))
         found.append(Occurrence.of(SIZES, StepKey(PHASE, ring, 0)))
         found.append(Occurrence.of(TAGS, StepKey(PHASE, ring, 1), tags=rows * TAG_BYTES, bits=-(-rows // 8)))
+        found.append(Occurrence.of(LISTS, StepKey(PHASE, ring, 2)))
         return [*found, *self._digest.occurrences(rows)]
 
     def expected(self, table: Table) -> Aligned:
@@ -118,6 +124,23 @@ class PsiAlignment:
             raise InputError(Code.DATA_INVALID, f"{text}; restore the folder and the rows that it had")
         return self._digest.expected(at.table if found is None else _picked(at.table, found))
 
+    def found_before(self, runs: Path, name: str, table: Table) -> int | None:
+        """Returns how many rows the run of ``rows.alignment`` has found to be common; None if the recipe names none.
+
+        ``runs``: the party's folder of runs. Raises InputError if that run cannot be used; PeerError if it has too few.
+        """
+        found = self._of_earlier(Kept(runs, table.ids, BATCH), runs, name)
+        return int(found.sum()) if found is not None else None
+
+    def _of_earlier(self, kept: Kept, runs: Path, name: str) -> npt.NDArray[np.bool_] | None:
+        rows = self._recipe.rows
+        if rows.alignment is None or not self._divides:
+            return None
+        common = kept.common_of(runs / rows.alignment / name)
+        if (found := int(common.sum())) < rows.at_least:
+            raise too_few(rows.at_least, found)
+        return common
+
     def align(self, at: Aligning) -> Aligned:
         """Finds the common rows, if the run does not know them yet, and compares them as ``DigestAlignment`` does.
 
@@ -128,23 +151,27 @@ class PsiAlignment:
             return self._digest.align(at)
         kept = Kept(at.folder, at.table.ids, BATCH)
         common = kept.common()
-        if common is None and self._recipe.rows.alignment is not None and self._divides:
-            common = kept.common_of(at.folder.parent.parent / self._recipe.rows.alignment / at.name)
-            if (found := int(common.sum())) < self._recipe.rows.at_least:
-                raise too_few(self._recipe.rows.at_least, found)
+        if common is None and (common := self._of_earlier(kept, at.folder.parent.parent, at.name)) is not None:
             kept.finish(common)
         ring = _Ring(self._recipe, self._policy, at, kept)
-        ring.meet(known=common is not None)
-        if not ring.known:
-            try:
+        try:
+            ring.meet(known=common is not None)
+            if not ring.known:
                 common = ring.run()
-            except (PeerError, AbortedError):  # the run ends, and the attempt with it
+                if self._divides and (found := int(common.sum())) < self._recipe.rows.at_least:
+                    raise too_few(self._recipe.rows.at_least, found)
+                ring.compare([at.table.ids[row] for row in np.flatnonzero(common).tolist()])
+                kept.finish(common)
+        except (PeerError, AbortedError):  # the run ends, and the attempt with it
+            if not ring.known:
                 kept.forget()
-                raise
-            kept.finish(common)
+            raise
         assert common is not None  # noqa: S101 - the ring knows it if this party does
         aligned = self._digest.align(replace(at, table=_picked(at.table, common)))
         kept.clear()  # all parties have kept the common rows before they compared them
+        facts = {"common": len(aligned.ids), "of": len(at.table)}
+        log.info("%d of %d rows are held by all parties", *facts.values(), extra={"event": "aligned", **facts})
+        at.show("aligned", **facts)
         return aligned
 
 
@@ -165,7 +192,7 @@ class _Ring:
         self._publics: list[bytes] = []  # of the parties' keys for sealing
         role: Role = "passive" if self._me else "active"
         self._chains = {
-            each.name: make_chains(recipe, PHASE, each, role, policy) for each in (HELLO, MASKED, SIZES, TAGS)
+            each.name: make_chains(recipe, PHASE, each, role, policy) for each in (HELLO, MASKED, SIZES, TAGS, LISTS)
         }
         self._server = recipe.server
 
@@ -208,7 +235,15 @@ class _Ring:
         name = said["attempt"].numpy().tobytes()
         if name != before.name or name == NO_ATTEMPT:
             self._at.begins()
-            self._kept.begin(replace(fresh, name=name))
+            self._kept.begin(replace(fresh, name=name, rows=tuple(self.rows)))
+        elif before.rows != tuple(self.rows):  # with the same secrets, another set would show what has changed
+            text = f"{self.names[0]} goes on with an alignment in which the parties had other numbers of rows"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.names[0])
+        else:
+            done = sum(min(self._kept.stored(round_), self.rows[self._set(round_)]) for round_ in range(1, k + 1))
+            facts = {"masked": done, "of": sum(self.rows)}
+            log.info("resuming the alignment: %d of %d ids are masked", *facts.values(), extra={"event": "realigning"})
+            self._at.show("realigning", **facts)
         for round_ in range(1, k + 1):
             self._kept.cut(round_, self.rows[self._set(round_)])
         for round_ in range(1, k):
@@ -245,7 +280,7 @@ class _Ring:
             raise LostError(Code.PARTY_LOST, f"{text}; begin a new run", party=gone[0])
         self.rows = [int(told[name]["rows"][0]) for name in self.names]
         attempts = {each["attempt"].numpy().tobytes() for each in told.values()}
-        goes_on = len(attempts) == 1 and attempts != {NO_ATTEMPT}
+        goes_on = len(attempts) == 1 and attempts != {NO_ATTEMPT} and self._kept.attempt.rows == tuple(self.rows)
         first = []
         for round_ in range(1, k):
             lacking = [self._batches]
@@ -304,12 +339,21 @@ class _Ring:
                     for each in reversed(outputs):  # who waits for the last has the results of the others
                         each.settle(most=2 * self._at.workers)
             outputs[-1].settle(most=0)
-        bits = self._compare()
+        bits = self._intersect()
         common = np.zeros(len(order), bool)
         common[order] = np.unpackbits(bits, count=len(order)).astype(bool)
         return common
 
-    def _compare(self) -> npt.NDArray[np.uint8]:
+    def compare(self, ids: Sequence[str]) -> None:
+        """Has the server compare the list of common ids with those of the others, under a key that it does not know.
+
+        So no party sees another's digest, and a list that a party or the server has made up shows nobody an id. Raises
+        PeerError (ROWS_DIFFER) if the lists differ.
+        """
+        digest = keyed_digest(b"common" + self._kept.attempt.name, ids)
+        self._asking(LISTS).swap(StepKey(PHASE, self._size, 2), {"digest": _bytes(digest)})
+
+    def _intersect(self) -> npt.NDArray[np.uint8]:
         """Sends the server the tags of the next party's rows; returns a bit a row of this one's, in the shown order."""
         k, rows = self._size, self.rows[self._set(self._size)]
         step = StepKey(PHASE, k, 0)

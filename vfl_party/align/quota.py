@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import math
 from pathlib import Path
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import write_atomic
+from vfl_common.files import unwritable, write_atomic
 
 _DAY_S = 86_400.0
 
@@ -19,15 +21,25 @@ def count(path: Path, source: str, most: int, now_s: float) -> None:
     Raises InputError (REFUSED) if there were ``most`` within a day; it counts nothing then.
     """
     try:
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of this party may begin at once
+            _count(path, source, most, now_s)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def _count(path: Path, source: str, most: int, now_s: float) -> None:
+    try:
         found = json.loads(path.read_text()) if path.exists() else {}
-        times = [float(each) for each in found.get(source, []) if now_s - float(each) < _DAY_S]
+        times = [min(float(each), now_s) for each in found.get(source, [])]  # the clock may have been ahead
+        if not all(math.isfinite(each) for each in times):
+            raise ValueError
     except (OSError, ValueError, TypeError, AttributeError):
         text = f"{path}: cannot be read; restore it, or remove it to count anew"
         raise InputError(Code.FILE_INVALID, text) from None
+    times = [each for each in times if now_s - each < _DAY_S]
     if len(times) >= most:
         wait_min = max(1, round((_DAY_S - (now_s - min(times))) / 60))
         text = f"{source}: its rows were found {most} times within a day, as often as alignments_a_day allows"
-        raise InputError(
-            Code.REFUSED, f"{text}; wait {wait_min} min, or take an earlier run's rows with rows.alignment"
-        )
+        raise InputError(Code.REFUSED, f"{text}; wait {wait_min} min, or take those of an earlier run: rows.alignment")
     write_atomic(path, json.dumps({**found, source: [*times, now_s]}))

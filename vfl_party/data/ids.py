@@ -64,7 +64,9 @@ class IdCounts:
 def normalised(parts: Sequence[Sequence[Id]], rules: Sequence[str]) -> list[Id]:
     """Returns the id of each row: each column's part by the rules, the parts joined by ``SEPARATOR``.
 
-    An id is missing if a part is missing, or empty after the rules. Raises InputError if a rule cannot be used here.
+    An id is missing if a part is missing, or empty or blank after the rules.
+
+    Raises InputError if a rule cannot be used here.
     """
     steps = [_step(rule) for rule in rules]
     columns = [_spelt(part, steps) for part in parts]
@@ -103,7 +105,7 @@ def choices(parts: Sequence[Sequence[Id]], rules: Sequence[str], duplicates: Dup
 def _spelt(part: Sequence[Id], steps: Sequence[Callable[[str], str]]) -> list[Id]:
     for step in steps:
         part = [None if text is None else step(text) for text in part]
-    return [text or None for text in part]
+    return [text if text and not text.isspace() else None for text in part]
 
 
 def _step(rule: str) -> Callable[[str], str]:

@@ -240,6 +240,11 @@ class Coordinator:
             elif body == "abort":
                 self._aborted(member, message)
 
+    @property
+    def _plan_s(self) -> float:
+        """How long a party may take to plan. In an alignment, the parties first name the one that they wait for."""
+        return self.recipe.run.step_timeout_s * (1 if self.recipe.rows.align == "digest" else 2)
+
     def _grant_time(self, member: Member) -> None:
         """Gives all parties more time to plan while the active one reports that the rows are being aligned."""
         if member.name == self.recipe.active.name and member.plan is None and self.recipe.rows.align != "digest":
@@ -268,12 +273,12 @@ class Coordinator:
                 self._decide(announce=self._unannounced or now_s - self._announced_s >= _ANNOUNCE_S)
             elif self.state is RunState.RUNNING:
                 began = {name: each.began_s for name, each in self._in_order() if each.joined and each.plan is None}
-                late = membership.unplanned(now_s, began, self.recipe.run.step_timeout_s)
+                late = membership.unplanned(now_s, began, self._plan_s)
                 for name in [name for name in late if self._can_do_without(name)]:
                     self._lose(self._members[name], "did not say what it is going to do")
                 late = tuple(name for name in late if name in self._members)
                 if late:
-                    names, limit = ", ".join(late), f"{self.recipe.run.step_timeout_s:g} s"
+                    names, limit = ", ".join(late), f"{self._plan_s:g} s"
                     text = f"{names} did not say within {limit} after the start what it is going to do"
                     self._fail(LostError(Code.STEP_TIMEOUT, text, party=late[0]))
 
