@@ -159,3 +159,14 @@ def test_a_party_that_died_before_it_kept_the_rows_makes_only_the_tags_be_compar
     again.tap = after = Recorder()
     assert {each.ids for each in again.align().values()} == {in_common(SETS)}
     assert not [each for each in after.said if "points" in each.tensors]
+
+
+def test_a_secret_that_was_damaged_is_not_used(tmp_path: Path) -> None:
+    """The run would end well, and with fewer rows."""
+    parties = Parties(tmp_path, SETS, tap=Interrupting(bundles() // 2))
+    parties.outcomes()
+    state = parties.folder_of("p1") / "alignment" / "state.json"
+    facts = json.loads(state.read_text())
+    state.write_text(json.dumps(facts | {"secret": facts["secret"][::-1]}))
+    parties.tap = Recorder()
+    assert {each.ids for each in parties.align().values()} == {in_common(SETS)}

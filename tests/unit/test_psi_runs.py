@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,30 @@ def test_a_table_is_aligned_so_often_a_day_and_not_more(tmp_path: Path) -> None:
         count(path, "bank.csv", 3, 24.5 * hour_s)
 
 
+def test_a_clock_that_was_ahead_does_not_lock_a_table_for_long(tmp_path: Path) -> None:
+    path, day_s = tmp_path / "alignments-bank.json", 86_400.0
+    count(path, "bank.csv", 1, 30 * day_s)
+    with pytest.raises(InputError, match="wait 1440 min"):
+        count(path, "bank.csv", 1, 0.0)
+
+
+def test_processes_that_begin_at_once_are_all_counted(tmp_path: Path) -> None:
+    path = tmp_path / "alignments-bank.json"
+
+    def begin(number: int) -> bool:
+        try:
+            count(path, "bank.csv", 5, float(number))
+        except InputError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(begin, range(40))) == 5
+
+
 def test_a_count_that_cannot_be_read_is_no_permission(tmp_path: Path) -> None:
     path = tmp_path / "alignments-bank.json"
-    for text in ("{", "[1]", '{"bank.csv": ["x"]}', '{"bank.csv": 1}'):
+    for text in ("{", "[1]", '{"bank.csv": ["x"]}', '{"bank.csv": 1}', '{"bank.csv": [NaN]}'):
         path.write_text(text)
         with pytest.raises(InputError, match=r"alignments-bank.json: cannot be read; restore it, or remove it"):
             count(path, "bank.csv", 3, 0.0)

@@ -86,8 +86,8 @@ class Kept:
                 return Attempt()
             if found.pop("sum") != _sum(found):
                 return Attempt()
-            kept = (bytes.fromhex(found[name]) for name in ("name", "secret", "seal", "seed"))
-            return Attempt(*kept, rows=tuple(found["rows"]))
+            name, secret, seal, seed = (bytes.fromhex(found[key]) for key in ("name", "secret", "seal", "seed"))
+            return Attempt(name, secret, seal, seed, tuple(found["rows"]))
         except (OSError, ValueError, KeyError, TypeError):
             return Attempt()
 
