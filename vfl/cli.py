@@ -252,7 +252,8 @@ def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
     from vfl.library.run import Run
 
     found = Run.load(run).predict(_by_party(data) or None, output=output)
-    click.echo(f"{output}: {len(next(iter(found.values()))):,} rows")
+    click.echo(f"{len(next(iter(found.values()))):,} rows are predicted", err=True)
+    click.echo(output)
 
 
 def _by_party(data: tuple[str, ...]) -> dict[str, Path]:

@@ -193,6 +193,7 @@ def test_a_run_predicts_its_own_rows_again(here: Path, tmp_path: Path) -> None:
     assert done.exception is None
     assert done.stdout == f"{tmp_path / 'again.csv'}\n"
     assert done.stderr.startswith("taking the newest finished run: runs/")
+    assert done.stderr.endswith(f"\n{len(BANK)} rows are predicted\n")
     found = pd.read_csv(tmp_path / "again.csv").set_index("id")["score"]
     assert len(found) == len(BANK)
     run = vfl.Run.load(newest(here / "runs"))
