@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from vfl_common.errors import Code, PeerError
 
 PHASE = "align"  # in step keys, progress and ledger lines
 TAG_BYTES = 12  # of a masked row, for the server; see ``vfl_party.psi.curve.tags``
 MOST_ROWS = 1 << 28  # of a party: 8 GiB of points in each round; who announces more is refused at once
-
-
-def next_of(ring: Sequence[str]) -> dict[str, str]:
-    """Returns {party: the next one in the ring}."""
-    return dict(zip(ring, (*ring[1:], *ring[:1]), strict=True))
 
 
 def too_few(at_least: int, found: int) -> PeerError:

@@ -16,7 +16,7 @@ from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, 
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import Hub
-from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, next_of, too_few
+from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, too_few
 
 _TAG = np.dtype([("high", "<u8"), ("low", "<u4")])  # two numbers are sorted faster than twelve bytes
 _DIGEST = BundleSpec(Kind.ROWS, {"digest": TensorSpec(DType.UINT8, (32,))})
@@ -36,7 +36,7 @@ def serve(hub: Hub, ring: Sequence[str], at_least: int) -> Callable[[], None]:
         party: np.frombuffer(bundle.tensors["sizes"].data, "<i8")
         for party, bundle in hub.collect(sizes_step, _SIZES).items()
     }
-    owner = next_of(ring)  # {who sends tags: whose they are}
+    owner = dict(zip(ring, (*ring[1:], *ring[:1]), strict=True))  # {who sends tags: whose they are}
     sizes = {party: int(own) for party, (own, _) in said.items()}
     for party, rows in sizes.items():
         if not 0 < rows <= MOST_ROWS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pytest
 
 from tests.harness import cases
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey
@@ -19,6 +20,7 @@ from vfl_common.errors import InternalError, InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.link import Hub, Link
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
+from vfl_party.align import psi
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.psi import PsiAlignment
 from vfl_party.data import Table
@@ -78,6 +80,19 @@ class Direct:
         except VflError as error:
             future.set_exception(error)
         return future
+
+
+def small_batches(rows: int = 16) -> Any:
+    """Makes a module's fixture: batches of few rows, masked without processes."""
+
+    @pytest.fixture(scope="module", autouse=True)
+    def small() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(psi, "BATCH", rows)
+            patch.setattr(psi, "Masking", Direct)
+            yield
+
+    return small
 
 
 @dataclass(frozen=True)

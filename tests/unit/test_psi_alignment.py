@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness.aligning import Direct, Parties, Recorder, in_common, sets_of
+from tests.harness.aligning import Parties, Recorder, in_common, sets_of, small_batches
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, LostError, PeerError
 from vfl_common.psi import PHASE
@@ -23,13 +23,7 @@ from vfl_party.psi.pool import Masking
 IDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_batches() -> Iterator[None]:
-    """Several batches of few rows, masked without processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(psi, "BATCH", 16)
-        patch.setattr(psi, "Masking", Direct)
-        yield
+small = small_batches()
 
 
 @st.composite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.contract.exchanges import credentials
-from tests.harness.aligning import SERVER, Direct, Parties, Recorder, changed, in_common, sets_of
+from tests.harness.aligning import SERVER, Parties, Recorder, changed, in_common, sets_of, small_batches
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES
@@ -26,12 +26,7 @@ P = 2**255 - 19
 BATCH = 16
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_batches() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(psi, "BATCH", BATCH)
-        patch.setattr(psi, "Masking", Direct)
-        yield
+small = small_batches(BATCH)
 
 
 def many(first: int, count: int) -> list[str]:

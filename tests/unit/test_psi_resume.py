@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.harness.aligning import Direct, Parties, Recorder, Said, in_common, sets_of
+from tests.harness.aligning import Direct, Parties, Recorder, Said, in_common, sets_of, small_batches
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import InterruptedRun
 from vfl_common.psi import PHASE
-from vfl_party.align import psi
 
 BATCH = 4
 SETS = sets_of(
@@ -26,12 +24,7 @@ SETS = sets_of(
 LOST = 3 + 2
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_batches() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(psi, "BATCH", BATCH)
-        patch.setattr(psi, "Masking", Direct)
-        yield
+small = small_batches(BATCH)
 
 
 class Interrupting(Recorder):

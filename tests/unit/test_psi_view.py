@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.harness.aligning import SERVER, Direct, Parties, Recorder, Said, in_common, sets_of
+from tests.harness.aligning import SERVER, Parties, Recorder, Said, in_common, sets_of, small_batches
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import InterruptedRun
 from vfl_common.psi import PHASE, TAG_BYTES
-from vfl_party.align import psi
 from vfl_party.align.digest import keyed_digest
 from vfl_party.psi import curve, sealed
 from vfl_party.psi.curve import POINT_BYTES
@@ -23,12 +22,7 @@ P, A = 2**255 - 19, 486662
 Point = tuple[str, frozenset[str]]  # (whose row, by whose keys it is masked)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_batches() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(psi, "BATCH", 16)
-        patch.setattr(psi, "Masking", Direct)
-        yield
+small = small_batches()
 
 
 def split(points: bytes, size: int = POINT_BYTES) -> list[bytes]:

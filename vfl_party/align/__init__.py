@@ -3,6 +3,7 @@
 from vfl_common.config.recipe import Recipe
 from vfl_party.align.aligned import Aligned, Aligning, Alignment
 from vfl_party.align.digest import DigestAlignment
+from vfl_party.align.psi import PsiAlignment
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 
@@ -16,7 +17,5 @@ def alignment_of(recipe: Recipe, policy: Policy | None = None, *, divides: bool 
     """
     policy = policy if policy is not None else AllowAll()
     if recipe.rows.align == "psi":
-        from vfl_party.align.psi import PsiAlignment
-
         return PsiAlignment(recipe, policy, divides=divides)
     return DigestAlignment(recipe, policy, divides=divides)

@@ -21,21 +21,13 @@ import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, unwritable
+from vfl_party.align.digest import keyed_digest
 from vfl_party.psi.curve import POINT_BYTES
 
 FOLDER = "alignment"  # in a party's folder of a run
 _STATE, _COMMON = "state.json", "common.bits"
 _DIGEST_BYTES = 32
 NO_ATTEMPT = bytes(16)
-
-
-def digest_of(ids: Sequence[str]) -> bytes:
-    """Returns the SHA-256 of the ids in their order."""
-    digest = hashlib.sha256()
-    for each in ids:
-        encoded = each.encode()
-        digest.update(len(encoded).to_bytes(4, "little") + encoded)
-    return digest.digest()
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ class Kept:
 
     def __init__(self, folder: Path, ids: Sequence[str], batch: int) -> None:
         self._path, self._batch = folder / FOLDER, batch
-        self._digest = digest_of(ids)
+        self._digest = keyed_digest(b"kept", ids)
         self._rows = len(ids)
         self.attempt = self._read_attempt()
 
