@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import warnings
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,6 +160,18 @@ def test_a_changed_introduction(shop: Credentials, clinic: Credentials, flip: in
         except PeerError:
             refused += 1
     assert refused > 0.9 * len(introduction)
+
+
+def test_a_certificate_with_a_negative_number(shop: Credentials, clinic: Credentials) -> None:
+    """The library only warns of it, on a screen that is not the peer's."""
+    der = bytearray(shop.certificate.public_bytes(Encoding.DER))
+    der[der.index(b"\xa0\x03\x02\x01\x02\x02") + 7] |= 0x80  # after the version and the number's tag and length
+    pem = b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(bytes(der)) + b"-----END CERTIFICATE-----\n"
+    said = A.introduction(shop, RUN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as a program does
+        text = refusal(said[: said.index(b"-----BEGIN")] + pem, clinic, Code.MALFORMED_MESSAGE)
+    assert text == "the introduction of shop cannot be read; run the same version of this program at all parties"
 
 
 # -- sealed messages --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ key of its certificate. A message is encrypted with ChaCha20-Poly1305 (RFC 8439)
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.utils import CryptographyDeprecationWarning
 
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity import pem
@@ -125,9 +127,13 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
     end = 2 + int.from_bytes(rest[:2], "little")
     signature = rest[2:end]
     try:
-        certificate = x509.load_pem_x509_certificate(rest[end:])
-        key = certificate.public_key()
-    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
+        with (
+            warnings.catch_warnings()
+        ):  # what is only warned of today is refused, too
+            warnings.simplefilter("error", CryptographyDeprecationWarning)
+            certificate = x509.load_pem_x509_certificate(rest[end:])
+            key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning):
         text = f"the introduction of {party} cannot be read; run the same version of this program at all parties"
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
     _require_certificate(certificate, credentials, party)
