@@ -127,9 +127,7 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
     end = 2 + int.from_bytes(rest[:2], "little")
     signature = rest[2:end]
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # what is only warned of today is refused, too
+        with warnings.catch_warnings():  # what is only warned of today is refused, too
             warnings.simplefilter("error", CryptographyDeprecationWarning)
             certificate = x509.load_pem_x509_certificate(rest[end:])
             key = certificate.public_key()
