@@ -1,0 +1,30 @@
+"""A table as it comes, in blocks of rows: what every reader of a table gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The rows of a table in blocks, so that a table may be larger than memory.
+
+    Args:
+        source: the table's name in sentences for people; it holds no password.
+        names: of all columns, in the order of the table.
+        as_written: whether cells are text as a person wrote it, whose type is to be found, as in a CSV file; if not,
+            columns have the types that the table declares.
+        blocks: called with the names of the wanted columns; reads the table from its beginning and yields blocks of
+            these columns, in this order. It may be called several times. It raises InputError if the table cannot be
+            read, or has changed since it was opened.
+        notes: what the reader has guessed, a sentence each, with the key that decides it.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    as_written: bool
+    blocks: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+    notes: tuple[str, ...] = ()
