@@ -19,6 +19,7 @@ from vfl_party import versions
 from vfl_party.align import alignment_of
 from vfl_party.data import Table, describe, read_rows, tabulate
 from vfl_party.data.ids import choices
+from vfl_party.data.smells import smells
 from vfl_party.devices import resolve_device
 from vfl_party.files import PartyFiles, read_files
 from vfl_party.methods import parse_settings
@@ -100,20 +101,21 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
     """Yields what is found while the party is made as for a run: its data, rows, models and phases."""
     path = Path(files.file.recipe)
     ids: list[str] = []
-    notes: list[str] = []
+    notes: list[tuple[str, str]] = []
 
     def load(data: DataSettings, with_label: bool) -> Table:
         rows = read_rows(data, with_label)
         if data.id and not ids:  # the rows to align come first
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
-        notes.extend(rows.notes)
+        notes.extend(("guessed", note) for note in rows.notes)
+        notes.extend(("note", each) for each in smells(rows, data))
         return tabulate(rows, data, with_label)
 
     try:
         try:
             opened = files.open(load)
         finally:  # a refused id, too, is seen in them
-            yield from (Finding("guessed", True, line) for line in notes)
+            yield from (Finding(about, True, line) for about, line in notes)
             yield from (Finding("ids", True, line) for line in ids)
         for line in describe(opened.table):
             yield Finding("data", True, line)

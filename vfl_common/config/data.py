@@ -102,7 +102,7 @@ class DataSettings(Section):
     encoding: str | None = None  # of a text file, such as "cp1252"; default: UTF-8 or Windows-1252, as found
     skip_lines: NonNegativeInt = 0  # of a text file, before the line that names the columns
     dates: str | None = None  # how dates are written, such as "%d/%m/%Y"; default: found, if it can only be one
-    memory_mib: PositiveInt = 256  # an array of rows that is larger lies in a file in `scratch`
+    memory_mib: NonNegativeInt = 256  # an array of rows that is larger lies in a file in `scratch`
     scratch: str | None = None  # a folder; default: the party's `out`
     unaligned: str | None = None  # a file with more rows that only this party has: for local self-supervision
     limit: PositiveInt | None = None  # only the first rows, to try things out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from vfl_party.data.stream import Stream
 TEXT = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
 PARQUET = ".parquet"
 SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
+OTHER_KINDS = {"pk\x03\x04": "a ZIP or Excel file", "%pdf": "a PDF", "{": "JSON", "[": "JSON", "<": "HTML or XML"}
 _SAMPLE_LINES = 200
 _SAMPLE_BYTES = 1 << 26  # in which the encoding is found
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_TWICE = re.compile(b"\xc3[\x80-\xbf]")  # a letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has
 _READ = 1 << 20
-_BLOCK_BYTES = 1 << 24
+BLOCK_BYTES = 1 << 24
 
 
 # --- text -----------------------------------------------------------------------------------------------------------
@@ -70,11 +73,12 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
     try:
         with (
             _open(source) as file,
+            _Marks(file) as marks,
             arrow_csv.open_csv(
-                file,
+                marks,
                 arrow_csv.ReadOptions(
                     use_threads=False,
-                    block_size=_BLOCK_BYTES,
+                    block_size=BLOCK_BYTES,
                     skip_rows=layout.skip,
                     column_names=columns,
                     skip_rows_after_names=1,
@@ -89,6 +93,8 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
             for batch in reader:
                 seen += batch.num_rows
                 yield batch
+            if marks.count % 2:
+                _refuse_open_quote(source, layout)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         if isinstance(error, pa.ArrowInvalid) and "Empty CSV" in str(error):
             return
@@ -98,9 +104,37 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
             what = f"{where} has {row.actual_columns} cells, but the header has {row.expected_columns}"
             raise checks.unreadable(source, f"{what}; correct it, or set data.separator or data.skip_lines") from None
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
-            text = f"is not {layout.encoding.upper()} throughout; set data.encoding, such as"
-            raise checks.unreadable(source, f'{text} "cp1252" for Windows-1252') from None
+            raise _not_in(source, layout.encoding) from None
         raise _not_text(source) from None
+
+
+class _Marks(io.RawIOBase):
+    """Passes bytes on, and counts quotation marks."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.count = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._file.read(None if size < 0 else size)
+        self.count += data.count(b'"')
+        return data
+
+
+def _refuse_open_quote(source: str, layout: Layout) -> None:
+    """Raises InputError if the file ends within quotation marks: all after the first of them is one cell then."""
+    start = 0
+    with _open(source) as file, io.TextIOWrapper(file, encoding=layout.encoding, newline="") as text:
+        rows = csv.reader(text, delimiter=layout.separator, strict=True)
+        try:
+            for _ in rows:
+                start = rows.line_num
+        except csv.Error as error:
+            if "unexpected end" in str(error):
+                what = f"line {start + 1} opens a quotation mark that nothing closes"
+                raise checks.unreadable(source, f"{what}; correct it") from None
 
 
 def _layout(settings: DataSettings) -> Layout:
@@ -110,6 +144,7 @@ def _layout(settings: DataSettings) -> Layout:
     lines = _first_lines(source, encoding)
     notes = [guessed] if guessed else []
     skip = settings.skip_lines
+    _refuse_other_kinds(source, lines)
     if lines[skip : skip + 1] and lines[skip].startswith("sep=") and len(lines[skip].strip()) == 5:
         skip += 1  # Excel's own line; it says what is found anyway
     while skip < len(lines) and not lines[skip].strip():
@@ -126,11 +161,33 @@ def _layout(settings: DataSettings) -> Layout:
     except (StopIteration, csv.Error):
         raise _not_text(source) from None
     names = tuple(name.strip() for name in header)
+    if not set(settings.id) <= set(names):
+        _refuse_other_lines(settings, lines, skip)
+    if sum(name.replace(".", "", 1).isdigit() for name in names) * 2 > len(names):
+        notes.append("the names of most columns are numbers: if the file has no line that names them, add one")
     unnamed = [place for place, name in enumerate(names, 1) if not name]
     if unnamed:
         places = ", ".join(map(str, unnamed[:5])) + (", …" if len(unnamed) > 5 else "")
         notes.append(f"columns without a name are left out: number {places}")
     return Layout(encoding, separator, skip, names, tuple(notes))
+
+
+def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
+    """Raises InputError if the file begins as no table of separated cells does."""
+    start = lines[0].lstrip().lower() if lines else ""
+    for mark, kind in OTHER_KINDS.items():
+        if start.startswith(mark):
+            raise checks.unreadable(source, f"is {kind}, whatever its name says; write it again as CSV")
+
+
+def _refuse_other_lines(settings: DataSettings, lines: Sequence[str], skip: int) -> None:
+    """Raises InputError if a later line has the id's columns: lines before it must be skipped."""
+    for number, line in enumerate(lines[skip + 1 :], skip + 1):
+        for separator in SEPARATORS:
+            cells = {name.strip() for name in next(csv.reader([line], delimiter=separator), [])}
+            if settings.id and set(settings.id) <= cells:
+                what = f"its columns are named in line {number + 1}, and not in line {skip + 1}"
+                raise checks.unusable(settings.source, f"{what}; set data.skip_lines = {number}")
 
 
 def _encoding(settings: DataSettings) -> tuple[str, str]:
@@ -149,19 +206,23 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
                 if head.startswith(mark):
                     return name, ""
             decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8", "cp1252")}
-            read, data = 0, head
+            read, data, both = 0, head, False
             while data and read < _SAMPLE_BYTES:
                 for name in list(decoders):
                     try:
                         decoders[name].decode(data)
                     except UnicodeDecodeError:
                         del decoders[name]
+                both = both or _TWICE.search(data) is not None
                 read += len(data)
                 data = file.read(_READ)
     except (OSError, pa.ArrowException):
         raise _not_text(source) from None
     if "utf-8" in decoders:
         return "utf-8", ""
+    if both:
+        text = "is UTF-8 in some places and in others not; write it again in one encoding, or set data.encoding"
+        raise checks.unreadable(source, text)
     if "cp1252" in decoders:
         return "cp1252", "it is not UTF-8: read as Windows-1252; data.encoding"
     text = "is neither UTF-8 nor Windows-1252; set data.encoding, or write it again as UTF-8"
@@ -172,6 +233,8 @@ def _first_lines(source: str, encoding: str) -> list[str]:
     try:
         with _open(source) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
             return [line for line, _ in zip(text, range(_SAMPLE_LINES), strict=False)]
+    except UnicodeError:
+        raise _not_in(source, encoding) from None
     except (OSError, ValueError, pa.ArrowException):
         raise _not_text(source) from None
 
@@ -193,6 +256,11 @@ def _separator(lines: Sequence[str]) -> str:
 
 def _open(source: str) -> Any:
     return pa.input_stream(source, compression="gzip" if source.lower().endswith(".gz") else None)
+
+
+def _not_in(source: str, encoding: str) -> Exception:
+    text = f"is not {encoding.upper()} throughout; set data.encoding, such as"
+    return checks.unreadable(source, f'{text} "cp1252" for Windows-1252')
 
 
 def _not_text(source: str) -> Exception:

@@ -64,7 +64,7 @@ class Space:
         into = self.empty((sum(map(len, chosen)), *arrays[0].shape[1:]), arrays[0].dtype)
         end = 0
         for values, wanted in zip(arrays, chosen, strict=True):
-            for part in parts(len(wanted)):
+            for part in parts(len(wanted), MOST_TOUCHED):
                 found = values[wanted[part]]
                 into[end : end + len(found)] = found
                 end += len(found)
@@ -145,9 +145,10 @@ class Mapped:
             self._rows = rows
 
 
-def parts(n: int, size: int = PART) -> Iterator[slice]:
-    """Yields slices of ``range(n)``, so that what is computed on the way is of some thousand rows, not of all."""
-    return (slice(start, start + size) for start in range(0, n, size))
+def parts(n: int, size: int | None = None) -> Iterator[slice]:
+    """Yields slices of ``range(n)``, of ``size`` or ``PART`` rows: what is computed on the way is of them, not of all."""
+    step = size if size is not None else PART
+    return (slice(start, start + step) for start in range(0, n, step))
 
 
 def release(*arrays: Array) -> None:

@@ -90,7 +90,8 @@ class Dates:
         kinds = ("us", None), ("us", "UTC")
         if self.form:
             with contextlib.suppress(pa.ArrowInvalid):
-                return days(pc.strptime(text, format=self.form, unit="us"))
+                times = pc.strptime(text, format=self.form, unit="us")
+                return days(times) if _all(pc.equal(pc.day(times), _day_of(text, self.form))) else None
             return None
         for unit, zone in kinds:
             with contextlib.suppress(pa.ArrowInvalid):
@@ -141,6 +142,12 @@ def days(times: pa.Array) -> pa.Array:
     """Returns dates and times as days since 1970-01-01, float64."""
     micros = pc.cast(pc.cast(times, pa.timestamp("us", getattr(times.type, "tz", None))), pa.int64())
     return pc.divide(pc.cast(micros, pa.float64()), float(_DAY_US))
+
+
+def _day_of(text: pa.Array, form: str) -> pa.Array:
+    """Returns the day of the month as it is written: strptime makes 2 March of 31 February."""
+    named = re.sub("%([dmY])", r"(?P<\1>[0-9]+)", re.escape(form.partition(" ")[0]).replace("\\%", "%"))
+    return pc.cast(pc.struct_field(pc.extract_regex(text, f"^{named}"), "d"), pa.int64())
 
 
 def _present(text: pa.Array) -> pa.Array:
@@ -283,6 +290,14 @@ def unlike(text: pa.Array, reading: Numbers) -> pa.Array:
 def look_like_numbers(words: pa.Array) -> pa.Array:
     """Returns for each text whether it is a number in any style, with or without a sign."""
     present = _present(words)
+    present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")  # as accountants write what is owed
+    present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
     bare = pc.replace_substring_regex(present, f"^[{''.join(_SIGNS)}]\\s*|\\s*[{''.join(_SIGNS)}]$", "")
     masks = [pc.match_substring_regex(bare, _pattern(each)) for each in (PLAIN, *_STYLES)]
     return pc.fill_null(functools.reduce(pc.or_, masks), False)
+
+
+def look_like_dates(words: pa.Array) -> pa.Array:
+    """Returns for each text whether it is digits with dots, slashes or dashes between them, as in dates."""
+    found = pc.match_substring_regex(_present(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$")
+    return pc.fill_null(found, False)
