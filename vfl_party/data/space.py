@@ -146,7 +146,7 @@ class Mapped:
 
 
 def parts(n: int, size: int | None = None) -> Iterator[slice]:
-    """Yields slices of ``range(n)``, of ``size`` or ``PART`` rows: what is computed on the way is of them, not of all."""
+    """Yields slices of ``range(n)``, of ``size`` or ``PART`` rows, so that little is in memory at once."""
     step = size if size is not None else PART
     return (slice(start, start + step) for start in range(0, n, step))
 
