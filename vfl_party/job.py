@@ -14,7 +14,7 @@ from vfl_party.context import Hooks
 from vfl_party.exchange import Ways
 from vfl_party.party import Assembled, Opened
 from vfl_party.phase import Phase, Predictions, Tree
-from vfl_party.results import keep, kept_table
+from vfl_party.results import id_names, keep, kept_table
 from vfl_party.runner import Job, Statement
 
 
@@ -111,7 +111,8 @@ class PartyJob(Job):
         self.assembled.load_state(tree)
 
     def keep(self, folder: Path, phase: str, predictions: Predictions) -> None:
-        keep(folder, phase, kept_table(self.assembled.party.recipe, self.assembled.prepared, phase, predictions))
+        party, ids = self.assembled, id_names(self._opened.settings)
+        keep(folder, phase, kept_table(party.party.recipe, ids, party.prepared, phase, predictions))
 
     def end(self, error: VflError) -> None:
         self._transport.end(error)

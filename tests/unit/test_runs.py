@@ -189,15 +189,18 @@ def here(simulated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_predicts_its_own_rows_again(here: Path, tmp_path: Path) -> None:
-    done = invoke("predict", "--output", tmp_path / "again.csv")
+    done = invoke("predict", "--out", tmp_path / "again.csv")
     assert done.exception is None
     assert done.stdout == f"{tmp_path / 'again.csv'}\n"
     assert done.stderr.startswith("taking the newest finished run: runs/")
-    assert done.stderr.endswith(f"\n{len(BANK)} rows are predicted\n")
-    found = pd.read_csv(tmp_path / "again.csv").set_index("id")["score"]
+    assert done.stderr.splitlines()[1:] == [
+        f"{len(BANK)} of {len(BANK)} rows are predicted",
+        "score_1: the probability that target is 1",
+    ]
+    found = pd.read_csv(tmp_path / "again.csv").set_index("id")["score_1"]
     assert len(found) == len(BANK)
     run = vfl.Run.load(newest(here / "runs"))
-    kept = pd.DataFrame(run.predictions).set_index("id")["score"]
+    kept = pd.DataFrame(run.predictions).set_index("id")["score_1"]
     assert found[kept.index].tolist() == pytest.approx(kept.tolist(), abs=1e-6)
     assert run.predict()["id"] == list(found.index)
 
@@ -211,7 +214,7 @@ def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(found, pd.DataFrame(want), check_dtype=False)
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     assert sentence(invoke("predict", run, *options)).endswith(
-        "new.parquet: exists already; move it away or give another --output"
+        "new.parquet: exists already; move it away or give another --out"
     )
 
 
@@ -223,7 +226,7 @@ def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
         (["--data", "bnk=bank.csv"], "predict: 'bnk' is no party of the run (parties: bank, shop)"),
         (["--data", "bank=bank.csv"], "predict: rows of shop are missing; the model needs its columns"),
         (["--data", "bank=bank.csv", "--data", "shop=less.csv"], "less.csv: has no column 'mean texture'"),
-        (["--output", "out.txt"], "out.txt: the result's name must end in .csv or .parquet"),
+        (["--out", "out.txt"], "out.txt: the result's name must end in .csv or .parquet"),
         (["--output", "gone/out.csv"], "gone: no such folder"),
     ],
 )
@@ -265,14 +268,16 @@ def test_rows_that_were_in_memory_must_be_given_again(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the rows of bank, shop were in memory in training; say which to predict"):
         run.predict()
     rows = {"bank": BANK.head(3), "shop": SHOP.head(3)}
-    assert len(run.predict(rows, output=tmp_path / "some.csv")["score"]) == len(pd.read_csv(tmp_path / "some.csv")) == 3
+    assert (
+        len(run.predict(rows, output=tmp_path / "some.csv")["score_1"]) == len(pd.read_csv(tmp_path / "some.csv")) == 3
+    )
 
 
 def test_own_rows_of_a_party_with_labels_only_and_of_a_part_of_a_set(tmp_path: Path) -> None:
     parties = [TABLES["parties"][0] | {"features": False}, TABLES["parties"][1]]
     where = {"data": {"source": "sklearn:breast_cancer", "limit": 60}, "scheme": "columns"}
     run = vfl.simulate(TABLES | {"parties": parties, "simulate": where}, quiet=True, out=tmp_path)
-    kept = pd.DataFrame(run.predictions).set_index("id")["score"]
-    found = pd.DataFrame(run.predict()).set_index("id")["score"]
+    kept = pd.DataFrame(run.predictions).set_index("id")["score_1"]
+    found = pd.DataFrame(run.predict()).set_index("id")["score_1"]
     assert len(found) == 60
     assert found[kept.index].tolist() == pytest.approx(kept.tolist(), abs=1e-6)
