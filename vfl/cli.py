@@ -165,7 +165,7 @@ def report(run: Path) -> None:
     """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
 
     RUN is the folder of a run, or a party's folder in it, or its summary.json; if it is left out, the newest finished
-    run in the folder runs. A passive party gets no summary, and
+    run of a federation, not of a baseline, in the folder runs. A passive party gets no summary, and
     nobody has one before the run ends: the table shows the party's own counts.
 
     \b
@@ -241,9 +241,9 @@ def runs(out: Path, as_json: bool) -> None:
 def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
     """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in this process.
 
-    RUN is the folder of a run; if it is left out, the newest finished run in the folder runs. Without --data the run's
-    own rows are predicted again. A file needs the columns that the party had in training, and no label. Between
-    organisations, every party runs `vfl-party predict`.
+    RUN is the folder of a run; if it is left out, the newest finished run of a federation, not of a baseline, in the
+    folder runs. Without --data the run's own rows are predicted again. A file needs the columns that the party had in
+    training, and no label. Between organisations, every party runs `vfl-party predict`.
 
     \b
     Examples:

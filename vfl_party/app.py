@@ -122,6 +122,8 @@ class PartyApp:
         for table in (opened.table, opened.unaligned):
             if table is not None and table.counts is not None and table.counts.left_out:
                 self.console.show("left_out", source=table.source, why=table.counts.left_out)  # the log has it
+        if opened.advice:
+            self.console.show("advice", said=opened.advice)
 
         def make(aligned: Aligned, spread: Spread | None = None) -> Assembled:
             return assemble(opened, aligned, work, device=files.device, policy=files.policy(), spread=spread)

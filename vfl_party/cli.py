@@ -93,7 +93,8 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     """Check everything that the file PARTY names, without training: one line each, with what to do.
 
     It checks party file and recipe, certificate, device, data (columns, types, missing values, label), models, the
-    address to listen on, and whether server and active party can be reached.
+    address to listen on, and whether server and active party can be reached. A line that begins with note is about
+    something that can be run, and is perhaps not meant.
     """
     from vfl_party.preflight import check as look
     from vfl_party.preflight import require
@@ -101,7 +102,7 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     findings = []
     for finding in look(party, device, offline=offline):
         findings.append(finding)
-        verdict = "FAIL" if not finding.fine else "SOON" if finding.soon else "ok  "
+        verdict = "FAIL" if not finding.fine else "SOON" if finding.soon else "note" if finding.note else "ok  "
         head = f"{verdict}  {finding.about:<12}  "
         click.echo(_broken(head, finding.text) if finding.about == "leaves" else head + finding.text)
     require(findings)

@@ -94,7 +94,10 @@ class PartyJob(Job):
         party = self.assembled
         lines = [line.model_dump() for line in party.exchanges] if party.party.role == "active" else []
         data = party.prepared.fingerprint
-        held = (0, 0) if self._alignment.certain else (len(self._opened.table), len(party.prepared.table))
+        table = self._opened.table
+        held = (0, 0) if self._alignment.certain else (len(table), len(party.prepared.table))
+        if self._opened.settings.in_common and table.counts is not None:  # of tables that were joined here
+            held = (table.counts.kept, len(table))
         return Statement(party.plan, party.aggregations, party.privacy_json, json.dumps(lines), data, *held)
 
     def unhurried(self) -> None:

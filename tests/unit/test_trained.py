@@ -206,7 +206,7 @@ def test_the_command_writes_a_party_s_file(once: vfl.Run, tmp_path: Path, monkey
     assert vfl.Model.load("shop.safetensors").party == "shop"
     again = CliRunner().invoke(cli, words, standalone_mode=False)
     assert isinstance(again.exception, InputError)
-    named = CliRunner().invoke(cli, ["export", "model", str(once.folder / "bank"), "--out", "x.safetensors"])
+    named = CliRunner().invoke(cli, ["export", "model", str(once.folder / "bank"), "--output", "x.safetensors"])
     assert (named.exit_code, vfl.Model.load("x.safetensors").party) == (0, "bank")
 
 
