@@ -56,7 +56,8 @@ class PartyFiles:
             raise InputError(
                 Code.CONFIG_INVALID, f"party {self.name}: data.label is missing; the active party holds the labels"
             )
-        return self.file.data if self.settings.features else ids_only(self.file.data)
+        data = self.file.data.model_copy(update={"scratch": self.file.data.scratch or self.file.out})
+        return data if self.settings.features else ids_only(data)
 
 
 def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> PartyFiles:

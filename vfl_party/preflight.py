@@ -103,12 +103,14 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
     """Yields what is found while the party is made as for a run: its data, rows, models and phases."""
     path = Path(files.file.recipe)
     ids: list[str] = []
+    notes: list[str] = []
     refused = False
 
     def load(data: DataSettings, with_label: bool) -> Table:
         rows = read_rows(data, with_label)
         if data.id and not ids:  # the rows to align come first
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
+        notes.extend(rows.notes)
         return tabulate(rows, data, with_label)
 
     try:
@@ -116,6 +118,7 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
             opened = files.open(load)
         finally:  # a refused id, too, is seen in them
             refused = bool(ids) and ids[-1].endswith(_REFUSED)
+            yield from (Finding("guessed", True, line) for line in notes)
             yield from (Finding("ids", True, line) for line in ids[: len(ids) - refused])
         for line in describe(opened.table):
             yield Finding("data", True, line)

@@ -19,7 +19,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_party.data import Labels, Table
-from vfl_party.data.ids import SEPARATOR
+from vfl_party.data.ids import SEPARATOR, Ids
 from vfl_party.data.images import FILE
 from vfl_party.metrics import scores
 from vfl_party.phase import Predictions
@@ -81,8 +81,11 @@ def id_names(settings: DataSettings) -> tuple[str, ...]:
 
 def id_values(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
     """Returns ids as columns: an id of several columns is divided again. They stay as the rules spell them."""
-    parts = [each.split(SEPARATOR, len(names) - 1) for each in ids]  # the id of one column is not divided
-    return {name: pa.array([each[at] for each in parts], pa.string()) for at, name in enumerate(names)}
+    values = Ids.of(ids).values
+    if len(names) == 1:
+        return {names[0]: values}
+    parts = pa.compute.split_pattern(values, SEPARATOR, max_splits=len(names) - 1)
+    return {name: pa.compute.list_element(parts, at) for at, name in enumerate(names)}
 
 
 def label_name(settings: DataSettings) -> str:
@@ -153,7 +156,7 @@ def kept_table(
         columns = {
             "phase": [phase] * len(rows),
             "split": [split] * len(rows),
-            **id_values(ids, [prepared.table.ids[row] for row in rows]),
+            **id_values(ids, Ids.of(prepared.table.ids).taken(rows)),
             "truth": truth_N,
             **result_columns(recipe, labels, outputs_NO.cpu().double()),
         }

@@ -15,6 +15,7 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Features, Labels, Preprocessor, Table
+from vfl_party.data.space import parts
 from vfl_party.seeds import Rows, cut_order, derive_seed, permutation, split_rows, stratified_order
 
 _CHUNK = 1 << 14  # ids that are hashed at once
@@ -43,8 +44,12 @@ class Prepared:
             digest.update(self.division)
         tensors = [self.targets] if self.features is None else [self.features.x, self.features.categories, self.targets]
         for tensor in tensors:
-            if tensor is not None:
-                digest.update(tensor.contiguous().numpy().data)
+            if tensor is None:
+                continue
+            for part in parts(len(tensor)):
+                digest.update(tensor[part].contiguous().numpy().data)
+                if self.features is not None:
+                    self.features.mapped.touch(len(tensor[part]))
         return digest.hexdigest()
 
 
@@ -150,7 +155,7 @@ def prepare(
         features = preprocessor.transform(table)
         end = len(table)
         for more in unaligned:
-            features = features.followed_by(preprocessor.transform(more))
+            features = features.followed_by(preprocessor.transform(more), table.space)
             splits["local"] = np.concatenate([splits["local"], np.arange(end, end := end + len(more), dtype=np.int64)])
     if place is not None and place.role == "active":
         scale = settings.label_scale

@@ -10,6 +10,7 @@ import torch
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor, Table
+from vfl_party.data.table import Categories
 from vfl_party.models import InputSpec
 
 NAN = float("nan")
@@ -25,10 +26,16 @@ def table(values: Any = None, words: Any = None, names: str = "abcdef", **more: 
         tuple(map(str, range(n))),
         numeric_NF=numeric,
         numeric_names=() if numeric is None else tuple(names[: numeric.shape[1]]),
-        categorical=text,
+        categorical=None if text is None else categories(text),
         categorical_names=() if text is None else tuple(f"k{k}" for k in range(text.shape[1])),
         **more,
     )
+
+
+def categories(text: Any) -> Categories:
+    words = tuple(tuple(dict.fromkeys(each for each in column if each is not None)) for column in text.T)
+    places = [[own.index(each) if each else -1 for each in row] for own, row in zip(words, text.T, strict=True)]
+    return Categories(np.array(places, np.int32).T, words)
 
 
 def images(pixels: Any) -> Table:
@@ -155,7 +162,9 @@ def test_new_files() -> None:
     assert preprocessor.transform(shuffled).x[0].tolist() == first
     refused("has no column 'b', but training had it", preprocessor.transform, table([[1]], [["x"]]))
     refused("has no column 'k0'", preprocessor.transform, table([[1, 2]]))
-    text = Table("y.csv", ("0",), np.ones((1, 1), np.float32), ("a",), np.array([["x", "y"]], object), ("k0", "b"))
+    text = Table(
+        "y.csv", ("0",), np.ones((1, 1), np.float32), ("a",), categories(np.array([["x", "y"]], object)), ("k0", "b")
+    )
     refused("'b' held numbers in training .*data.numeric", preprocessor.transform, text)
     number = Table("y.csv", ("0",), np.ones((1, 3), np.float32), ("a", "b", "k0"))
     refused("'k0' held categories in training .*data.categorical", preprocessor.transform, number)

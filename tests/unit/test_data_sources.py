@@ -80,7 +80,7 @@ def test_npz_several_arrays_types_and_view(tmp_path: Path) -> None:
     assert table.numeric_names == ("a", "b.0")
     assert table.categorical_names == ("b.1", "t")
     assert table.categorical is not None
-    assert table.categorical.tolist() == [["1", "v"], ["0", "u"]]
+    assert table.categorical.texts().tolist() == [["1", "v"], ["0", "u"]]
     view = ViewSettings(scheme="columns", part=1, parts=2)
     assert load(source, id="i", columns=("a", "b", "t"), view=view).categorical_names == ("t",)
 

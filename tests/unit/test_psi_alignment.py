@@ -69,7 +69,7 @@ def many(count: int, prefix: str = "ü") -> list[str]:
 def test_sets_of_any_size(sets: Sequence[Sequence[str]], tmp_path: Path) -> None:
     parties = Parties(tmp_path, sets_of(*sets))
     found = parties.align()
-    assert {each.ids for each in found.values()} == {in_common(parties.sets)}
+    assert {tuple(each.ids) for each in found.values()} == {in_common(parties.sets)}
 
 
 def test_processes_mask_as_threads_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_processes_mask_as_threads_do(tmp_path: Path, monkeypatch: pytest.Monkey
     drawn = np.random.default_rng(3)
     sets = sets_of(*(sorted({f"ü{x}" for x in drawn.integers(0, 150, 60 + 30 * k)}) for k in range(3)))
     parties = Parties(tmp_path, sets)
-    assert {each.ids for each in parties.align().values()} == {in_common(parties.sets)}
+    assert {tuple(each.ids) for each in parties.align().values()} == {in_common(parties.sets)}
 
 
 # -- too few rows ------------------------------------------------------------------------------------------------------

@@ -68,9 +68,9 @@ def test_it_goes_on_after_an_interruption_at_any_bundle(at: int, tmp_path: Path)
     found, errors = parties.outcomes()
     assert errors
     assert all(isinstance(each, InterruptedRun) for each in errors)
-    assert {each.ids for each in found.values()} <= {in_common(SETS)}  # who has finished, has finished well
+    assert {tuple(each.ids) for each in found.values()} <= {in_common(SETS)}  # who has finished, has finished well
     parties.tap = after = Recorder()
-    assert {each.ids for each in parties.align().values()} == {in_common(SETS)}
+    assert {tuple(each.ids) for each in parties.align().values()} == {in_common(SETS)}
     whole = sum(-(-len(ids) // BATCH) for ids in SETS.values()) * len(SETS)
     assert whole <= Direct.batches - started <= whole + LOST * len(SETS)
     one, other = first_shown(before.said), first_shown(after.said)
@@ -104,7 +104,7 @@ def test_a_file_that_was_being_written_is_cut_to_whole_batches(tmp_path: Path) -
         with path.open("ab") as file:
             file.write(b"half of a batch")
     parties.tap = Recorder()
-    assert {each.ids for each in parties.align().values()} == {in_common(SETS)}
+    assert {tuple(each.ids) for each in parties.align().values()} == {in_common(SETS)}
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -126,7 +126,7 @@ def test_with_other_rows_or_without_its_folder_a_party_makes_all_begin_anew(
         for secret in ("name", "secret", "seed"):
             assert state(parties, each)[secret] != before[each][secret]
     parties.tap = Recorder()
-    assert {each.ids for each in parties.align().values()} == {in_common(parties.sets)}
+    assert {tuple(each.ids) for each in parties.align().values()} == {in_common(parties.sets)}
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -140,7 +140,7 @@ def test_after_the_end_a_party_that_has_other_rows_or_lost_its_folder_makes_all_
         parties = replace(parties, sets={**SETS, name: (*SETS[name][:-1], "id-9x")})
     else:
         shutil.rmtree(parties.folder_of(name) / "alignment")
-    assert {each.ids for each in parties.align().values()} == {in_common(parties.sets)}
+    assert {tuple(each.ids) for each in parties.align().values()} == {in_common(parties.sets)}
 
 
 def test_a_party_that_died_before_it_kept_the_rows_makes_only_the_tags_be_compared_again(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_party_that_died_before_it_kept_the_rows_makes_only_the_tags_be_compar
     again = Parties(tmp_path / "again", SETS, tap=Interrupting(tags + 1))  # one of them is told
     again.outcomes()
     again.tap = after = Recorder()
-    assert {each.ids for each in again.align().values()} == {in_common(SETS)}
+    assert {tuple(each.ids) for each in again.align().values()} == {in_common(SETS)}
     assert not [each for each in after.said if "points" in each.tensors]
 
 
@@ -162,4 +162,4 @@ def test_a_secret_that_was_damaged_is_not_used(tmp_path: Path) -> None:
     facts = json.loads(state.read_text())
     state.write_text(json.dumps(facts | {"secret": facts["secret"][::-1]}))
     parties.tap = Recorder()
-    assert {each.ids for each in parties.align().values()} == {in_common(SETS)}
+    assert {tuple(each.ids) for each in parties.align().values()} == {in_common(SETS)}

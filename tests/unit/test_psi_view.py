@@ -93,7 +93,7 @@ def watched(folder: Path, sets: Sequence[Sequence[str]], run_id: str = "run") ->
     parties = Parties(folder, sets_of(*sets), run_id)
     found = Watched(parties)
     common = in_common(parties.sets)
-    assert {each.ids for each in parties.align().values()} == {common}
+    assert {tuple(each.ids) for each in parties.align().values()} == {common}
     return found
 
 

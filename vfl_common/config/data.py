@@ -96,6 +96,14 @@ class DataSettings(Section):
     download: bool = False  # torchvision sets
     download_dir: str = "data"
     view: ViewSettings | None = None
+    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None  # of a text file's cells; default: found
+    decimal: Literal[".", ","] | None = None  # of numbers that are written as text; default: found
+    thousands: Literal["", ".", ",", " ", "'"] | None = None  # likewise; "" for none
+    encoding: str | None = None  # of a text file, such as "cp1252"; default: UTF-8 or Windows-1252, as found
+    skip_lines: NonNegativeInt = 0  # of a text file, before the line that names the columns
+    dates: str | None = None  # how dates are written, such as "%d/%m/%Y"; default: found, if it can only be one
+    memory_mib: PositiveInt = 256  # an array of rows that is larger lies in a file in `scratch`
+    scratch: str | None = None  # a folder; default: the party's `out`
     unaligned: str | None = None  # a file with more rows that only this party has: for local self-supervision
     limit: PositiveInt | None = None  # only the first rows, to try things out
     parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
@@ -126,8 +134,9 @@ class DataSettings(Section):
         if self.parts:
             return self.model_copy(update={"parts": {name: each.absolute(base) for name, each in self.parts.items()}})
         paths = {"source": resolved(self.source, base), "download_dir": normpath(base / self.download_dir)}
-        if self.unaligned is not None:
-            paths["unaligned"] = normpath(base / self.unaligned)
+        for key in ("unaligned", "scratch"):
+            if getattr(self, key) is not None:
+                paths[key] = normpath(base / getattr(self, key))
         return self.model_copy(update=paths)
 
     def ruled(self, rules: tuple[str, ...]) -> DataSettings:

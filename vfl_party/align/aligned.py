@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials
@@ -27,25 +26,21 @@ class Aligned:
     ``division``: a byte a row, see ``vfl_party.rows.division_of``; None: every party divides the rows by itself.
     """
 
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     division: bytes | None = None
 
     def of(self, table: Table) -> Table:
         """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""
         if self.ids == table.ids:
             return table
-        aligned_N = self._among(table)
+        aligned_N = table.among(self.ids)
         if aligned_N.sum() != len(self.ids):
             raise KeyError("the table lacks an aligned row")
         return table.select(np.flatnonzero(aligned_N))
 
     def rest(self, table: Table) -> Table | None:
         """Returns the rows of a party's table that not all parties hold; None if there are none."""
-        return None if len(self.ids) == len(table) else table.select(np.flatnonzero(~self._among(table)))
-
-    def _among(self, table: Table) -> npt.NDArray[np.bool_]:
-        """Returns which rows of a table are aligned: both are in canonical order."""
-        return np.fromiter(map(set(self.ids).__contains__, table.ids), bool, len(table))
+        return None if len(self.ids) == len(table) else table.select(np.flatnonzero(~table.among(self.ids)))
 
     def save(self, folder: Path) -> None:
         """Keeps the division in the run's folder, if another party has made it. Raises InputError."""

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.columns import Rows, choose_features, id_texts, label_values, split_values
+from vfl_party.data.choice import choose_features
+from vfl_party.data.collect import Columns, Rows, columns_of, id_texts, label_values, split_values
 
 
 def read_npz(settings: DataSettings, with_label: bool) -> Rows:
@@ -57,7 +58,7 @@ def row_ids(n: int) -> list[str]:
     return [f"{row:0{width}d}" for row in range(n)]
 
 
-def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -> pa.Table:
+def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -> Columns:
     """Returns arrays of one or two dimensions as columns, cut to the party's view. Raises InputError."""
     columns: dict[str, Any] = {}
     for name, array in arrays.items():
@@ -67,8 +68,9 @@ def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -
             )
         parts = {name: array} if array.ndim == 1 else {f"{name}.{j}": array[:, j] for j in range(array.shape[1])}
         columns |= {key: _chunk(part) for key, part in parts.items()}
-    chosen = choose_features(list(columns), settings.model_copy(update={"columns": None, "drop": ()}))
-    return pa.table({name: columns[name] for name in chosen})
+    every = settings.model_copy(update={"columns": None, "drop": ()})
+    chosen = choose_features(settings.source, list(columns), every)
+    return columns_of(pa.table({name: columns[name] for name in chosen}), settings)
 
 
 def channels_first(
@@ -139,6 +141,6 @@ def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any
     return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 
 
-def _chunk(array_N: npt.NDArray[Any]) -> pa.ChunkedArray:
+def _chunk(array_N: npt.NDArray[Any]) -> pa.Array:
     """Returns an array as an Arrow column; booleans become the numbers 0 and 1."""
-    return pa.chunked_array([pa.array(array_N.astype(np.uint8) if array_N.dtype.kind == "b" else array_N)])
+    return pa.array(array_N.astype(np.uint8) if array_N.dtype.kind == "b" else array_N)

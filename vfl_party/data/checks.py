@@ -7,15 +7,19 @@ header, without empty lines, and the sentences say so: an editor counts the head
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
+from vfl_party.data.ids import first_repeated
+from vfl_party.data.space import parts, release
 
 
 def unreadable(source: str, what: str) -> InputError:
@@ -62,47 +66,70 @@ def require_rows(source: str, n: int) -> None:
         raise unusable(source, "has no rows; give a file with at least one")
 
 
-def require_unique(source: str, ids: Sequence[str | None], repeated: int) -> None:
-    """Raises InputError if rows repeat an id, with their number and the first two rows; None is no id."""
-    if repeated == 0:
-        return
-    first_row: dict[str, int] = {}
-    for row, name in enumerate(ids, 1):
-        if name is not None and first_row.setdefault(name, row) != row:
-            what = "row repeats the id of an earlier row" if repeated == 1 else "rows repeat the id of an earlier row"
-            where = rows(source, first_row[name], row)
-            advice = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
-            raise unusable(source, f"{repeated} {what}, first in {where}; {advice}")
+def require_unique(source: str, ids: pa.LargeStringArray, repeated: int) -> None:
+    """Raises InputError if rows repeat an id, with their number and the first two rows; null is no id."""
+    if repeated:
+        what = "row repeats the id of an earlier row" if repeated == 1 else "rows repeat the id of an earlier row"
+        where = rows(source, *(row + 1 for row in first_repeated(ids)))
+        advice = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
+        raise unusable(source, f"{repeated} {what}, first in {where}; {advice}")
 
 
 def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], advice: str) -> None:
     """Raises InputError if any cell is missing by the mask; ``what`` names the column."""
     count = int(missing_N.sum())
     if count:
-        cells = "1 missing value" if count == 1 else f"{count} missing values"
-        where = rows(source, int(missing_N.argmax()) + 1)
-        raise unusable(source, f"{what} has {cells}, first in {where}; {advice}")
+        raise _missing(source, what, count, int(missing_N.argmax()), advice)
+
+
+def _missing(source: str, what: str, count: int, first: int, advice: str) -> InputError:
+    cells = "1 missing value" if count == 1 else f"{count} missing values"
+    return unusable(source, f"{what} has {cells}, first in {rows(source, first + 1)}; {advice}")
+
+
+@dataclass(frozen=True)
+class Marked:
+    """What a test has found in a matrix: how many cells of each column, and the first row of each, -1 without any."""
+
+    counts: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+
+    @property
+    def columns(self) -> list[int]:
+        """The columns in which there is one."""
+        found: list[int] = np.flatnonzero(self.counts).tolist()
+        return found
+
+
+def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.bool_]]) -> Marked:
+    """Finds the cells of which ``test`` is true, some thousand rows at a time."""
+    counts, first = (np.full(values_NF.shape[1], start, np.int64) for start in (0, -1))
+    for part in parts(len(values_NF)):
+        mask_BF = test(values_NF[part])
+        new = mask_BF.any(axis=0) & (counts == 0)
+        first[new] = part.start + mask_BF.argmax(axis=0)[new]
+        counts += mask_BF.sum(axis=0)
+        release(values_NF)
+    return Marked(counts, first)
 
 
 def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str]) -> None:
     """Raises InputError if a value is infinite or beyond the range of float32. NaN passes: it means missing."""
-    infinite_NF = np.isinf(values_NF)
-    if infinite_NF.any():
-        column = int(infinite_NF.any(axis=0).argmax())
-        where = rows(source, int(infinite_NF[:, column].argmax()) + 1)
+    infinite = marked(values_NF, np.isinf)
+    for column in infinite.columns:
+        where = rows(source, int(infinite.first[column]) + 1)
         what = f"column {names[column]!r} is infinite or beyond 3.4e38 in {where}"
         raise unusable(source, f"{what}; correct the value or leave it out")
 
 
 def require_complete(source: str, values_NF: npt.NDArray[np.float32], names: Sequence[str]) -> None:
     """Raises InputError if numeric columns miss values, for ``missing = "error"``."""
-    missing_NF = np.isnan(values_NF)
-    if missing_NF.any():
-        incomplete = np.flatnonzero(missing_NF.any(axis=0))
-        column = int(incomplete[0])
-        others = f" (so have {len(incomplete) - 1} more columns)" if len(incomplete) > 1 else ""
+    missing = marked(values_NF, np.isnan)
+    for column in missing.columns:
+        others = f" (so have {len(missing.columns) - 1} more columns)" if len(missing.columns) > 1 else ""
         advice = 'fill them, drop the column, or set data.missing to "mean", "median" or "zero"'
-        require_present(source, f"column {names[column]!r}{others}", missing_NF[:, column], advice)
+        what, count, first = f"column {names[column]!r}{others}", missing.counts[column], missing.first[column]
+        raise _missing(source, what, int(count), int(first), advice)
 
 
 def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], missing: str) -> None:

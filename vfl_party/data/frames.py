@@ -13,8 +13,9 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.arrays import array_rows, row_ids
-from vfl_party.data.columns import Rows, choose, id_texts
+from vfl_party.data.collect import Rows, collect, id_texts
 from vfl_party.data.ids import Id, normalised
+from vfl_party.data.stream import Stream
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
@@ -37,10 +38,10 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
         kept = {name: array for name, array in arrays.items() if name in chosen and name not in settings.drop}
         return array_rows(kept, settings, with_label)
     arrow = as_arrow(frame, source, settings.id)
-    chosen_columns = choose(list(arrow.column_names), settings, with_label)
-    arrow = arrow.select(chosen_columns.all_names())
-    arrow = arrow if settings.limit is None else arrow.slice(0, settings.limit)
-    return chosen_columns.rows(source, arrow)
+    stream = Stream(
+        source, tuple(arrow.column_names), False, lambda names: iter(arrow.select(list(names)).to_batches())
+    )
+    return collect(stream, settings, with_label)
 
 
 def _array(source: str, name: object, values: Any) -> np.ndarray[Any, Any]:
@@ -73,14 +74,14 @@ def own_ids(frame: Any, settings: DataSettings) -> tuple[list[Id], dict[str, lis
     source, rules = settings.source, settings.id_rules or ()
     if not settings.id:
         n = len(next(iter(frame.values())))
-        return normalised([row_ids(n)], rules), {"id": list(range(n))}
+        return normalised([row_ids(n)], rules).to_pylist(), {"id": list(range(n))}
     if is_arrays(frame):
-        columns = {name: pa.chunked_array([pa.array(np.asarray(frame[name]))]) for name in settings.id}
+        columns = {name: pa.array(np.asarray(frame[name])) for name in settings.id}
     else:
         arrow = as_arrow(frame, source, settings.id)
-        columns = {name: arrow[name] for name in settings.id}
+        columns = {name: arrow[name].combine_chunks() for name in settings.id}
     ids = normalised([id_texts(source, name, column) for name, column in columns.items()], rules)
-    return ids, {name: column.to_pylist() for name, column in columns.items()}
+    return ids.to_pylist(), {name: column.to_pylist() for name, column in columns.items()}
 
 
 def is_arrays(frame: object) -> bool:

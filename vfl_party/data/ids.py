@@ -15,16 +15,24 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from vfl_common.config.data import Duplicates
 from vfl_common.errors import Code, InputError
 
 SEPARATOR = "\x1f"  # between the columns of an id: Unicode's own unit separator
 Id = str | None
+Positions = npt.NDArray[np.int64]
+_CHUNK = 1 << 16  # ids that become Python's text at once
+_VISIBLE = "[!-~]"  # a character of ASCII that is no white space
 _NO_DIGITS = re.compile("[^0-9]+")
 _RULES: dict[str, Callable[[str], str]] = {
     "trim": str.strip,
@@ -33,6 +41,55 @@ _RULES: dict[str, Callable[[str], str]] = {
     "digits": partial(_NO_DIGITS.sub, ""),
     "email": lambda text: text.strip().casefold(),
 }
+
+
+class Ids(Sequence[str]):
+    """Ids in order, in little more memory than their text: a sequence of str.
+
+    ``values``: Arrow's large strings, without nulls.
+    """
+
+    def __init__(self, values: pa.LargeStringArray) -> None:
+        self.values = values
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Ids:
+        """Returns the same ids; those of an ``Ids`` are not copied."""
+        return texts if isinstance(texts, Ids) else cls(pa.array(texts, pa.large_string()))
+
+    def taken(self, rows: Positions) -> Ids:
+        """Returns the ids of the given rows, in their order."""
+        return Ids(self.values.take(pa.array(rows)))
+
+    def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Returns for each id whether it is among ``others``."""
+        found: npt.NDArray[np.bool_] = pc.is_in(self.values, value_set=Ids.of(others).values).to_numpy(False)
+        return found
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Ids: ...
+    def __getitem__(self, at: int | slice) -> str | Ids:
+        if isinstance(at, slice):
+            return Ids(self.values[at])
+        text: str = self.values[at].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _CHUNK):
+            yield from self.values.slice(start, _CHUNK).to_pylist()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Ids):
+            return bool(self.values.equals(other.values))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    def __repr__(self) -> str:
+        return f"Ids({len(self)})"
 
 
 @dataclass(frozen=True)
@@ -44,10 +101,9 @@ class IdCounts:
     repeated: int
 
     @classmethod
-    def of(cls, ids: Sequence[Id], kept: Sequence[int]) -> IdCounts:
-        """Counts the ids of all rows, of which those with the numbers ``kept`` stay."""
-        missing = ids.count(None)
-        return cls(len(ids), missing, len(ids) - missing - len(kept))
+    def of(cls, ids: pa.Array, kept: int) -> IdCounts:
+        """Counts the ids of all rows, of which ``kept`` stay."""
+        return cls(len(ids), ids.null_count, len(ids) - ids.null_count - kept)
 
     @property
     def kept(self) -> int:
@@ -61,38 +117,57 @@ class IdCounts:
         return f"{self.rows - self.kept:,} of {self.rows:,} rows are left out: {', '.join(why)}" if why else ""
 
 
-def normalised(parts: Sequence[Sequence[Id]], rules: Sequence[str]) -> list[Id]:
-    """Returns the id of each row: each column's part by the rules, the parts joined by ``SEPARATOR``.
+def normalised(parts: Sequence[Any], rules: Sequence[str]) -> pa.LargeStringArray:
+    """Returns the id of each row, null if it is missing.
 
-    An id is missing if a part is missing, or empty or blank after the rules.
+    Each column's part is spelt by the rules, then the parts are joined by ``SEPARATOR``. An id is missing if a part is
+    missing, or empty or blank after the rules.
+
+    Args:
+        parts: a column of the id each, [N]: Arrow's text, or a sequence of text and None.
+        rules: see the module.
 
     Raises InputError if a rule cannot be used here.
     """
     steps = [_step(rule) for rule in rules]
-    columns = [_spelt(part, steps) for part in parts]
-    if len(columns) == 1:
-        return columns[0]
-    return [None if None in row else SEPARATOR.join(map(str, row)) for row in zip(*columns, strict=True)]
+    columns = [_arrow(part) for part in parts]
+    chunks = [
+        _joined([_spelt(column.slice(start, _CHUNK), steps) for column in columns])
+        for start in range(0, len(columns[0]), _CHUNK)
+    ]
+    return pa.concat_arrays(chunks) if chunks else pa.array([], pa.large_string())
+
+
+def in_order(ids: pa.LargeStringArray, duplicates: Duplicates) -> Positions:
+    """Returns the rows to keep, sorted by the UTF-8 bytes of their ids: those with an id, and of equal ones by policy.
+
+    The first of equal ids is kept, or none of them for ``drop``.
+    """
+    rows, same = _sorted(ids)
+    if duplicates == "drop":
+        same = same | np.append(same[1:], False)
+    return rows[~same]
 
 
 def kept_rows(ids: Sequence[Id], duplicates: Duplicates) -> list[int]:
-    """Returns the numbers of the rows to keep, ascending: those with an id, and of those that share one, by policy."""
-    first: dict[Id, int] = {}
-    for row, each in enumerate(ids):
-        first.setdefault(each, row)
-    first.pop(None, None)
-    if duplicates != "drop":
-        return list(first.values())
-    times = Counter(ids)
-    return [row for each, row in first.items() if times[each] == 1]
+    """Returns the rows to keep, ascending: see ``in_order``."""
+    return sorted(in_order(pa.array(ids, pa.large_string()), duplicates).tolist())
 
 
-def choices(parts: Sequence[Sequence[Id]], rules: Sequence[str], duplicates: Duplicates) -> list[str]:
+def first_repeated(ids: pa.LargeStringArray) -> tuple[int, int]:
+    """Returns the first row that has the id of an earlier one: (the earlier row, the row). There must be one."""
+    rows, same = _sorted(ids)
+    place = np.flatnonzero(same)[rows[same].argmin()]
+    first = place - 1 - int(same[:place][::-1].argmin())  # equal ids are in the order of their rows
+    return int(rows[first]), int(rows[place])
+
+
+def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) -> list[str]:
     """Returns lines for a person who chooses rules and policy: the rows that each choice keeps. They show no id."""
     lines = [f"{len(parts[0]):,} rows in the source"]
     for used in range(len(rules) + 1):
         ids = normalised(parts, rules[:used])
-        first, drop = (IdCounts.of(ids, kept_rows(ids, each)) for each in ("first", "drop"))
+        first, drop = (IdCounts.of(ids, len(in_order(ids, each))) for each in ("first", "drop"))
         counts = drop if duplicates == "drop" else first
         after = f"after {', '.join(rules[:used])}" if used else "as they come"
         found = f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's"
@@ -102,10 +177,41 @@ def choices(parts: Sequence[Sequence[Id]], rules: Sequence[str], duplicates: Dup
     return [*lines, f'duplicates = "{duplicates}": {"refused" if refused else f"{counts.kept:,} rows are kept"}']
 
 
-def _spelt(part: Sequence[Id], steps: Sequence[Callable[[str], str]]) -> list[Id]:
-    for step in steps:
-        part = [None if text is None else step(text) for text in part]
-    return [text if text and not text.isspace() else None for text in part]
+def _sorted(ids: pa.LargeStringArray) -> tuple[Positions, npt.NDArray[np.bool_]]:
+    """Returns the rows with an id, sorted by it and then by row, and for each whether the one before has its id."""
+    order = pc.array_sort_indices(ids, null_placement="at_end").slice(0, len(ids) - ids.null_count)  # a stable sort
+    values = ids.take(order)
+    same = np.zeros(len(order), bool)
+    if len(order) > 1:
+        same[1:] = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(False)
+    return order.to_numpy().astype(np.int64), same
+
+
+def _arrow(part: Any) -> Any:
+    """Returns a column of ids as Arrow's large strings, in as many pieces as it has."""
+    if isinstance(part, pa.Array | pa.ChunkedArray):
+        return pc.cast(part, pa.large_string())
+    return pa.array(part, pa.large_string())
+
+
+def _joined(columns: Sequence[pa.Array]) -> pa.LargeStringArray:
+    between = pa.scalar(SEPARATOR, pa.large_string())
+    return columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, between)
+
+
+def _spelt(part: Any, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringArray:
+    if steps:
+        texts: list[Id] = part.to_pylist()
+        for step in steps:
+            texts = [None if text is None else step(text) for text in texts]
+        return pa.array([text if text and not text.isspace() else None for text in texts], pa.large_string())
+    part = part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part
+    part = pa.concat_arrays(part.chunks) if isinstance(part, pa.ChunkedArray) else part
+    plain = pc.match_substring_regex(part, _VISIBLE)
+    if pc.all(plain).as_py() is not False and not plain.null_count:
+        return part
+    blank = [bool(text) and not text.isspace() for text in pc.fill_null(part, "").to_pylist()]
+    return pc.if_else(pa.array(blank), part, pa.scalar(None, pa.large_string()))
 
 
 def _step(rule: str) -> Callable[[str], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from PIL import Image
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.columns import Rows, csv_header, csv_text, id_texts, label_values, parse_numbers, split_values
+from vfl_party.data.collect import Columns, Rows, collect
+from vfl_party.data.files import open_text
 
 INDEX, FILE = "index.csv", "file"
 _CHANNELS = {"1": "L", "L": "L", "LA": "L", "I;16": "I;16"}  # all other modes are read as RGB
@@ -27,29 +29,18 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
     if not Path(index).is_file():
         raise checks.unreadable(source, f"has no {INDEX}, which lists its images in a column {FILE!r}; write one")
-    names = csv_header(index)
-    if FILE not in names:
+    ids = settings.id or (FILE,)
+    listed = {"source": index, "id": ids, "columns": (FILE,), "categorical": (FILE,), "view": None}
+    alone = settings.model_copy(update=listed)
+    stream = open_text(alone)
+    if FILE not in stream.names:
         raise checks.unusable(index, f"has no column {FILE!r} for the images' files; add it")
-    if with_label and settings.label is None:
-        raise checks.unusable(index, f"needs data.label, the name of its label column, one of {checks.listed(names)}")
-    id_names = settings.id or (FILE,)
-    label, split = (settings.label, settings.split) if with_label else (None, None)
-    checks.require_names(index, "id", id_names, names)
-    if with_label:
-        checks.require_roles(index, settings, names)
-    wanted = dict.fromkeys([FILE, *id_names, *(each for each in (label, split) if each)])
-    arrow = csv_text(index, names, list(wanted))
-    arrow = arrow if settings.limit is None else arrow.slice(0, settings.limit)
-    checks.require_rows(index, arrow.num_rows)
-    labels = None
-    if label:
-        numbers = parse_numbers(arrow[label])
-        labels = label_values(index, label, arrow[label] if numbers is None else numbers)
-    files = [file or "" for file in arrow[FILE].to_pylist()]
+    rows = collect(stream, alone, with_label)
+    assert isinstance(rows.features, Columns)  # noqa: S101 - of an index
+    found = rows.ids[ids.index(FILE)].to_pylist() if FILE in ids else rows.features.categorical.texts()[:, 0].tolist()
+    files = [file or "" for file in found]
     checks.require_present(index, f"column {FILE!r}", ~np.array(files, bool), "every row needs an image")
-    splits = split_values(index, split, arrow[split]) if split else None
-    ids = [id_texts(index, name, arrow[name]) for name in id_names]
-    return Rows(ids, labels, _read_all(Path(source), index, files), splits)
+    return replace(rows, features=_read_all(Path(source), index, files))
 
 
 def to_unit(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.table import Table
+from vfl_party.data.ids import Ids
+from vfl_party.data.table import Categories, Table
 
 _BETWEEN = ":"  # between party and column: no party's name has one
 
@@ -27,8 +28,10 @@ def read_table(settings: DataSettings, with_label: bool, load: Callable[[DataSet
     one, *_ = settings.parts
     tables = {name: _named(name, own, load(own, with_label and name == one)) for name, own in settings.parts.items()}
     if settings.in_common:
-        common = set.intersection(*(set(table.ids) for table in tables.values()))
-        tables = {name: _of(table, common) for name, table in tables.items()}
+        common = tables[one].ids
+        for table in tables.values():
+            common = Ids.of(common).taken(np.flatnonzero(Ids.of(common).among(table.ids)))
+        tables = {name: table.select(np.flatnonzero(table.among(common))) for name, table in tables.items()}
         checks.require_rows(settings.source, len(common))
     first = tables[one]
     for name, table in tables.items():
@@ -41,13 +44,9 @@ def read_table(settings: DataSettings, with_label: bool, load: Callable[[DataSet
         source=settings.source,
         numeric_NF=_beside([table.numeric_NF for table in tables.values()]),
         numeric_names=tuple(name for table in tables.values() for name in table.numeric_names),
-        categorical=_beside([table.categorical for table in tables.values()]),
+        categorical=_beside_each_other([table.categorical for table in tables.values()]),
         categorical_names=tuple(name for table in tables.values() for name in table.categorical_names),
     )
-
-
-def _of(table: Table, ids: set[str]) -> Table:
-    return table.select(np.array([row for row, each in enumerate(table.ids) if each in ids], dtype=np.int64))
 
 
 def part_of(table: Table, name: str) -> Table:
@@ -58,7 +57,7 @@ def part_of(table: Table, name: str) -> Table:
         table,
         numeric_NF=table.numeric_NF[:, numeric] if table.numeric_NF is not None and numeric else None,
         numeric_names=tuple(table.numeric_names[at] for at in numeric),
-        categorical=table.categorical[:, categorical] if table.categorical is not None and categorical else None,
+        categorical=table.categorical.select(categorical) if table.categorical is not None and categorical else None,
         categorical_names=tuple(table.categorical_names[at] for at in categorical),
     )
 
@@ -84,3 +83,11 @@ def _named(part: str, settings: DataSettings, table: Table) -> Table:
 def _beside(arrays: list[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
     found = [each for each in arrays if each is not None]
     return np.concatenate(found, axis=1) if found else None
+
+
+def _beside_each_other(given: list[Categories | None]) -> Categories | None:
+    found = [each for each in given if each is not None]
+    if not found:
+        return None
+    codes_NK = np.concatenate([each.codes_NK for each in found], axis=1)
+    return Categories(codes_NK, tuple(words for each in found for words in each.words))

@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vfl_common.config.data import FRAME, DataSettings, reader_of
 from vfl_common.errors import VflError
 from vfl_party.data import checks
 from vfl_party.data.arrays import read_npz
-from vfl_party.data.columns import Rows, read_csv, read_parquet, split_columns
+from vfl_party.data.collect import Columns, Rows, collect
+from vfl_party.data.files import PARQUET, TEXT, holds_parquet, open_parquet, open_text
 from vfl_party.data.frames import frame_rows
-from vfl_party.data.ids import IdCounts, kept_rows, normalised
+from vfl_party.data.ids import IdCounts, Ids, in_order, normalised
 from vfl_party.data.images import read_image_folder, to_unit
 from vfl_party.data.named import read_sklearn, read_torchvision
+from vfl_party.data.space import Space
 from vfl_party.data.table import Table
 from vfl_party.data.views import column_run, cut_images
 from vfl_party.plugins import PlugIns
@@ -62,24 +65,29 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     source = settings.source
     checks.require_rows(source, len(rows))
     ids = normalised(rows.ids, settings.id_rules or ())
-    kept = kept_rows(ids, settings.duplicates)
-    counts = IdCounts.of(ids, kept)
+    order = in_order(ids, settings.duplicates)
+    counts = IdCounts.of(ids, len(order))
     if settings.duplicates == "error":
         checks.require_unique(source, ids, counts.repeated)
-    if not kept:
+    if len(order) == 0:
         raise checks.unusable(source, f"{counts.left_out}; correct data.id, data.id_rules or data.duplicates")
-    texts = tuple(each or "" for each in ids)  # of all rows: sentences about them count the source's
-    whole = Table(source, texts, labels=rows.labels, splits=rows.splits, counts=counts)
-    complete = _with_columns if isinstance(rows.features, pa.Table) else _with_images
-    table = complete(whole, rows.features, settings)
+    texts = Ids(pc.fill_null(ids, ""))  # of all rows: sentences about them count the source's
+    space = Space.of(settings)
+    for note in rows.notes:
+        log.info("%s: %s", source, note, extra={"event": "guessed"})
+    whole = Table(source, texts, labels=rows.labels, splits=rows.splits, counts=counts, space=space)
+    found = rows.features
+    if isinstance(found, Columns):
+        table = _with_columns(whole, found, settings)
+    else:
+        table = _with_images(whole, found, settings)
     empty = table.numeric_NF is None and table.categorical is None and table.images_NCHW is None
     ids_alone = settings.columns == ()  # of a party without features
     if empty and not with_label and not ids_alone:
         raise checks.unusable(source, "has no feature columns beside the id; check data.columns, data.drop, data.label")
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
-    order = sorted(kept, key=texts.__getitem__)  # by code points: the order of UTF-8 bytes
-    return table if order == list(range(len(rows))) else table.select(np.array(order))
+    return table if len(order) == len(rows) and (np.diff(order) > 0).all() else table.select(order)
 
 
 def read_rows(settings: DataSettings, with_label: bool) -> Rows:
@@ -95,16 +103,17 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
         raise checks.unreadable(
             source, "no such file or folder; correct data.source, or mount the volume that holds it"
         )
-    if path.is_dir():
-        return read_image_folder(settings, with_label)
     name = path.name.lower()
-    if name.endswith((".csv", ".csv.gz")):
-        return read_csv(settings, with_label)
-    if name.endswith(".parquet"):
-        return read_parquet(settings, with_label)
+    if path.is_dir() and not holds_parquet(path):
+        return read_image_folder(settings, with_label)
+    if path.is_dir() or name.endswith(PARQUET):
+        return collect(open_parquet(settings), settings, with_label)
+    if name.endswith(TEXT):
+        return collect(open_text(settings), settings, with_label)
     if name.endswith(".npz"):
         return read_npz(settings, with_label)
-    kinds = ".csv, .csv.gz, .parquet, .npz, a folder of images, sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
+    kinds = "a .csv, .tsv, .txt (each also .gz), .parquet or .npz file, a folder of images or Parquet files,"
+    kinds = f"{kinds} sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
     raise checks.unreadable(source, f"has no known kind; give data.source as one of {kinds}")
 
 
@@ -121,9 +130,8 @@ def _frame_of(source: str, name: str) -> Any:
         raise checks.unreadable(source, f"the plug-in fails ({why}); correct data.source, or the plug-in") from error
 
 
-def _with_columns(table: Table, features: pa.Table, settings: DataSettings) -> Table:
+def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Table:
     source, view = settings.source, settings.view
-    columns = split_columns(features, settings)
     if columns.numeric_names:
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":

@@ -13,7 +13,8 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.arrays import channels_first, row_ids
-from vfl_party.data.columns import Rows, choose_features
+from vfl_party.data.choice import choose_features
+from vfl_party.data.collect import Rows, columns_of
 
 SKLEARN = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 TARGET, PART = "target", "part"  # the name of every set's label, and of torchvision's own split
@@ -35,8 +36,8 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
         checks.refuse_column_settings(settings.source, settings, ("columns", "drop", "numeric", "categorical"))
         return Rows(ids, labels, (bunch.images[keep, None] / 16.0).astype(np.float32))
     features = {str(key): bunch.data[keep, j] for j, key in enumerate(bunch.feature_names)}
-    chosen = choose_features(list(features), settings)
-    return Rows(ids, labels, pa.table({key: features[key] for key in chosen}))
+    chosen = choose_features(settings.source, list(features), settings)
+    return Rows(ids, labels, columns_of(pa.table({key: features[key] for key in chosen}), settings))
 
 
 def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:

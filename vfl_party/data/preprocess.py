@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.join import part_of
-from vfl_party.data.table import Table
+from vfl_party.data.space import Mapped, Space, parts, release
+from vfl_party.data.table import Categories, Table, counted
 from vfl_party.devices import index_on
 from vfl_party.models import InputSpec
 
 # Codes: a category not seen in training; no category; one that augmentation hides; the first category.
 UNKNOWN, MISSING, HIDDEN, RESERVED = 0, 1, 2, 3
 MOST_ONE_HOT = 4096  # columns; more are probably a mistake
+CHUNK = 4096  # rows that are summed at once
+MEDIAN_BYTES = 1 << 28
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -31,7 +31,7 @@ Codes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Encoder inputs of all rows, on one device.
+    """Encoder inputs of all rows, on one device; in a mapped file if there are many.
 
     x: float32 [N, F] or [N, C, H, W]; categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a
     category not seen in training, 1 a missing one, 2 one that augmentation hides (self-supervised methods alone).
@@ -40,6 +40,14 @@ class Features:
     x: torch.Tensor
     categories: torch.Tensor | None = None
     cardinalities: tuple[int, ...] = ()
+    mapped: Mapped = field(default_factory=Mapped)
+
+    @classmethod
+    def of(cls, x: Floats, categories: Codes | None = None, cardinalities: tuple[int, ...] = ()) -> Features:
+        """Returns the encoder inputs in arrays, which are not copied."""
+        codes = None if categories is None else torch.from_numpy(categories)
+        arrays = (x,) if categories is None else (x, categories)
+        return cls(torch.from_numpy(x), codes, cardinalities, Mapped(arrays))
 
     @property
     def spec(self) -> InputSpec:
@@ -47,18 +55,22 @@ class Features:
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there are any."""
+        self.mapped.touch(len(rows))
         index = index_on(torch.as_tensor(rows), self.x.device)
         x_B = self.x.index_select(0, index)
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
 
-    def followed_by(self, other: Features) -> Features:
-        """Returns these rows, then the rows of ``other``, which must be prepared alike."""
+    def followed_by(self, other: Features, space: Space) -> Features:
+        """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises InputError."""
         categories = None
         if self.categories is not None and other.categories is not None:
-            categories = torch.cat([self.categories, other.categories])
-        return Features(torch.cat([self.x, other.x]), categories, self.cardinalities)
+            categories = space.concatenated([self.categories.numpy(), other.categories.numpy()])
+        return Features.of(space.concatenated([self.x.numpy(), other.x.numpy()]), categories, self.cardinalities)
 
     def to(self, device: torch.device | str) -> Features:
+        """Returns the same rows on a device."""
+        if torch.device(device) == self.x.device:
+            return self
         categories = None if self.categories is None else self.categories.to(device)
         return Features(self.x.to(device), categories, self.cardinalities)
 
@@ -105,12 +117,13 @@ class Preprocessor:
         fill, shift, scale = None, np.zeros(0), np.zeros(0)
         if values is not None:
             if settings.missing != "error":
-                fill = _fill_values(values.reshape(len(values), -1)[train_rows], settings.missing)
-            shift, scale = _scaling(_filled(table, values, fill), train_rows, settings.scale)
+                fill = _fill_values(values, train_rows, settings.missing)
+            shift, scale = _scaling(_Filled(table, values, fill), train_rows, settings.scale)
         vocabularies = []
         for k, name in enumerate(table.categorical_names):
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
-            seen = set(table.categorical[train_rows, k].tolist()) - {None}
+            times = counted(table.categorical, k, train_rows)[:-1]
+            seen = [word for word, count in zip(table.categorical.words[k], times.tolist(), strict=True) if count]
             vocabularies.append(tuple(sorted(seen)))
             if one_hot and sum(map(len, vocabularies)) > MOST_ONE_HOT:
                 what = f"column {name!r} has {len(seen)} categories, too many to become columns"
@@ -161,22 +174,27 @@ class Preprocessor:
         Columns that training did not have are left out. Raises InputError if one is missing.
         """
         table = self._aligned(table)
-        values = _values(table)
-        if values is None:
-            x = np.empty((len(table), 0), np.float32)
-        else:
-            fill = None if self.fill is None else np.array(self.fill)
-            x = self._scaled(table, _filled(table, values, fill))
-        if table.categorical is None:
-            return Features(torch.from_numpy(x))
-        codes_NK = np.stack(
-            [_codes(column_N, words) for column_N, words in zip(table.categorical.T, self.vocabularies, strict=True)],
-            axis=1,
-        )
-        if self.one_hot:
-            return Features(torch.from_numpy(np.concatenate([x, self._one_hot(codes_NK)], axis=1)))
-        cardinalities = tuple(RESERVED + len(words) for words in self.vocabularies)
-        return Features(torch.from_numpy(x), torch.from_numpy(codes_NK), cardinalities)
+        values, words, space, n = _values(table), table.categorical, table.space, len(table)
+        fill = None if self.fill is None else np.array(self.fill)
+        filled = None if values is None else _Filled(table, values, fill)
+        places = [] if words is None else [_places(*each) for each in zip(words.words, self.vocabularies, strict=True)]
+        numbers = self.spec.shape
+        x = space.empty((n, *numbers), np.float32)
+        codes_NK = space.empty((n, len(places)), np.int64) if words is not None and not self.one_hot else None
+        for part in parts(n):
+            found = [] if filled is None else [self._scaled(table.source, filled[part])]
+            if words is not None:
+                codes_BK = np.stack([own[words.codes_NK[part, k]] for k, own in enumerate(places)], axis=1)
+                if codes_NK is not None:
+                    codes_NK[part] = codes_BK
+                else:
+                    found.append(self._one_hot(codes_BK))
+                release(words.codes_NK)
+            if found:
+                x[part] = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+            release(x, *([] if codes_NK is None else [codes_NK]))
+        cardinalities = tuple(RESERVED + len(known) for known in self.vocabularies) if codes_NK is not None else ()
+        return Features.of(x, codes_NK, cardinalities)
 
     def state(self) -> dict[str, Any]:
         """Returns all that ``transform`` needs, for JSON."""
@@ -208,21 +226,20 @@ class Preprocessor:
             table.ids,
             numeric_NF=_pick(table.numeric_NF, table.numeric_names, self.numeric_names),
             numeric_names=self.numeric_names,
-            categorical=_pick(table.categorical, table.categorical_names, self.categorical_names),
+            categorical=_pick_words(table, self.categorical_names),
             categorical_names=self.categorical_names,
             images_NCHW=table.images_NCHW,
+            space=table.space,
         )
 
-    def _scaled(self, table: Table, values: Floats) -> Floats:
-        shape = (1, -1, *(1 for _ in values.shape[2:]))
+    def _scaled(self, source: str, values_B: Floats) -> Floats:
+        shape = (1, -1, *(1 for _ in values_B.shape[2:]))
         shift, scale = np.array(self.shift).reshape(shape), np.array(self.scale).reshape(shape)
-        x = np.empty(values.shape, np.float32)
         with np.errstate(over="ignore"):
-            for part in _parts(len(values)):
-                x[part] = (values[part] - shift) / scale
-        if not np.isfinite(x).all():
-            raise checks.unusable(table.source, "has values too far from those of training to be scaled; correct them")
-        return x.reshape(len(x), -1) if self.flatten else x
+            x_B: Floats = ((values_B - shift) / scale).astype(np.float32)
+        if not np.isfinite(x_B).all():
+            raise checks.unusable(source, "has values too far from those of training to be scaled; correct them")
+        return x_B.reshape(len(x_B), -1) if self.flatten else x_B
 
     def _one_hot(self, codes_NK: Codes) -> Floats:
         widths = [1 + len(words) for words in self.vocabularies]
@@ -237,60 +254,99 @@ def _values(table: Table) -> Floats | None:
     return table.numeric_NF if table.images_NCHW is None else table.images_NCHW
 
 
-def _parts(n: int, size: int = 4096) -> Iterator[slice]:
-    """Yields slices of ``range(n)``, so that float64 copies are of a few thousand rows, not of all images at once."""
-    return (slice(start, start + size) for start in range(0, n, size))
+class _Filled:
+    """Values of which some rows are read at a time, with ``fill`` in the place of what is missing."""
+
+    def __init__(self, table: Table, values: Floats, fill: Doubles | None) -> None:
+        self.shape = values.shape
+        self._source, self._values = table.source, values
+        self._fill = None if fill is None else fill.astype(np.float32).reshape(values.shape[1:])
+
+    def __getitem__(self, rows: Codes | slice) -> Floats:
+        values = self._values[rows]
+        release(self._values)
+        missing = np.isnan(values)
+        if not missing.any():
+            return values
+        if self._fill is None:
+            text = "has missing values, but training had none; fill them or set data.missing"
+            raise checks.unusable(self._source, text)
+        filled: Floats = np.where(missing, self._fill, values)
+        return filled
 
 
-def _fill_values(train_NF: Floats, policy: str) -> Doubles:
+def _fill_values(values: Floats, rows: Codes, policy: str) -> Doubles:
     """Returns [F]: mean or median of the present values, zero if there are none."""
-    fill_F = np.zeros(train_NF.shape[1])
-    present = ~np.isnan(train_NF).all(axis=0)
+    values_NF = values.reshape(len(values), -1)
+    width = values_NF.shape[1]
+    fill_F = np.zeros(width)
+    if policy == "zero":
+        return fill_F
     if policy == "mean":
-        fill_F[present] = np.nanmean(train_NF[:, present], axis=0, dtype=np.float64)
-    elif policy == "median":
-        fill_F[present] = np.nanmedian(train_NF[:, present], axis=0)
+        counts, sums = np.zeros(width), np.zeros(width)
+        for part in parts(len(rows)):
+            values_BF = values_NF[rows[part]]
+            present = ~np.isnan(values_BF)
+            counts += present.sum(axis=0)
+            sums += np.where(present, values_BF, 0.0).sum(axis=0, dtype=np.float64)
+            release(values)
+        return np.divide(sums, counts, out=fill_F, where=counts > 0)
+    step = max(1, MEDIAN_BYTES // (4 * max(1, len(rows))))  # columns whose training rows are in memory at once
+    for start in range(0, width, step):
+        columns = np.concatenate([values_NF[rows[part], start : start + step] for part in parts(len(rows))])
+        release(values)
+        present = ~np.isnan(columns).all(axis=0)
+        fill_F[start : start + step][present] = np.nanmedian(columns[:, present], axis=0)
     return fill_F
 
 
-def _filled(table: Table, values: Floats, fill: Doubles | None) -> Floats:
-    missing = np.isnan(values)
-    if not missing.any():
-        return values
-    if fill is None:
-        raise checks.unusable(table.source, "has missing values, but training had none; fill them or set data.missing")
-    return np.where(missing, fill.astype(np.float32).reshape(values.shape[1:]), values)
-
-
-def _scaling(values: Floats, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
+def _scaling(values: _Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
     """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax`` keeps pixels in 0..1."""
-    axes = tuple(axis for axis in range(values.ndim) if axis != 1)
-    parts = [values[rows[part]] for part in _parts(len(rows))]
-    low = np.min([part.min(axis=axes) for part in parts], axis=0).astype(np.float64)
-    high = np.max([part.max(axis=axes) for part in parts], axis=0).astype(np.float64)
+    axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
+    chunks = [rows[part] for part in parts(len(rows), CHUNK)]
+    found = [_summed(values[chunk], axes) for chunk in chunks]
+    low = np.min([each.low for each in found], axis=0).astype(np.float64)
+    high = np.max([each.high for each in found], axis=0).astype(np.float64)
     zero, one = np.zeros_like(low), np.ones_like(low)
     if policy == "none":
         return zero, one
     if policy == "minmax":
-        if values.ndim == 4 and low.min() >= 0.0 and high.max() <= 1.0:
+        if len(values.shape) == 4 and low.min() >= 0.0 and high.max() <= 1.0:
             return zero, one
         shift, scale = low, high - low
     else:
-        count = len(rows) * values[0, 0].size
-        shift = np.sum([part.sum(axis=axes, dtype=np.float64) for part in parts], axis=0) / count
+        count = len(rows) * math.prod(values.shape[2:])
+        shift = np.sum([each.total for each in found], axis=0) / count
         centre = shift.reshape(1, -1, *(1 for _ in values.shape[2:]))
-        scale = np.sqrt(np.sum([((part - centre) ** 2).sum(axis=axes) for part in parts], axis=0) / count)
+        scale = np.sqrt(np.sum([((values[chunk] - centre) ** 2).sum(axis=axes) for chunk in chunks], axis=0) / count)
     constant = low == high
     return np.where(constant, low, shift), np.where(constant, one, scale)
 
 
-def _codes(column_N: npt.NDArray[np.object_], words: tuple[str, ...]) -> Codes:
-    """Returns [N] codes: ``UNKNOWN``, ``MISSING``, or ``RESERVED`` plus the position in the vocabulary."""
-    column = pa.array(column_N, pa.string())
-    found = pc.fill_null(pc.index_in(column, value_set=pa.array(words, pa.string())), UNKNOWN - RESERVED)
-    codes_N: Codes = found.to_numpy(zero_copy_only=False).astype(np.int64) + RESERVED
-    codes_N[column.is_null().to_numpy(zero_copy_only=False)] = MISSING
-    return codes_N
+@dataclass(frozen=True)
+class _Summed:
+    """Least, greatest and total value of each column or channel in some rows."""
+
+    low: Floats
+    high: Floats
+    total: Doubles
+
+
+def _summed(values_B: Floats, axes: tuple[int, ...]) -> _Summed:
+    return _Summed(values_B.min(axis=axes), values_B.max(axis=axes), values_B.sum(axis=axes, dtype=np.float64))
+
+
+def _places(words: tuple[str, ...], vocabulary: tuple[str, ...]) -> Codes:
+    """Returns the code of each word, then the code of a missing one; see ``Features``."""
+    known = {word: RESERVED + place for place, word in enumerate(vocabulary)}
+    return np.array([*(known.get(word, UNKNOWN) for word in words), MISSING], np.int64)
+
+
+def _pick_words(table: Table, ours: tuple[str, ...]) -> Categories | None:
+    if table.categorical is None or not ours:
+        return None
+    theirs = table.categorical_names
+    return table.categorical if ours == theirs else table.categorical.select([theirs.index(name) for name in ours])
 
 
 def _pick(values: npt.NDArray[Any] | None, theirs: tuple[str, ...], ours: tuple[str, ...]) -> npt.NDArray[Any] | None:

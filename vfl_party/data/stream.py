@@ -20,6 +20,7 @@ class Stream:
         blocks: called with the names of the wanted columns; reads the table from its beginning and yields blocks of
             these columns, in this order. It may be called several times. It raises InputError if the table cannot be
             read, or has changed since it was opened.
+        separator: between the cells of a text file.
         notes: what the reader has guessed, a sentence each, with the key that decides it.
     """
 
@@ -27,4 +28,5 @@ class Stream:
     names: tuple[str, ...]
     as_written: bool
     blocks: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+    separator: str | None = None
     notes: tuple[str, ...] = ()

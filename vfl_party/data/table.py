@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.data.checks import listed, no_text
-from vfl_party.data.ids import IdCounts
+from vfl_party.data import checks
+from vfl_party.data.checks import listed
+from vfl_party.data.ids import IdCounts, Ids
+from vfl_party.data.space import IN_MEMORY, Space, parts, release
 
 MOST_CLASSES_SHOWN = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Categories:
+    """Cells of text columns. ``codes_NK``: int32 places in a column's ``words``, -1 if missing; not sorted."""
+
+    codes_NK: npt.NDArray[np.int32]  # noqa: N815 - the shape is part of the name
+    words: tuple[tuple[str, ...], ...]
+
+    def texts(self) -> npt.NDArray[np.object_]:
+        """Returns [N, K] text, None if missing."""
+        found = np.empty(self.codes_NK.shape, object)
+        for k, words in enumerate(self.words):
+            found[:, k] = np.array([*words, None], object)[self.codes_NK[:, k]]
+        return found
+
+    def select(self, columns: Sequence[int]) -> Categories:
+        """Returns the given columns."""
+        return Categories(self.codes_NK[:, list(columns)], tuple(self.words[k] for k in columns))
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """Rows in canonical order: sorted by the UTF-8 bytes of their ids; all arrays in that order.
 
-    numeric_NF: NaN if a value is missing; categorical: [N, K] text, None if missing; images_NCHW: pixels, 0 to 1 if
-    the source holds bytes; labels: [N] float64 numbers or text (dtype object), None if none were read; splits: [N]
-    text, ``train``, ``validation`` or ``test``, if the source says it; counts: of the source's rows, also of those that
-    are left out because of their ids. A table has columns or images; an active party without features has neither.
+    numeric_NF: NaN if a value is missing; images_NCHW: pixels, 0 to 1 if the source holds bytes; labels: [N] float64
+    numbers or text (dtype object), None if none were read; splits: [N] text, ``train``, ``validation`` or ``test``, if
+    the source says it; counts: of the source's rows, also of those that are left out because of their ids; space: where
+    its arrays lie. A table has columns or images; an active party without features has neither.
     """
 
     source: str
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     numeric_NF: npt.NDArray[np.float32] | None = None  # noqa: N815 - the shape is part of the name
     numeric_names: tuple[str, ...] = ()
-    categorical: npt.NDArray[np.object_] | None = None
+    categorical: Categories | None = None
     categorical_names: tuple[str, ...] = ()
     images_NCHW: npt.NDArray[np.float32] | None = None  # noqa: N815
     labels: npt.NDArray[Any] | None = None
     splits: npt.NDArray[np.object_] | None = None
     counts: IdCounts | None = None
+    space: Space = IN_MEMORY
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -42,17 +65,22 @@ class Table:
         """Returns the rows at the given positions, in the given order."""
 
         def pick(values: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
-            return None if values is None else values[rows]
+            return None if values is None else self.space.taken(values, rows)
 
+        words = self.categorical
         return replace(
             self,
-            ids=tuple(self.ids[row] for row in rows.tolist()),
+            ids=Ids.of(self.ids).taken(rows),
             numeric_NF=pick(self.numeric_NF),
-            categorical=pick(self.categorical),
+            categorical=None if words is None else replace(words, codes_NK=self.space.taken(words.codes_NK, rows)),
             images_NCHW=pick(self.images_NCHW),
             labels=pick(self.labels),
             splits=pick(self.splits),
         )
+
+    def among(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Returns for each row whether its id is among ``ids``."""
+        return Ids.of(self.ids).among(ids)
 
 
 def describe(table: Table) -> list[str]:
@@ -64,16 +92,16 @@ def describe(table: Table) -> list[str]:
     if table.images_NCHW is not None:
         channels, height, width = table.images_NCHW.shape[1:]
         lines.append(f"images: {channels} x {height} x {width} (channels x height x width)")
-        lines += _missing(("pixels",), np.isnan(table.images_NCHW).reshape(-1, 1))
+        lines += _missing(("pixels",), [int(np.isnan(table.images_NCHW).sum())])
     if table.numeric_NF is not None:
         lines.append(f"numeric columns: {len(table.numeric_names)} ({listed(table.numeric_names)})")
-        lines += _missing(table.numeric_names, np.isnan(table.numeric_NF))
+        lines += _missing(table.numeric_names, checks.marked(table.numeric_NF, np.isnan).counts.tolist())
     if table.categorical is not None:
         lines.append(f"categorical columns: {len(table.categorical_names)}")
-        for name, column_N in zip(table.categorical_names, table.categorical.T, strict=True):
-            present = set(column_N.tolist()) - {None}
-            lines.append(f"  {name!r}: {len(present)} categories")
-        lines += _missing(table.categorical_names, no_text(table.categorical))
+        seen = [counted(table.categorical, k) for k in range(len(table.categorical_names))]
+        for name, counts in zip(table.categorical_names, seen, strict=True):
+            lines.append(f"  {name!r}: {np.count_nonzero(counts[:-1])} categories")
+        lines += _missing(table.categorical_names, [int(counts[-1]) for counts in seen])
     if len(lines) == 1:
         lines.append("features: none")
     if table.labels is not None:
@@ -81,8 +109,20 @@ def describe(table: Table) -> list[str]:
     return lines
 
 
-def _missing(names: tuple[str, ...], missing_NF: npt.NDArray[np.bool_]) -> list[str]:
-    counts = missing_NF.sum(axis=0).tolist()
+def counted(categories: Categories, k: int, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+    """Returns how many cells of column ``k`` hold each of its words, and then how many are missing.
+
+    ``rows``: only these.
+    """
+    codes_NK, size = categories.codes_NK, len(categories.words[k])
+    counts = np.zeros(size + 1, np.int64)
+    for part in parts(len(codes_NK) if rows is None else len(rows)):
+        counts += np.bincount(codes_NK[part if rows is None else rows[part], k] % (size + 1), minlength=size + 1)
+        release(codes_NK)
+    return counts
+
+
+def _missing(names: tuple[str, ...], counts: list[int]) -> list[str]:
     return [f"  {name!r}: {count} missing" for name, count in zip(names, counts, strict=True) if count]
 
 

@@ -1,0 +1,55 @@
+"""Chooses the columns of a table: ids, label, split, features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks
+from vfl_party.data.views import column_run
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The names of the columns to read."""
+
+    id: tuple[str, ...]
+    label: str | None
+    features: tuple[str, ...]
+    split: str | None = None
+
+    def all_names(self) -> list[str]:
+        return [*self.id, *(each for each in (self.label, self.split) if each), *self.features]
+
+
+def choose(source: str, names: list[str], settings: DataSettings, with_label: bool) -> Chosen:
+    """Chooses id, label and feature columns, in the order of ``data.columns`` or of the table. Raises InputError."""
+    if not settings.id:
+        raise checks.unusable(source, f"needs data.id, the name of its id column, one of {checks.listed(names)}")
+    if with_label and settings.label is None:
+        raise checks.unusable(source, f"needs data.label, the name of its label column, one of {checks.listed(names)}")
+    doubles = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if doubles:
+        raise checks.unusable(source, f"has two columns called {doubles[0]!r}; rename one")
+    checks.require_names(source, "id", settings.id, names)
+    if with_label:
+        checks.require_roles(source, settings, names)
+    features = choose_features(source, names, settings, leave_out=(*settings.id, settings.label, settings.split))
+    label, split = (settings.label, settings.split) if with_label else (None, None)
+    return Chosen(settings.id, label, features, split)
+
+
+def choose_features(
+    source: str, names: Sequence[str], settings: DataSettings, *, leave_out: tuple[str | None, ...] = ()
+) -> tuple[str, ...]:
+    """Chooses the party's feature columns: listed ones or all, without ``leave_out`` and ``drop``, cut to its view."""
+    for key in ("columns", "drop", "numeric", "categorical"):
+        checks.require_names(source, key, getattr(settings, key) or (), names)
+    both = sorted(set(settings.numeric) & set(settings.categorical))
+    if both:
+        raise checks.unusable(source, f"column {both[0]!r} is in data.numeric and in data.categorical; take one out")
+    left_out = {*leave_out, *settings.drop}
+    wanted = names if settings.columns is None else dict.fromkeys(settings.columns)
+    features = tuple(name for name in wanted if name not in left_out)
+    return features[column_run(source, len(features), settings.view)]

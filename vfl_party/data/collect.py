@@ -1,0 +1,419 @@
+"""Collects a stream of rows: ids, labels, numbers and categories, block by block, in the order of the source.
+
+Cells that a person wrote are read as ``written`` finds. Of other columns the type counts: numbers, dates and times (as
+days) are numeric, text and booleans categories. In a column of numbers an empty cell, NA and the like are missing; in
+a column of text only an empty cell is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks, written
+from vfl_party.data.choice import Chosen, choose
+from vfl_party.data.space import IN_MEMORY, Growing, Space
+from vfl_party.data.stream import Stream
+from vfl_party.data.table import Categories
+
+SPLITS = ("train", "validation", "test")  # the values of a column that ``data.split`` names
+BLOCK = 1 << 16  # rows that are converted at once
+MOST_WORDS = 1 << 20  # categories of a column; more are text that says nothing about other rows
+MOST_ODD = 1_000  # cells that are kept of a column that turns out to be written otherwise
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Feature columns by type: float32 numbers, NaN if missing, and categories."""
+
+    numeric_NF: npt.NDArray[np.float32]  # noqa: N815 - the shape is part of the name
+    numeric_names: tuple[str, ...]
+    categorical: Categories
+    categorical_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A reader's result, in the order of the source, with ``limit`` applied.
+
+    ids: the columns that are one id together, as they come: each [N] text, None if missing. labels: [N] float64 or text
+    (object), or None. features: the party's columns, or pixels: [N, C, H, W], or [N, F] if ``image_shape`` says how to
+    arrange them. splits: [N] text of ``SPLITS``, or None. notes: what was guessed, a sentence each.
+    """
+
+    ids: Sequence[Any]
+    labels: npt.NDArray[Any] | None
+    features: Columns | npt.NDArray[Any]
+    splits: npt.NDArray[np.object_] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids[0])
+
+
+def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
+    """Reads a table: the columns that the settings choose. Raises InputError."""
+    chosen, space = choose(stream.source, list(stream.names), settings, with_label), Space.of(settings)
+    if not stream.as_written:
+        return _Pass(stream.source, chosen, settings, space).over(_blocks(stream, chosen, settings))
+    odd: dict[str, list[str]] = {}  # of columns that the sample does not show as they are
+    words: set[str] = set()
+    while True:
+        rows = _blocks(stream, chosen, settings)
+        head = list(_first(rows, written.SAMPLE))
+        found = _find(stream, chosen, settings, head, odd, words)
+        reading = _Pass(stream.source, chosen, settings, space, found)
+        result = reading.over(itertools.chain(head, rows), stream.notes)
+        if not reading.odd:
+            return result
+        words |= {name for name, cells in reading.odd.items() if name in odd or not cells}
+        odd |= reading.odd
+
+
+def columns_of(arrow: pa.Table, settings: DataSettings) -> Columns:
+    """Returns the feature columns of a table in memory. Raises InputError."""
+    chosen = Chosen((), None, tuple(arrow.column_names))
+    reading = _Pass(settings.source, chosen, settings, Space.of(settings))
+    for batch in arrow.to_batches():
+        reading.add(batch)
+    return reading.columns(arrow.schema)
+
+
+def _blocks(stream: Stream, chosen: Chosen, settings: DataSettings) -> Iterator[pa.RecordBatch]:
+    """Yields blocks of the chosen columns, of at most ``BLOCK`` rows each and ``limit`` rows in all."""
+    left = settings.limit if settings.limit is not None else 1 << 62
+    for batch in stream.blocks(chosen.all_names()):
+        for start in range(0, min(batch.num_rows, left), BLOCK):
+            yield batch.slice(start, min(BLOCK, left - start))
+        left -= min(batch.num_rows, left)
+        if left == 0:
+            return
+
+
+def _first(blocks: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yields blocks until they have ``rows`` rows."""
+    seen = 0
+    while seen < rows and (batch := next(blocks, None)) is not None:
+        seen += batch.num_rows
+        yield batch
+
+
+def _find(
+    stream: Stream,
+    chosen: Chosen,
+    settings: DataSettings,
+    head: Sequence[pa.RecordBatch],
+    odd: Mapping[str, list[str]],
+    words: set[str],
+) -> written.Findings:
+    """Finds how the columns are written, from the first rows and the cells that did not fit in an earlier pass."""
+    if not head:
+        return written.Findings({})
+    wanted = [name for name in (chosen.label, *chosen.features) if name and name not in settings.categorical]
+    first = pa.Table.from_batches(head).slice(0, written.SAMPLE).select(wanted)
+    sample = {
+        name: pa.concat_arrays([*pc.cast(first[name], pa.string()).chunks, pa.array(odd.get(name, ()), pa.string())])
+        for name in wanted
+    }
+    found = written.find(stream.source, sample, settings, commas=stream.separator == ",")
+    readings = {name: written.Words() if name in words else reading for name, reading in found.readings.items()}
+    for name in settings.numeric:
+        if isinstance(readings.get(name), written.Words):
+            readings[name] = written.Numbers(found.style)
+    return written.Findings(readings, found.style, found.notes)
+
+
+@dataclass
+class _Words:
+    """Categories of one column, in the order in which they appear."""
+
+    source: str
+    name: str
+    places: dict[Any, int] = field(default_factory=dict)
+    kind: pa.DataType | None = None  # of the values, until all have come
+
+    def codes(self, column: pa.Array) -> npt.NDArray[np.int32]:
+        """Returns [B] codes, -1 if missing. Raises InputError if there are too many categories."""
+        encoded = pc.dictionary_encode(_category_values(column))
+        self.kind = encoded.type.value_type
+        places = [self.places.setdefault(each, len(self.places)) for each in encoded.dictionary.to_pylist()]
+        if len(self.places) > MOST_WORDS:
+            text = f"column {self.name!r} has more than {MOST_WORDS:,} categories; list it in data.drop"
+            raise checks.unusable(self.source, f"{text}, or in data.numeric if it holds numbers")
+        local_B = pc.fill_null(encoded.indices, len(places)).to_numpy(zero_copy_only=False)
+        codes_B: npt.NDArray[np.int32] = np.array([*places, -1], np.int32)[local_B]
+        return codes_B
+
+    def texts(self) -> tuple[str, ...]:
+        """Returns the categories as text; whole floats lose their '.0', so that 1 is one category in all files."""
+        values = pa.array(list(self.places), self.kind)
+        if pa.types.is_floating(values.type):
+            with contextlib.suppress(pa.ArrowInvalid):
+                values = pc.cast(values, pa.int64())
+        return tuple(pc.cast(values, pa.string()).to_pylist())
+
+    def all_texts(self, codes: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.object_]:
+        """Returns [N] text of all rows, None if missing; equal ones are one object."""
+        texts: npt.NDArray[np.object_] = np.array([*self.texts(), None], object)
+        return texts[np.concatenate(codes)] if codes else np.empty(0, object)
+
+
+class _Pass:
+    """One reading of a stream. ``found``: how its cells are written; None if its columns have types.
+
+    ``odd``: {column: cells that are not written as its first ones}; the result is of no use then.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        chosen: Chosen,
+        settings: DataSettings,
+        space: Space = IN_MEMORY,
+        found: written.Findings | None = None,
+    ) -> None:
+        self.odd: dict[str, list[str]] = {}
+        self._source, self._chosen, self._settings, self._space, self._found = source, chosen, settings, space, found
+        self._rows = 0
+        self._ids: list[list[pa.Array]] = [[] for _ in chosen.id]
+        self._words: dict[str, _Words] = {}
+        self._label: list[npt.NDArray[Any]] = []
+        self._split: list[npt.NDArray[np.int32]] = []
+        self._numeric: tuple[str, ...] | None = None  # once the first block has come
+        self._numbers: Growing | None = None
+        self._codes: Growing | None = None
+
+    def over(self, blocks: Iterator[pa.RecordBatch], notes: tuple[str, ...] = ()) -> Rows:
+        """Reads all blocks. Raises InputError."""
+        schema = None
+        for batch in blocks:
+            schema = batch.schema
+            self.add(batch)
+        checks.require_rows(self._source, self._rows)
+        assert schema is not None  # noqa: S101 - there are rows
+        ids = [pa.chunked_array(each) for each in self._ids]
+        said = (*notes, *(self._found.notes if self._found is not None else ()))
+        return Rows(ids, self._labels(), self.columns(schema), self._splits(), said)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Adds rows. Raises InputError."""
+        for each, name in zip(self._ids, self._chosen.id, strict=True):
+            each.append(id_texts(self._source, name, batch.column(name)))
+        if self._chosen.label is not None:
+            self._label.append(self._label_block(self._chosen.label, batch.column(self._chosen.label)))
+        if self._chosen.split is not None:
+            self._split.append(self._split_block(self._chosen.split, batch.column(self._chosen.split)))
+        numeric = self._begin(batch.schema)
+        block_FB = np.empty((len(numeric), batch.num_rows), np.float32)
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused as such
+            for row_B, name in zip(block_FB, numeric, strict=True):
+                row_B[:] = self._number_block(name, batch.column(name))
+        others = [name for name in self._chosen.features if name not in numeric]
+        codes_BK = np.empty((batch.num_rows, len(others)), np.int32)
+        for k, name in enumerate(others):
+            codes_BK[:, k] = self._codes_of(name, batch.column(name))
+        assert self._numbers is not None and self._codes is not None  # noqa: S101, PT018 - begun above
+        self._numbers.append(np.ascontiguousarray(block_FB.T))
+        self._codes.append(codes_BK)
+        self._rows += batch.num_rows
+
+    def columns(self, schema: pa.Schema) -> Columns:
+        """Returns the features of all rows."""
+        numeric = self._begin(schema)
+        others = tuple(name for name in self._chosen.features if name not in numeric)
+        assert self._numbers is not None and self._codes is not None  # noqa: S101, PT018 - begun above
+        texts = tuple(self._words[name].texts() if name in self._words else () for name in others)
+        return Columns(self._numbers.finish(), numeric, Categories(self._codes.finish(), texts), others)
+
+    def _begin(self, schema: pa.Schema) -> tuple[str, ...]:
+        """Returns the names of the numeric features, which the first block shows. Raises InputError."""
+        if self._numeric is None:
+            features = self._chosen.features
+            self._numeric = tuple(name for name in features if self._is_numeric(name, schema.field(name).type))
+            self._numbers = self._space.growing(len(self._numeric), np.float32)
+            self._codes = self._space.growing(len(features) - len(self._numeric), np.int32)
+        return self._numeric
+
+    def _is_numeric(self, name: str, kind: pa.DataType) -> bool:
+        if name in self._settings.categorical:
+            return False
+        if self._found is not None:
+            return not isinstance(self._found.readings[name], written.Words)
+        if name in self._settings.numeric or _is_number(kind) or _is_time(kind):
+            return True
+        if _is_text(kind):
+            return False
+        what = f"column {name!r} holds {kind}, which is neither number nor text"
+        raise checks.unusable(self._source, f"{what}; list it in data.categorical or data.drop")
+
+    def _number_block(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
+        if self._found is not None:
+            return self._written(name, column)
+        column = _plain(column)
+        if _is_time(column.type):
+            return _floats(written.days(column))
+        if _is_number(column.type):
+            return _floats(column)
+        if pa.types.is_boolean(column.type):
+            return _floats(pc.cast(column, pa.int8()))
+        if not _is_text(column.type):
+            text = f"column {name!r} is in data.numeric and holds {column.type}; take it out"
+            raise checks.unusable(self._source, text)
+        numbers = written.Numbers().read(pc.cast(column, pa.string()))
+        return _floats(numbers) if numbers is not None else self._no_number(name, column, written.Numbers())
+
+    def _written(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
+        """Reads cells as the first ones were written; notes those that are not, to read the column otherwise."""
+        assert self._found is not None  # noqa: S101 - of a stream of text
+        reading = self._found.readings[name]
+        assert not isinstance(reading, written.Words)  # noqa: S101 - of a column of numbers
+        column = pc.cast(column, pa.string())
+        values = reading.read(column)
+        if values is not None:
+            return _floats(values)
+        if name in self._settings.numeric:
+            return self._no_number(name, column, reading)
+        kept = self.odd.setdefault(name, [])
+        if isinstance(reading, written.Numbers) and len(kept) < MOST_ODD:
+            kept += written.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
+        return np.full(len(column), np.nan)
+
+    def _no_number(self, name: str, column: pa.Array, reading: Any) -> npt.NDArray[np.float64]:
+        where = checks.rows(self._source, self._rows + _first_unread(column, reading) + 1)
+        what = f"column {name!r} is in data.numeric and holds text in {where}"
+        raise checks.unusable(self._source, f"{what}; correct the value, or take the column out of data.numeric")
+
+    def _codes_of(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
+        try:
+            return self._words.setdefault(name, _Words(self._source, name)).codes(column)
+        except pa.ArrowException:
+            what = f"column {name!r} is in data.categorical and holds {column.type}, which cannot be written as text"
+            raise checks.unusable(self._source, f"{what}; drop it") from None
+
+    def _label_block(self, name: str, column: pa.Array) -> npt.NDArray[Any]:
+        column = _plain(column)
+        if self._found is not None and name not in self._settings.categorical:
+            reading = self._found.readings[name]
+            if isinstance(reading, written.Numbers):
+                return self._written(name, column)
+        elif self._found is None and _is_number(column.type):
+            return _floats(column)
+        if not _is_text(column.type):
+            text = f"label column {name!r} holds {column.type}; labels are numbers or text"
+            raise checks.unusable(self._source, text)
+        return self._codes_of(name, column)
+
+    def _labels(self) -> npt.NDArray[Any] | None:
+        name = self._chosen.label
+        if name is None:
+            return None
+        if name in self._words:
+            values: npt.NDArray[Any] = self._words[name].all_texts(self._label)
+            missing_N = checks.no_text(values)
+        else:
+            values = np.concatenate(self._label)
+            checks.require_finite(self._source, values[:, None], [name])
+            missing_N = np.isnan(values)
+        if name not in self.odd:
+            advice = "leave out the rows without a label"
+            checks.require_present(self._source, f"label column {name!r}", missing_N, advice)
+        return values
+
+    def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
+        column = _plain(column)
+        text = pc.cast(column, pa.string()) if _is_text(column.type) else pa.nulls(len(column), pa.string())
+        codes = pc.index_in(text, value_set=pa.array(SPLITS)).fill_null(-1).to_numpy(zero_copy_only=False)
+        if (codes < 0).any():
+            where = checks.rows(self._source, self._rows + int((codes < 0).argmax()) + 1)
+            what = f"column {name!r}, which data.split names, holds something else in {where}"
+            raise checks.unusable(self._source, f"{what}; each value is one of {', '.join(SPLITS)}")
+        found: npt.NDArray[np.int32] = codes
+        return found
+
+    def _splits(self) -> npt.NDArray[np.object_] | None:
+        return np.array(SPLITS, object)[np.concatenate(self._split)] if self._chosen.split is not None else None
+
+
+def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
+    """Returns ids as text, whole numbers in decimal digits, null if missing. Raises InputError for other types."""
+    column = _plain(column)
+    if not (pa.types.is_integer(column.type) or (_is_text(column.type) and not pa.types.is_boolean(column.type))):
+        raise checks.unusable(source, f"id column {name!r} holds {column.type}; ids are text or whole numbers")
+    return pc.cast(column, pa.large_string())
+
+
+def label_values(source: str, name: str, column: pa.Array) -> npt.NDArray[Any]:
+    """Returns labels as float64 numbers or text. Raises InputError for other types, missing and infinite ones."""
+    reading = _Pass(source, Chosen((), name, ()), DataSettings(source=source))
+    reading.add(pa.record_batch({name: column}))
+    values = reading._labels()
+    assert values is not None  # noqa: S101 - it has a label
+    return values
+
+
+def split_values(source: str, name: str, column: pa.Array) -> npt.NDArray[np.object_]:
+    """Returns [N] text: the split of each row, one of ``SPLITS``. Raises InputError if there is any other value."""
+    reading = _Pass(source, Chosen((), None, (), name), DataSettings(source=source))
+    reading.add(pa.record_batch({name: column}))
+    values = reading._splits()
+    assert values is not None  # noqa: S101 - it has a split
+    return values
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Decodes a dictionary-encoded column into its values; returns others unchanged."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or types.is_boolean(kind)
+        or (types.is_dictionary(kind) and _is_text(kind.value_type))
+    )
+
+
+def _floats(column: pa.Array) -> npt.NDArray[np.float64]:
+    """Returns [B] float64, NaN for null."""
+    values: npt.NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _first_unread(column: pa.Array, reading: Any) -> int:
+    """Returns the place of the first cell that ``reading`` cannot read, found by bisection."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reading.read(column.slice(low, middle - low)) is None else (middle, high)
+    return low
+
+
+def _category_values(column: pa.Array) -> pa.Array:
+    """Returns the values that tell categories apart, null if missing: floats as they are, all else as text."""
+    column = _plain(column)
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        return pc.add(column, pa.scalar(0.0, column.type))  # -0.0 is 0.0
+    text = pc.cast(column, pa.string())
+    return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)

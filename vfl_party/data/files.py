@@ -1,0 +1,277 @@
+"""Reads tables from CSV files and their relatives, and from Parquet, in blocks of rows."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as parquet
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks
+from vfl_party.data.stream import Stream
+
+TEXT = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
+PARQUET = ".parquet"
+SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
+_SAMPLE_LINES = 200
+_SAMPLE_BYTES = 1 << 26  # in which the encoding is found
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_READ = 1 << 20
+_BLOCK_BYTES = 1 << 24
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a text file is laid out. ``skip``: lines before the one that names the columns; ``names``: all, in order."""
+
+    encoding: str
+    separator: str
+    skip: int
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def open_text(settings: DataSettings) -> Stream:
+    """Opens a file of separated cells: the first line names the columns. Raises InputError."""
+    source, layout = settings.source, _layout(settings)
+    places = {name: str(place) for place, name in enumerate(layout.names)}
+    named = tuple(name for name in layout.names if name)
+
+    def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        chosen = [places[name] for name in wanted]
+        with _unchanged(source):
+            for batch in _text_blocks(source, layout, chosen):
+                yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
+
+    return Stream(source, named, True, blocks, layout.separator, layout.notes)
+
+
+def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    ragged: list[Any] = []
+
+    def note(row: Any) -> str:
+        ragged.append(row)
+        return "error"
+
+    columns = [str(place) for place in range(len(layout.names))]
+    seen = 0
+    try:
+        with (
+            _open(source) as file,
+            arrow_csv.open_csv(
+                file,
+                arrow_csv.ReadOptions(
+                    use_threads=False,
+                    block_size=_BLOCK_BYTES,
+                    skip_rows=layout.skip,
+                    column_names=columns,
+                    skip_rows_after_names=1,
+                    encoding=layout.encoding,
+                ),
+                arrow_csv.ParseOptions(delimiter=layout.separator, newlines_in_values=True, invalid_row_handler=note),
+                arrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(columns, pa.string()), include_columns=list(chosen)
+                ),
+            ) as reader,
+        ):
+            for batch in reader:
+                seen += batch.num_rows
+                yield batch
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        if isinstance(error, pa.ArrowInvalid) and "Empty CSV" in str(error):
+            return
+        if ragged:
+            row = ragged[0]
+            where = checks.rows(source, row.number - 1) if row.number else f"a row after {seen:,}"
+            what = f"{where} has {row.actual_columns} cells, but the header has {row.expected_columns}"
+            raise checks.unreadable(source, f"{what}; correct it, or set data.separator or data.skip_lines") from None
+        if "UTF8" in str(error) or isinstance(error, UnicodeError):
+            text = f"is not {layout.encoding.upper()} throughout; set data.encoding, such as"
+            raise checks.unreadable(source, f'{text} "cp1252" for Windows-1252') from None
+        raise _not_text(source) from None
+
+
+def _layout(settings: DataSettings) -> Layout:
+    """Finds encoding, separator and names. Raises InputError."""
+    source = settings.source
+    encoding, guessed = _encoding(settings)
+    lines = _first_lines(source, encoding)
+    notes = [guessed] if guessed else []
+    skip = settings.skip_lines
+    if lines[skip : skip + 1] and lines[skip].startswith("sep=") and len(lines[skip].strip()) == 5:
+        skip += 1  # Excel's own line; it says what is found anyway
+    while skip < len(lines) and not lines[skip].strip():
+        skip += 1
+    if skip >= len(lines):
+        raise checks.unreadable(source, "is empty; its first line must name the columns")
+    if any("\0" in line for line in lines):
+        raise checks.unreadable(source, 'holds zero bytes; if it is UTF-16, set data.encoding = "utf-16-le"')
+    separator = settings.separator or _separator(lines[skip:])
+    if settings.separator is None and separator != ",":
+        notes.append(f"cells are separated by {SEPARATORS[separator]}; data.separator")
+    try:
+        header = next(csv.reader(lines[skip:], delimiter=separator))
+    except (StopIteration, csv.Error):
+        raise _not_text(source) from None
+    names = tuple(name.strip() for name in header)
+    unnamed = [place for place, name in enumerate(names, 1) if not name]
+    if unnamed:
+        places = ", ".join(map(str, unnamed[:5])) + (", …" if len(unnamed) > 5 else "")
+        notes.append(f"columns without a name are left out: number {places}")
+    return Layout(encoding, separator, skip, names, tuple(notes))
+
+
+def _encoding(settings: DataSettings) -> tuple[str, str]:
+    """Returns the encoding, and a sentence if it is a guess. Raises InputError if it is not known or does not fit."""
+    source = settings.source
+    if settings.encoding is not None:
+        try:
+            return codecs.lookup(settings.encoding).name, ""
+        except LookupError:
+            text = f"data.encoding = {settings.encoding!r} is not known to Python; take utf-8, cp1252 or utf-16"
+            raise checks.unusable(source, text) from None
+    try:
+        with _open(source) as file:
+            head = file.read(4)
+            for mark, name in _BOMS:
+                if head.startswith(mark):
+                    return name, ""
+            decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8", "cp1252")}
+            read, data = 0, head
+            while data and read < _SAMPLE_BYTES:
+                for name in list(decoders):
+                    try:
+                        decoders[name].decode(data)
+                    except UnicodeDecodeError:
+                        del decoders[name]
+                read += len(data)
+                data = file.read(_READ)
+    except (OSError, pa.ArrowException):
+        raise _not_text(source) from None
+    if "utf-8" in decoders:
+        return "utf-8", ""
+    if "cp1252" in decoders:
+        return "cp1252", "it is not UTF-8: read as Windows-1252; data.encoding"
+    text = "is neither UTF-8 nor Windows-1252; set data.encoding, or write it again as UTF-8"
+    raise checks.unreadable(source, text)
+
+
+def _first_lines(source: str, encoding: str) -> list[str]:
+    try:
+        with _open(source) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
+            return [line for line, _ in zip(text, range(_SAMPLE_LINES), strict=False)]
+    except (OSError, ValueError, pa.ArrowException):
+        raise _not_text(source) from None
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """Returns the separator by which the lines have the most cells, as many in each; a comma if there is none."""
+    best, most = ",", 1
+    for separator in SEPARATORS:
+        try:
+            rows = [row for row in csv.reader(lines, delimiter=separator) if row]
+        except csv.Error:
+            continue
+        whole = rows[: max(1, len(rows) - 1)]  # the last may have been cut
+        like_header = sum(len(row) == len(rows[0]) for row in whole)
+        if len(rows[0]) > most and like_header >= 0.9 * len(whole):
+            best, most = separator, len(rows[0])
+    return best
+
+
+def _open(source: str) -> Any:
+    return pa.input_stream(source, compression="gzip" if source.lower().endswith(".gz") else None)
+
+
+def _not_text(source: str) -> Exception:
+    kind = "gzip-compressed CSV" if source.lower().endswith(".gz") else "CSV"
+    return checks.unreadable(source, f"is not a {kind} file that can be read to its end; write it again")
+
+
+# --- Parquet --------------------------------------------------------------------------------------------------------
+
+
+def open_parquet(settings: DataSettings) -> Stream:
+    """Opens a Parquet file, or a folder of them with the same columns, in the order of their paths.
+
+    Raises InputError.
+    """
+    source, path = settings.source, Path(settings.source)
+    files = sorted(path.rglob(f"*{PARQUET}")) if path.is_dir() else [path]
+    schema = _schema(source, files[0])
+    for file in files[1:]:
+        other = _schema(source, file)
+        if not other.equals(schema):
+            raise checks.unreadable(source, _difference(schema, other, files[0].name, str(file.relative_to(path))))
+
+    def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for file in files:
+            with _unchanged(str(file)), _reading(source):
+                yield from _parquet_blocks(file, list(wanted))
+
+    return Stream(source, tuple(schema.names), False, blocks)
+
+
+def holds_parquet(folder: Path) -> bool:
+    """Returns whether a folder has Parquet files in it, or below it."""
+    return next(folder.rglob(f"*{PARQUET}"), None) is not None
+
+
+def _parquet_blocks(file: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+    with parquet.ParquetFile(file, pre_buffer=False) as opened:
+        for batch in opened.iter_batches(columns=wanted, use_threads=False):
+            batch.validate(full=True)
+            yield batch.select(wanted)
+
+
+def _schema(source: str, file: Path) -> pa.Schema:
+    with _reading(source), parquet.ParquetFile(file) as opened:
+        return opened.schema_arrow
+
+
+def _difference(one: pa.Schema, other: pa.Schema, first: str, file: str) -> str:
+    for name in dict.fromkeys([*one.names, *other.names]):
+        if name not in other.names or name not in one.names:
+            without, with_ = (file, first) if name in one.names else (first, file)
+            return f"has files with other columns: {with_} has {name!r}, {without} does not; write them alike"
+        if one.field(name).type != other.field(name).type:
+            kinds = f"{one.field(name).type} in {first} and {other.field(name).type} in {file}"
+            return f"has files with other columns: {name!r} is {kinds}; write them alike"
+    return f"has files whose columns are in another order: {first} and {file}; write them alike"
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError):
+        raise checks.unreadable(source, "is not a Parquet file that can be read; write it again") from None
+
+
+@contextmanager
+def _unchanged(source: str) -> Iterator[None]:
+    """Raises InputError if a file is not the same after it was read as before."""
+    before = _state(source)
+    yield
+    if _state(source) != before:
+        raise checks.unreadable(source, "was changed while it was read; start again when nobody writes it")
+
+
+def _state(source: str) -> tuple[int, int, int]:
+    try:
+        found = Path(source).stat()
+    except OSError:
+        raise checks.unreadable(source, "is gone; it must stay while it is read") from None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,158 @@
+"""Arrays of rows: small ones in memory, large ones in a file without a name, which is gone when the process ends.
+
+A mapped file's pages are the kernel's: it drops them when memory is short. They still count as this process's memory
+while they are mapped, so ``release`` unmaps what has been read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.config.data import DataSettings
+from vfl_common.errors import Code, InputError
+
+PART = 1 << 14  # rows that are worked on at once
+MOST_TOUCHED = 1 << 12  # rows, anywhere: the kernel maps 64 KiB around each
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The place of a party's arrays.
+
+    Args:
+        folder: of the files without a name.
+        most_bytes: an array that is larger lies in a file.
+    """
+
+    folder: str
+    most_bytes: int
+
+    @classmethod
+    def of(cls, settings: DataSettings) -> Space:
+        """Returns the place that the settings name; without ``scratch``, the system's folder for temporary files."""
+        return cls(settings.scratch or tempfile.gettempdir(), settings.memory_mib << 20)
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Returns an array to be filled. Raises InputError if the disk has no room for it."""
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        if size <= self.most_bytes:
+            return np.empty(shape, dtype)
+        with self._file(size) as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                raise self._full(size, error) from None
+            return np.memmap(file, dtype, "r+", shape=shape)
+
+    def taken(self, values: Array, rows: npt.NDArray[np.int64]) -> Array:
+        """Returns ``values[rows]``. Raises InputError if the disk has no room for it."""
+        return self.concatenated([values], [rows])
+
+    def concatenated(self, arrays: Sequence[Array], rows: Sequence[npt.NDArray[np.int64]] | None = None) -> Array:
+        """Returns arrays one below the other; of each only ``rows``, if they are given. Raises InputError."""
+        chosen = rows if rows is not None else [np.arange(len(each), dtype=np.int64) for each in arrays]
+        into = self.empty((sum(map(len, chosen)), *arrays[0].shape[1:]), arrays[0].dtype)
+        end = 0
+        for values, wanted in zip(arrays, chosen, strict=True):
+            for part in parts(len(wanted)):
+                found = values[wanted[part]]
+                into[end : end + len(found)] = found
+                end += len(found)
+                release(values, into)
+        return into
+
+    def growing(self, width: int, dtype: npt.DTypeLike) -> Growing:
+        """Returns a matrix of ``width`` columns that grows by blocks of rows."""
+        return Growing(self, width, np.dtype(dtype))
+
+    def _file(self, size: int) -> IO[bytes]:
+        try:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+            return tempfile.TemporaryFile(dir=self.folder, prefix="vfl-")
+        except OSError as error:
+            raise self._full(size, error) from None
+
+    def _full(self, size: int, error: OSError) -> InputError:
+        text = f"{self.folder}: has no room for {size / 2**20:,.0f} MiB of the table's rows ({error.strerror})"
+        return InputError(Code.FILE_INVALID, f"{text}; make room, or set data.scratch to a folder on another disk")
+
+
+IN_MEMORY = Space("", 1 << 62)
+
+
+class Growing:
+    """A matrix that grows by blocks of rows: in memory at first, in a file once it is too large."""
+
+    def __init__(self, space: Space, width: int, dtype: np.dtype[Any]) -> None:
+        self._space, self._width, self._dtype = space, width, dtype
+        self._blocks: list[Array] = []
+        self._file: IO[bytes] | None = None
+        self._rows = 0
+
+    def append(self, block_NF: Array) -> None:
+        """Adds rows. Raises InputError if the disk is full."""
+        self._rows += len(block_NF)
+        self._blocks.append(block_NF)
+        if self._file is not None or self._size > self._space.most_bytes:
+            self._write()
+
+    def finish(self) -> Array:
+        """Returns all rows, [N, F]. Raises InputError if the disk is full."""
+        if self._file is None:
+            empty = np.empty((0, self._width), self._dtype)
+            return np.concatenate(self._blocks) if self._blocks else empty
+        with self._file as file:
+            return np.memmap(file, self._dtype, "r+", shape=(self._rows, self._width))
+
+    @property
+    def _size(self) -> int:
+        return self._rows * self._width * self._dtype.itemsize
+
+    def _write(self) -> None:
+        try:
+            if self._file is None:
+                self._file = self._space._file(self._size)
+            for block_NF in self._blocks:
+                self._file.write(np.ascontiguousarray(block_NF, self._dtype).data)
+            self._file.flush()
+        except OSError as error:
+            raise self._space._full(self._size, error) from None
+        self._blocks.clear()
+
+
+class Mapped:
+    """Arrays from which batches are gathered: unmaps mapped ones after some batches, so that memory stays as it is."""
+
+    def __init__(self, arrays: Sequence[Array] = ()) -> None:
+        self._arrays = [each for each in arrays if getattr(each, "_mmap", None) is not None]
+        self._rows = 0
+
+    def touch(self, rows: int) -> None:
+        """Notes that ``rows`` rows are to be read."""
+        self._rows += rows
+        if self._arrays and self._rows > MOST_TOUCHED:
+            release(*self._arrays)
+            self._rows = rows
+
+
+def parts(n: int, size: int = PART) -> Iterator[slice]:
+    """Yields slices of ``range(n)``, so that what is computed on the way is of some thousand rows, not of all."""
+    return (slice(start, start + size) for start in range(0, n, size))
+
+
+def release(*arrays: Array) -> None:
+    """Unmaps the pages of mapped arrays; they stay as they are, and are mapped again when they are used."""
+    for array in arrays:
+        mapped = getattr(array, "_mmap", None)
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,288 @@
+"""Cells that a person wrote as text: finds out how a table writes numbers and dates, and reads them.
+
+What is found is found from the first rows alone (``SAMPLE``), so that it does not depend on how the table is cut into
+blocks. A column that later rows contradict is looked at again, with these rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl_common.config.data import DataSettings
+from vfl_common.errors import InputError
+from vfl_party.data import checks
+
+SAMPLE = 10_000  # rows
+MISSING = pa.array(  # in a column of numbers or dates
+    ("", "NA", "N/A", "n/a", "na", "#N/A", "NaN", "nan", "NAN", "null", "NULL", "None", "none", "?", "-"),
+    pa.string(),
+)
+_SIGNS = ("%", "€", "$", "£", "¥")  # before or after a number; they are dropped if every number of a column has one
+_SPACES = " \u00a0\u202f"  # plain, no-break and narrow: between thousands
+_DAY_US = 86_400_000_000
+_TIMES = ("", " %H:%M", " %H:%M:%S")
+_PLAIN_DATES, _DAY_FIRST, _MONTH_FIRST = (
+    tuple(date + time for date in dates for time in _TIMES)
+    for dates in (("%d.%m.%Y", "%d-%m-%Y", "%Y/%m/%d"), ("%d/%m/%Y",), ("%m/%d/%Y",))
+)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How numbers are written: the decimal point, and what may stand between thousands ('' for nothing)."""
+
+    decimal: str = "."
+    thousands: str = ""
+
+    @property
+    def said(self) -> str:
+        between = {"": "", " ": " and spaces between thousands", "'": " and ' between thousands"}
+        default = f" and {self.thousands!r} between thousands"
+        kind = "comma" if self.decimal == "," else "point"
+        return f"a decimal {kind}{between.get(self.thousands, default)}"
+
+
+PLAIN = Style()
+_STYLES = tuple(Style(*each) for each in (",.", ", ", ".,", ". ", ".'", ",'"))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column of numbers. ``sign``: what is dropped from each of them, such as %."""
+
+    style: Style = PLAIN
+    sign: str = ""
+
+    def read(self, text: pa.Array) -> pa.Array | None:
+        """Returns float64, null if missing; None if some cell is no number."""
+        text = _present(text)
+        if self.sign:
+            bare = _without(text, self.sign)
+            if pc.any(pc.equal(bare, text)).as_py():
+                return None
+            text = bare
+        if self.style != PLAIN:
+            if not _all(pc.match_substring_regex(text, _pattern(self.style))):
+                return None
+            text = _plainly(text, self.style)
+        try:
+            return pc.cast(text, pa.float64())
+        except pa.ArrowInvalid:
+            return None
+
+
+@dataclass(frozen=True)
+class Dates:
+    """A column of dates or times, read as days since 1970-01-01. ``form``: as for strptime; '' for ISO 8601."""
+
+    form: str = ""
+
+    def read(self, text: pa.Array) -> pa.Array | None:
+        """Returns float64, null if missing; None if some cell is no date of this form."""
+        text = _present(text)
+        kinds = ("us", None), ("us", "UTC")
+        if self.form:
+            with contextlib.suppress(pa.ArrowInvalid):
+                return days(pc.strptime(text, format=self.form, unit="us"))
+            return None
+        for unit, zone in kinds:
+            with contextlib.suppress(pa.ArrowInvalid):
+                return days(pc.cast(text, pa.timestamp(unit, zone)))
+        return None
+
+
+@dataclass(frozen=True)
+class Words:
+    """A column of categories."""
+
+
+Reading = Numbers | Dates | Words
+
+
+@dataclass(frozen=True)
+class Findings:
+    """How each column is read; ``style``: of the numbers; ``notes``: sentences for people."""
+
+    readings: Mapping[str, Reading]
+    style: Style = PLAIN
+    notes: tuple[str, ...] = field(default=())
+
+
+def find(source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool) -> Findings:
+    """Finds out how columns are to be read, from their first cells.
+
+    ``commas``: whether the table separates cells by commas. Raises InputError if numbers or dates can be read in two
+    ways and no setting says which.
+    """
+    style, notes = _style(source, sample, settings, commas=commas)
+    readings: dict[str, Reading] = {}
+    signs: dict[str, list[str]] = {}
+    for name, text in sample.items():
+        reading = _numbers(text, style) or (_dates(source, name, text, settings) if name != settings.label else None)
+        readings[name] = reading or Words()
+        if isinstance(reading, Numbers) and reading.sign:
+            signs.setdefault(reading.sign, []).append(name)
+        if isinstance(reading, Dates):
+            form = f" of the form {reading.form}" if reading.form else ""
+            text = f"column {name!r} holds dates{form}: read as days since 1970-01-01"
+            notes.append(f"{text}; data.dates, data.categorical")
+    notes += [f"{sign} is dropped from the numbers of {checks.listed(names)}" for sign, names in signs.items()]
+    return Findings(readings, style, tuple(notes))
+
+
+def days(times: pa.Array) -> pa.Array:
+    """Returns dates and times as days since 1970-01-01, float64."""
+    micros = pc.cast(pc.cast(times, pa.timestamp("us", getattr(times.type, "tz", None))), pa.int64())
+    return pc.divide(pc.cast(micros, pa.float64()), float(_DAY_US))
+
+
+def _present(text: pa.Array) -> pa.Array:
+    """Returns the cells without white space at their ends, null if missing."""
+    trimmed = pc.utf8_trim_whitespace(text)
+    return pc.if_else(pc.is_in(trimmed, value_set=MISSING), pa.scalar(None, trimmed.type), trimmed)
+
+
+def _all(mask: pa.Array) -> bool:
+    return pc.all(mask).as_py() is not False  # None: all are missing
+
+
+def _pattern(style: Style) -> str:
+    """Returns a regular expression of the numbers of a style; thousands may be separated, or not."""
+    between = f"[{_SPACES}]" if style.thousands == " " else re.escape(style.thousands)
+    groups = f"[0-9]{{1,3}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""
+    decimal = re.escape(style.decimal)
+    return f"^[+-]?(?:(?:{groups}[0-9]+)(?:{decimal}[0-9]*)?|{decimal}[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+
+
+def _plainly(text: pa.Array, style: Style) -> pa.Array:
+    if style.thousands:
+        between = f"[{_SPACES}]" if style.thousands == " " else re.escape(style.thousands)
+        text = pc.replace_substring_regex(text, between, "")
+    return pc.replace_substring(text, style.decimal, ".") if style.decimal != "." else text
+
+
+def _sign(text: pa.Array) -> str:
+    """Returns the sign that every cell has at one of its ends, or ''."""
+    present = pc.drop_null(_present(text))
+    for sign in _SIGNS if len(present) else ():
+        if _all(pc.or_(pc.starts_with(present, sign), pc.ends_with(present, sign))):
+            return sign
+    return ""
+
+
+def _numbers(text: pa.Array, style: Style) -> Numbers | None:
+    for found in (Numbers(style), Numbers(style, _sign(text))):
+        if found.read(text) is not None:
+            return found
+    return None
+
+
+def _style(
+    source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool
+) -> tuple[Style, list[str]]:
+    """Returns the style of all numbers: the one by which most columns are numbers that otherwise are none."""
+    decimal, thousands = settings.decimal, settings.thousands
+    if decimal is not None and thousands is not None:
+        return Style(decimal, thousands), []
+    fits = [
+        each
+        for each in (PLAIN, Style(",", ""), *_STYLES)
+        if decimal in (None, each.decimal) and thousands in (None, each.thousands)
+    ]
+    if decimal is not None or thousands is not None:
+        fits = fits or [Style(decimal or ("," if thousands == "." else "."), thousands or "")]
+    bare = {name: _without(text, _sign(text)) for name, text in sample.items()}
+    odd = {name: text for name, text in bare.items() if Numbers().read(text) is None}
+    votes = {each: {name for name, text in odd.items() if Numbers(each).read(text) is not None} for each in fits}
+    most = max(map(len, votes.values()))
+    if most == 0:
+        plain = {name: text for name, text in bare.items() if name not in odd}
+        if not commas and decimal is None and thousands is None:
+            _refuse_if_grouped(source, plain)
+        return fits[0], []
+    best = [each for each, names in votes.items() if len(names) == most]
+    kinds = {each.decimal for each in best}
+    if len(kinds) > 1 and not commas:
+        name = min(votes[best[0]])
+        raise _two_ways(source, name, "comma", ",")
+    found = next((each for each in best if each.decimal == "."), best[0]) if len(kinds) > 1 else best[0]
+    names = checks.listed(sorted(votes[found]), most=3)
+    return found, [f"numbers are read with {found.said}, as in {names}; data.decimal, data.thousands"]
+
+
+def _without(text: pa.Array, sign: str) -> pa.Array:
+    """Returns the cells without a sign at one of their ends, and without white space."""
+    mark = re.escape(sign)
+    return pc.replace_substring_regex(_present(text), f"^{mark}\\s*|\\s*{mark}$", "") if sign else _present(text)
+
+
+def _refuse_if_grouped(source: str, columns: Mapping[str, pa.Array]) -> None:
+    """Refuses numbers such as 1.234 if nothing shows whether the point is the decimal one."""
+    grouped = []
+    for name, text in columns.items():
+        pointed = text.filter(pc.match_substring(text, "."))
+        if len(pointed) and not _all(pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})$")):
+            return  # here it is
+        if len(pointed):
+            grouped.append(name)
+    if grouped:
+        raise _two_ways(source, grouped[0], "point", ".")
+
+
+def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
+    ways = f"with a decimal {what}, or with a {what} between thousands"
+    remedy = f'set data.decimal to "{mark}" or data.thousands to "{mark}"'
+    return checks.unusable(source, f"column {name!r} holds numbers that can be read in two ways: {ways}; {remedy}")
+
+
+def _dates(source: str, name: str, text: pa.Array, settings: DataSettings) -> Dates | None:
+    if pc.drop_null(_present(text)).null_count == len(text):
+        return None
+    if settings.dates is not None:
+        given = Dates(settings.dates)
+        return given if given.read(text) is not None else None
+    iso = pc.match_substring_regex(_present(text), r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:$|[T ])")
+    for found in (Dates(),) if _all(iso) else ():
+        if found.read(text) is not None:
+            return found
+    if not _all(pc.match_substring_regex(_present(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")):
+        return None
+    for form in _PLAIN_DATES:
+        if _four(form, text) and Dates(form).read(text) is not None:
+            return Dates(form)
+    both = [
+        next((form for form in forms if _four(form, text) and Dates(form).read(text) is not None), None)
+        for forms in (_DAY_FIRST, _MONTH_FIRST)
+    ]
+    if all(both):
+        what = f"column {name!r} holds dates whose day and month cannot be told apart"
+        raise checks.unusable(source, f'{what}; set data.dates to "%d/%m/%Y" or "%m/%d/%Y"')
+    found_form = both[0] or both[1]
+    return Dates(found_form) if found_form else None
+
+
+def _four(form: str, text: pa.Array) -> bool:
+    """Whether years have four digits in every cell: strptime takes a year of one, too."""
+    place = r"^[0-9]{4}[./-]" if form.startswith("%Y") else r"[./-][0-9]{4}(?: |$)"
+    return _all(pc.match_substring_regex(_present(text), place))
+
+
+def unlike(text: pa.Array, reading: Numbers) -> pa.Array:
+    """Returns the cells that are not written as ``reading`` says."""
+    present = pc.drop_null(_present(text))
+    return present.filter(pc.invert(pc.match_substring_regex(_without(present, reading.sign), _pattern(reading.style))))
+
+
+def look_like_numbers(words: pa.Array) -> pa.Array:
+    """Returns for each text whether it is a number in any style, with or without a sign."""
+    present = _present(words)
+    bare = pc.replace_substring_regex(present, f"^[{''.join(_SIGNS)}]\\s*|\\s*[{''.join(_SIGNS)}]$", "")
+    masks = [pc.match_substring_regex(bare, _pattern(each)) for each in (PLAIN, *_STYLES)]
+    return pc.fill_null(functools.reduce(pc.or_, masks), False)
