@@ -11,8 +11,8 @@ from vfl.export.commands import export
 from vfl.report.chosen import RUNS, run_argument
 from vfl.simulation.baselines import BASELINES
 from vfl_common.errors import Code, InputError
-from vfl_common.program import EXIT_CODES, run_program
-from vfl_common.text import to_json
+from vfl_common.program import EXIT_CODES, NAMES, run_program
+from vfl_common.text import LINE, clean, to_json
 
 DEMO = Path(__file__).with_name("demo.toml")
 
@@ -28,7 +28,7 @@ _seed = click.option("--seed", type=click.IntRange(0), help="Replace the recipe'
 _keep = click.option("--keep-going", is_flag=True, help="Restart a party that was killed; it rejoins the run.")
 
 
-@click.group(epilog=EXIT_CODES)
+@click.group(epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
     """Vertical federated learning: parties hold different columns about the same people and train together.
@@ -165,7 +165,7 @@ def report(run: Path) -> None:
     """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
 
     RUN is the folder of a run, or a party's folder in it, or its summary.json; if it is left out, the newest finished
-    run in the folder runs. A passive party gets no summary, and
+    run of a federation, not of a baseline, in the folder runs. A passive party gets no summary, and
     nobody has one before the run ends: the table shows the party's own counts.
 
     \b
@@ -231,7 +231,8 @@ def runs(out: Path, as_json: bool) -> None:
     "--data", multiple=True, metavar="NAME=FILE", help="New rows of the party NAME; once for each party with features."
 )
 @click.option(
-    "--output",
+    "--out",
+    "output",
     default="predictions.csv",
     show_default=True,
     type=click.Path(path_type=Path),
@@ -240,19 +241,21 @@ def runs(out: Path, as_json: bool) -> None:
 def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
     """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in this process.
 
-    RUN is the folder of a run; if it is left out, the newest finished run in the folder runs. Without --data the run's
-    own rows are predicted again. A file needs the columns that the party had in training, and no label. Between
-    organisations, every party runs `vfl-party predict`.
+    RUN is the folder of a run; if it is left out, the newest finished run of a federation, not of a baseline, in the
+    folder runs. Without --data the run's own rows are predicted again. A file needs the columns that the party had in
+    training, and no label. Between organisations, every party runs `vfl-party predict`.
 
     \b
     Examples:
-      vfl predict --output again.csv
+      vfl predict --out again.csv
       vfl predict runs/20260101-120000-churn-1f2e --data bank=new.csv --data shop=new-shop.parquet
     """
+    from vfl.library.predicting import predict_rows
     from vfl.library.run import Run
 
-    found = Run.load(run).predict(_by_party(data) or None, output=output)
-    click.echo(f"{len(next(iter(found.values()))):,} rows are predicted", err=True)
+    found = predict_rows(Run.load(run).folder, _by_party(data) or None, output)
+    click.echo(found.rows, err=True)
+    click.echo(clean(found.meaning, LINE), err=True)  # it names a class, as the table has it
     click.echo(output)
 
 

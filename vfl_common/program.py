@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -32,6 +32,10 @@ Exit codes:
 """
 
 METRICS = "Serve metrics for Prometheus at HOST:PORT; PORT alone: on 127.0.0.1; port 0: a free one. [default: no port]"
+
+NAMES: dict[str, Any] = {  # of options, for the group of all commands of a program
+    "token_normalize_func": lambda name: "out" if name == "output" else name,
+}
 
 _NUDGE = signal.SIGURG  # which is ignored by default, and nothing else here uses
 _PAUSES_S = (0.05, 0.5, 2.0)  # on a busy machine the wait may begin late

@@ -26,7 +26,8 @@ class PartySummary(_Model):
     ``device_name``: the maker's name for the device; empty for the server. ``peak_memory_bytes``: the most memory that
     this process's tensors took on its GPU at once; None on a CPU. ``skipped_rounds``: the rounds whose updates of
     its encoder this party lost, because the others resumed at a later checkpoint than it had. ``rows``,
-    ``common_rows``: how many rows it holds, and how many of them all parties hold; 0 if these were known.
+    ``common_rows``: how many rows it holds, in a baseline the party with the labels, and how many of them all parties
+    hold; 0 if these were known.
     """
 
     name: Words

@@ -35,6 +35,7 @@ from vfl_party.party import Assembled, Opened, Spread, Work, assemble, check_ran
 from vfl_party.prediction import Prediction, TrainedRun
 from vfl_party.progress import Progress
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
+from vfl_party.results import Predicted, id_names
 from vfl_party.runner import Outcome
 from vfl_party.transport import Transports
 
@@ -82,8 +83,11 @@ class PartyApp:
         with resumable(fresh=fresh):
             return self._run("train", opened, training(files.recipe, files.name, out), open_folder, resume)
 
-    def predict(self, trained: TrainedRun, data: DataSettings, output: Path) -> tuple[Outcome, RunFolder]:
-        """Takes part in a joint prediction for the rows of ``data``; the active party writes ``output``."""
+    def predict(self, trained: TrainedRun, data: DataSettings, output: Path) -> tuple[Predicted, RunFolder]:
+        """Takes part in a joint prediction for the rows of ``data``; the active party writes ``output``.
+
+        Returns how many rows of this party's are predicted, too.
+        """
         files = self.files
         opened = open_party(files.recipe, files.name, data, files.encoder, labels=False)
         versions.require_same(trained.path, trained.plugins, versions.modelling(opened))
@@ -93,7 +97,9 @@ class PartyApp:
             folder.note(job="predict", trained_run=trained.run_id)
             return folder
 
-        return self._run("predict", opened, Prediction(trained, files.settings, output), open_folder, None)
+        work = Prediction(trained, files.settings, id_names(data), output)
+        outcome, folder = self._run("predict", opened, work, open_folder, None)
+        return Predicted.of(opened.table, outcome.common_rows if outcome.rows else len(opened.table)), folder
 
     def _finished(self, job: JobName, run_id: str) -> RunFolder | None:
         files = self.files
@@ -116,6 +122,8 @@ class PartyApp:
         for table in (opened.table, opened.unaligned):
             if table is not None and table.counts is not None and table.counts.left_out:
                 self.console.show("left_out", source=table.source, why=table.counts.left_out)  # the log has it
+        if opened.advice:
+            self.console.show("advice", said=opened.advice)
 
         def make(aligned: Aligned, spread: Spread | None = None) -> Assembled:
             return assemble(opened, aligned, work, device=files.device, policy=files.policy(), spread=spread)

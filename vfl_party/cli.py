@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError
 from vfl_common.logs import Console
-from vfl_common.program import EXIT_CODES, METRICS, do_last, run_program
+from vfl_common.program import EXIT_CODES, METRICS, NAMES, do_last, run_program
 from vfl_common.text import to_json
 
 _DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
@@ -29,7 +30,7 @@ _WAIT = click.option(
 _WIDTH = 120  # of long lines, unless the terminal is narrower
 
 
-@click.group(epilog=EXIT_CODES)
+@click.group(epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
     """Run a party of a federation: it trains on its own columns, with parties that hold other columns."""
@@ -92,7 +93,8 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     """Check everything that the file PARTY names, without training: one line each, with what to do.
 
     It checks party file and recipe, certificate, device, data (columns, types, missing values, label), models, the
-    address to listen on, and whether server and active party can be reached.
+    address to listen on, and whether server and active party can be reached. A line that begins with note is about
+    something that can be run, and is perhaps not meant.
     """
     from vfl_party.preflight import check as look
     from vfl_party.preflight import require
@@ -100,7 +102,7 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     findings = []
     for finding in look(party, device, offline=offline):
         findings.append(finding)
-        verdict = "FAIL" if not finding.fine else "SOON" if finding.soon else "ok  "
+        verdict = "FAIL" if not finding.fine else "SOON" if finding.soon else "note" if finding.note else "ok  "
         head = f"{verdict}  {finding.about:<12}  "
         click.echo(_broken(head, finding.text) if finding.about == "leaves" else head + finding.text)
     require(findings)
@@ -111,11 +113,12 @@ def check(party: Path, device: str | None, offline: bool) -> None:
 @click.option("--run", "trained", required=True, type=click.Path(path_type=Path), help="The trained run: OUT/RUN-ID.")
 @click.option("--data", type=click.Path(path_type=Path), help="Rows to predict; replaces the party file's source.")
 @click.option(
-    "--output",
+    "--out",
+    "output",
     default="predictions.csv",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Active party: where to write id, score(s) and class; .csv or .parquet.",
+    help="Active party: where to write ids, scores and classes; .csv or .parquet.",
 )
 @_DEVICE
 @_WAIT
@@ -123,16 +126,17 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
     """Take part in a joint prediction with a trained run: every party runs this, beside vfl-server serve --predict.
 
     All parties must give the same ids, unless the recipe has rows.align = "psi". Only the active party gets and
-    writes the result.
+    writes the result. At the end every party says how many of its rows are predicted, and why the others are left out.
 
     \b
-    Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --output churn.csv
+    Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --out churn.csv
     """
     from vfl_party.app import PartyApp, lend
+    from vfl_party.data import Labels
     from vfl_party.files import read_files
     from vfl_party.prediction import load_trained, prediction_data
     from vfl_party.ranks import started_by_torchrun
-    from vfl_party.results import check_output
+    from vfl_party.results import check_output, label_name, meaning
 
     name = load_party(party).name
     run_ = load_trained(trained, name)
@@ -145,12 +149,14 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
         if ranks is not None and ranks.rank:
             lend(files, ranks)
             return
-        outcome, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, output)
+        predicted, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, output)
     result: dict[str, Any] = {"output": str(output)} if files.is_active else {}
-    if outcome.rows:
-        result |= {"predicted": outcome.common_rows, "of": outcome.rows}
+    console.emit("predicted", **asdict(predicted), **result, said=str(predicted))
+    if files.is_active and files.file.data is not None:
+        labels = Labels.from_state(run_.state["labels"])
+        console.show("scores", said=meaning(labels, label_name(files.file.data)))  # a class is not for the log
     do_last(folder.finishing())
-    console.emit("completed", run_id=folder.run_id, folder=str(folder.path), **result)
+    console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
 
 
 @cli.command(epilog=EXIT_CODES)

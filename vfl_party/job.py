@@ -14,7 +14,7 @@ from vfl_party.context import Hooks
 from vfl_party.exchange import Ways
 from vfl_party.party import Assembled, Opened
 from vfl_party.phase import Phase, Predictions, Tree
-from vfl_party.results import keep, kept_table
+from vfl_party.results import id_names, keep, kept_table
 from vfl_party.runner import Job, Statement
 
 
@@ -94,7 +94,10 @@ class PartyJob(Job):
         party = self.assembled
         lines = [line.model_dump() for line in party.exchanges] if party.party.role == "active" else []
         data = party.prepared.fingerprint
-        held = (0, 0) if self._alignment.certain else (len(self._opened.table), len(party.prepared.table))
+        table = self._opened.table
+        held = (0, 0) if self._alignment.certain else (len(table), len(party.prepared.table))
+        if self._opened.settings.in_common and table.counts is not None:  # of tables that were joined here
+            held = (table.counts.kept, len(table))
         return Statement(party.plan, party.aggregations, party.privacy_json, json.dumps(lines), data, *held)
 
     def unhurried(self) -> None:
@@ -111,7 +114,8 @@ class PartyJob(Job):
         self.assembled.load_state(tree)
 
     def keep(self, folder: Path, phase: str, predictions: Predictions) -> None:
-        keep(folder, phase, kept_table(self.assembled.party.recipe, self.assembled.prepared, phase, predictions))
+        party, ids = self.assembled, id_names(self._opened.settings)
+        keep(folder, phase, kept_table(party.party.recipe, ids, party.prepared, phase, predictions))
 
     def end(self, error: VflError) -> None:
         self._transport.end(error)

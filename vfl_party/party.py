@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,6 +23,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import AggregationPlan, Planned
 from vfl_common.summary import ExchangeSummary
+from vfl_party.advice import label_taken
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.chains import PASSIVES, summarised
 from vfl_party.context import Hooks, MakeEncoder, Party
@@ -36,6 +38,8 @@ from vfl_party.ranks import check_spread
 from vfl_party.rows import Prepared, prepare
 from vfl_party.seeds import derive_seed
 
+log = logging.getLogger(__name__)
+
 CPU = torch.device("cpu")
 Load = Callable[[DataSettings, bool], Table]
 Spread = Callable[[nn.Module, InputSpec], Callable[..., Tensor]]
@@ -46,7 +50,8 @@ class Opened:
     """A party's data, read and checked, before any contact with the others.
 
     ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that only this party has.
-    ``divides``: false for rows to predict, which have no splits.
+    ``divides``: false for rows to predict, which have no splits. ``advice``: a note for the person here, which the log
+    has.
     """
 
     recipe: Recipe
@@ -56,6 +61,7 @@ class Opened:
     table: Table
     unaligned: Table | None = None
     divides: bool = True
+    advice: str = ""
 
 
 def load(data: DataSettings, with_label: bool) -> Table:
@@ -70,7 +76,11 @@ def open_party(
     data = data.ruled(recipe.rows.id_rules)
     table = read_table(data, labels and name == recipe.active.name, load)
     more = unaligned_of(data) if labels else None
-    return Opened(recipe, name, data, encoder, table, load(more, False) if more is not None else None, labels)
+    unaligned = load(more, False) if more is not None else None
+    advice = label_taken(name, data) if labels and name != recipe.active.name else ""
+    if advice:
+        log.warning("%s: %s", data.source, advice, extra={"event": "advice"})
+    return Opened(recipe, name, data, encoder, table, unaligned, labels, advice)
 
 
 def expected_rows(opened: Opened) -> Aligned:

@@ -28,7 +28,7 @@ from vfl_party.declared import Exchange
 from vfl_party.methods import nothing_kept, sent_noise
 from vfl_party.party import Opened, encoder_settings, load_models
 from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.results import result_columns, write_table
+from vfl_party.results import id_values, result_columns, write_table
 from vfl_party.rows import Prepared
 from vfl_party.scoring import joint_outputs, scoring, send_embeddings
 
@@ -160,9 +160,12 @@ class PassivePredict(Phase):
 
 
 class ActivePredict(Phase):
-    """Writes the scores of all rows to ``output``, with the rows' ids, in one round."""
+    """Writes the scores of all rows to ``output``, with the rows' ids, in one round.
 
-    def __init__(self, party: Party, ids: Sequence[str], output: Path) -> None:
+    ``ids``: {name: column of ids}.
+    """
+
+    def __init__(self, party: Party, ids: Mapping[str, pa.Array], output: Path) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
         self._ids, self._output = ids, output
         self._scores = party.answering(PHASE, embeddings(party), width=party.embedding_size)
@@ -173,7 +176,7 @@ class ActivePredict(Phase):
         if party.labels is None:
             raise InputError(Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes")
         columns = result_columns(party.recipe, party.labels, outputs)
-        write_table(self._output, pa.table({"id": list(self._ids), **columns}))
+        write_table(self._output, pa.table({**self._ids, **columns}))
         return RoundReport(0)
 
 
@@ -181,11 +184,13 @@ class ActivePredict(Phase):
 class Prediction:
     """See ``vfl_party.party.Work``: the joint prediction of new rows with a trained run.
 
-    ``settings``: the party's, from the recipe. ``output``: where the active party writes the result.
+    ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``output``: where the active party
+    writes the result.
     """
 
     trained: TrainedRun
     settings: PartySettings
+    ids: Sequence[str]
     output: Path
 
     @property
@@ -212,4 +217,4 @@ class Prediction:
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
         if party.role == "passive":
             return [PassivePredict(party)]
-        return [ActivePredict(party, prepared.table.ids, self.output)]
+        return [ActivePredict(party, id_values(self.ids, prepared.table.ids), self.output)]

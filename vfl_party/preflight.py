@@ -16,6 +16,7 @@ from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.rpc.channel import check_address, connect
 from vfl_common.rpc.said import SAID, SIGNS
 from vfl_party import versions
+from vfl_party.advice import few_rows
 from vfl_party.align import alignment_of
 from vfl_party.data import Table, describe, read_rows, tabulate
 from vfl_party.data.ids import choices
@@ -24,10 +25,11 @@ from vfl_party.devices import resolve_device
 from vfl_party.files import PartyFiles, read_files
 from vfl_party.methods import parse_settings
 from vfl_party.part import training
-from vfl_party.party import Opened, assemble
+from vfl_party.party import Assembled, Opened, assemble
 from vfl_party.prediction import predicted
 
 _CONNECT_S = 3.0
+_REFUSED = ": refused"  # at the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason
 _ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}  # errors that are about neither data nor recipe
 
 
@@ -35,13 +37,14 @@ _ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}  # errors that ar
 class Finding:
     """One line: the subject, whether it is fine, and what was found or what to do.
 
-    ``soon``: it is fine today, but not for long.
+    ``soon``: it is fine today, but not for long. ``note``: it can be run, and is perhaps not meant.
     """
 
     about: str
     fine: bool
     text: str
     soon: bool = False
+    note: bool = False
 
 
 def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]:
@@ -101,30 +104,34 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
     """Yields what is found while the party is made as for a run: its data, rows, models and phases."""
     path = Path(files.file.recipe)
     ids: list[str] = []
-    notes: list[tuple[str, str]] = []
+    notes: list[Finding] = []
+    refused = False
 
     def load(data: DataSettings, with_label: bool) -> Table:
         rows = read_rows(data, with_label)
         if data.id and not ids:  # the rows to align come first
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
-        notes.extend(("guessed", note) for note in rows.notes)
-        notes.extend(("note", each) for each in smells(rows, data))
+        notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
+        notes.extend(Finding("data", True, text, note=True) for text in smells(rows, data))
         return tabulate(rows, data, with_label)
 
     try:
         try:
             opened = files.open(load)
         finally:  # a refused id, too, is seen in them
-            yield from (Finding(about, True, line) for about, line in notes)
-            yield from (Finding("ids", True, line) for line in ids)
+            refused = bool(ids) and ids[-1].endswith(_REFUSED)
+            yield from notes
+            yield from (Finding("ids", True, line) for line in ids[: len(ids) - refused])
         for line in describe(opened.table):
             yield Finding("data", True, line)
+        if opened.advice:
+            yield Finding("data", True, opened.advice, note=True)
         yield from _plugins(opened)
         with naming(path):
             yield from _assembled(files, opened)
     except VflError as error:
         about = "recipe" if str(error).startswith(f"{path}: ") else _ABOUT.get(error.code, "data")
-        yield Finding(about, False, str(error))
+        yield Finding("ids" if refused else about, False, str(error))
 
 
 def _plugins(opened: Opened) -> Iterator[Finding]:
@@ -153,6 +160,9 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     elif not alignment.certain and files.recipe.passives:
         sizes = f"at most {sizes}: those that all parties hold, which are found at the start of the run"
     yield Finding("rows", True, sizes)
+    few = few_rows(len(party.prepared.splits["train"]), _classes(party))
+    if few and (files.is_active or files.recipe.rows.split != "column"):
+        yield Finding("training", True, few, note=True)
     if files.recipe.start is not None:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
     for name, model in party.party.models.items():
@@ -169,6 +179,12 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     for message, fields in SAID.items():
         said = "; ".join(fields.values()) or f"no content ({SIGNS[message]})"
         yield Finding("leaves", True, f"session with {files.recipe.server}: {message}: {said}")
+
+
+def _classes(party: Assembled) -> int:
+    """Returns how many classes the labels have, as far as this party knows; 0 for a regression."""
+    task, labels = party.party.recipe.task, party.prepared.labels
+    return len(labels.classes) if labels is not None else task.classes or 2 * (task.kind == "binary")
 
 
 def _rows(sizes: dict[str, int]) -> str:

@@ -10,7 +10,7 @@ from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import load_recipe
 from vfl_common.files import PLAIN_NAME
 from vfl_common.logs import Console
-from vfl_common.program import EXIT_CODES, METRICS, run_program
+from vfl_common.program import EXIT_CODES, METRICS, NAMES, run_program
 
 _LISTEN = "0.0.0.0:7000"
 _RECIPE = click.argument("recipe", type=click.Path(path_type=Path))
@@ -26,7 +26,7 @@ _REVOKED = click.option(
 )
 
 
-@click.group(epilog=EXIT_CODES)
+@click.group(epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
     """Run a federation's aggregation server: membership, run state, aggregation. It never sees rows or labels."""

@@ -51,6 +51,10 @@ def test_a_prediction_survives_a_killed_party(tmp_path: Path) -> None:
         federation.start("p0", "vfl-party", "predict", path["p0"], *options)
         for name, program in federation.programs.items():
             assert program.wait(60) == 0, f"{name}: {program.stderr}"
+        told = federation.programs["p0"].wait_for("predicted", output="predictions.csv")
+        assert (told["written"], told["rows"], told["said"]) == (100, 100, "100 of 100 rows are predicted")
+        assert "target is this class" in federation.programs["p0"].wait_for("scores")["said"]
+        assert "output" not in federation.programs["p1"].wait_for("predicted", written=100)
     lines = (federation.folder / "predictions.csv").read_text().splitlines()
     assert len(lines) == 101
     assert lines[0].startswith('"id","score_0"')

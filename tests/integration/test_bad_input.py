@@ -192,6 +192,16 @@ def test_party_that_is_not_in_the_recipe(federation: Federation) -> None:
     assert "(parties: p0, p1)" in line["message"]
 
 
+def test_a_passive_party_is_warned_of_its_label(federation: Federation) -> None:
+    federation.data["p1"] = {"source": "p1.csv", "id": "id", "label": "y"}
+    federation.start_all()
+    told = federation.programs["p1"].wait_for("advice")
+    assert told["said"].startswith("p1 is passive: data.label = 'y' takes that column out of its features")
+    federation.finish()
+    lines = (federation.run_folder / "p1" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["level"] for line in lines if '"advice"' in line] == ["warning"]
+
+
 # -- addresses -------------------------------------------------------------------------------------------------------
 
 

@@ -225,7 +225,7 @@ def test_a_baseline_of_joined_columns_predicts_from_each_party_s_rows(combined: 
     found = combined.predict(new)
     assert found["id"] == new["bank"]["id"].tolist()
     whole = combined.predict({"bank": BANK, "shop": SHOP})
-    assert found["score"] == pytest.approx(whole["score"][-20:][::-1], rel=1e-5)
+    assert found["score_yes"] == pytest.approx(whole["score_yes"][-20:][::-1], rel=1e-5)
     with pytest.raises(InputError, match="predict: rows of shop are missing"):
         combined.predict({"bank": BANK})
 

@@ -39,8 +39,8 @@ def test_metrics_of_the_kept_predictions_are_the_run_s() -> None:
         named = found.metrics[split]
         assert sk.accuracy_score(rows["truth"], rows["class"]) == pytest.approx(named["accuracy"])
         assert sk.f1_score(rows["truth"], rows["class"]) == pytest.approx(named["f1"])
-        assert sk.roc_auc_score(rows["truth"], rows["score"]) == pytest.approx(named["auc"])
-    assert list(kept["test"].columns) == ["phase", "split", "id", "truth", "score", "class"]
+        assert sk.roc_auc_score(rows["truth"], rows["score_1"]) == pytest.approx(named["auc"])
+    assert list(kept["test"].columns) == ["phase", "split", "id", "truth", "score_1", "class"]
     whole = pd.DataFrame(found.predictions)
     truth = BANK.set_index("id")["target"]
     assert dict(zip(whole["id"], whole["truth"], strict=True)) == truth.to_dict()  # each row in one split
@@ -79,7 +79,7 @@ def test_trees_are_kept_too() -> None:
     found = vfl.simulate(tables, {"bank": bank}, quiet=True)
     rows = parts(found)["test"]
     assert set(rows["phase"]) == {"gbdt"}
-    assert sk.roc_auc_score(rows["truth"], rows["score"]) == pytest.approx(found.metrics["test"]["auc"])
+    assert sk.roc_auc_score(rows["truth"], rows["score_1"]) == pytest.approx(found.metrics["test"]["auc"])
 
 
 def test_a_model_without_a_party_has_its_own_predictions(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_two_phases_lie_side_by_side() -> None:
     kept = pd.DataFrame(found.predictions)
     assert list(kept["phase"].unique()) == ["early", "evaluate"]
     last = kept[(kept["phase"] == "evaluate") & (kept["split"] == "test")]
-    assert sk.roc_auc_score(last["truth"], last["score"]) == pytest.approx(found.metrics["test"]["auc"])
+    assert sk.roc_auc_score(last["truth"], last["score_1"]) == pytest.approx(found.metrics["test"]["auc"])
 
 
 def table(phase: str, score: float) -> pa.Table:

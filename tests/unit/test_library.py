@@ -169,7 +169,7 @@ def test_ids_that_are_spelt_differently_give_the_same_run(once: vfl.Run) -> None
     new = {"bank": BANK.head(9).assign(id=BANK["id"].head(9) + " "), "shop": shop.head(9)}
     predicted = found.predict(new)
     assert predicted["id"] == list(new["bank"]["id"])  # as the frame has them
-    assert predicted["score"] == once.predict({"bank": BANK.head(9), "shop": SHOP.head(9)})["score"]
+    assert predicted["score_1"] == once.predict({"bank": BANK.head(9), "shop": SHOP.head(9)})["score_1"]
 
 
 @pytest.mark.parametrize("processes", [False, True])
@@ -184,7 +184,7 @@ def test_several_columns_are_one_id(processes: bool, once: vfl.Run) -> None:
     assert found.metrics == once.metrics  # the rows are in the same order
     new = {"bank": parted(BANK).head(9), "shop": parted(SHOP).head(9)}
     predicted = found.predict(new)
-    assert list(predicted) == ["town", "number", "score", "class"]
+    assert list(predicted) == ["town", "number", "score_1", "class"]
     assert predicted["number"] == list(new["bank"]["number"])
     again = found.predict({name: vfl.Data(table.to_dict("list"), id=ids) for name, table in new.items()})
     assert again == predicted
@@ -276,7 +276,7 @@ def test_a_run_that_is_kept_can_be_opened_again(tmp_path: Path, once: vfl.Run) -
     assert again.metrics == once.metrics
     new = {"bank": BANK.drop(columns="target").head(9), "shop": SHOP.head(9)}
     predictions = again.predict(new)
-    assert list(predictions) == ["id", "score", "class"]
+    assert list(predictions) == ["id", "score_1", "class"]
     assert predictions["id"] == list(BANK["id"].head(9))
     assert predictions == once.predict(new)
     assert set(predictions["class"]) <= {0, 1}
@@ -295,7 +295,7 @@ def test_a_party_with_labels_only_takes_the_ids_of_another(processes: bool) -> N
     alone = trained.predict({"shop": SHOP.head(9)})
     assert alone["id"] == list(SHOP["id"].head(9))
     backwards = trained.predict({"bank": BANK[["id"]].head(9).iloc[::-1], "shop": SHOP.head(9)})
-    assert backwards["score"] == alone["score"][::-1]
+    assert backwards["score_1"] == alone["score_1"][::-1]
     with pytest.raises(InputError, match="predict: 'shpo' is no party of the run"):
         trained.predict({"shpo": SHOP})
 

@@ -98,6 +98,9 @@ def test_what_happens_to_a_run_is_a_sentence(log: Path, capsys: pytest.CaptureFi
     console.show("resumed", checkpoint="000002.splitnn.2")
     console.show("refused", party="bank", code="RECIPE_DIFFERS", why="another seed")
     console.show("refused", party="", code="IDENTITY_MISMATCH", why="no name")
+    console.show("predicted", written=1, rows=2, said="1 of 2 rows are predicted", output="a.csv")
+    console.show("predicted", written=1, rows=2, said="1 of 2 rows are predicted")
+    console.show("scores", said="score_1: the probability that left is 1")
     assert capsys.readouterr().out.splitlines() == [
         "interrupted: bank was stopped",
         "interrupted: bank was lost; the others wait at most 900 s",
@@ -105,6 +108,9 @@ def test_what_happens_to_a_run_is_a_sentence(log: Path, capsys: pytest.CaptureFi
         "resuming from checkpoint 000002.splitnn.2",
         "refused bank: another seed",
         "refused a caller without a name: no name",
+        "a.csv: 1 of 2 rows are predicted",
+        "1 of 2 rows are predicted",
+        "score_1: the probability that left is 1",
     ]
     assert lines(log) == []  # whoever shows it has logged it
 

@@ -99,11 +99,39 @@ def test_what_each_rule_and_policy_keeps_is_counted_without_an_id(tmp_path: Path
     assert "rows: 3" in [finding.text for finding in found if finding.about == "data"]
     assert not [finding for finding in found if "secret" in finding.text.lower()]
     refused = checked(path, data=data | {"duplicates": "error"})
-    assert [finding.text for finding in refused if finding.about == "ids"][-1] == 'duplicates = "error": refused'
     (error,) = [finding for finding in refused if not finding.fine]
+    assert [finding for finding in refused if finding.about == "ids"][-1] is error
+    assert not [finding for finding in refused if finding.fine and "refused" in finding.text]
     assert error.text.endswith('; keep one row for each id, or set data.duplicates to "first" or "drop"')
     own = checked(path, data=data | {"id_rules": []})  # this party's ids need none
     assert [finding.text for finding in own if finding.about == "ids"][-1] == 'duplicates = "error": 4 rows are kept'
+
+
+def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    rows = "".join(f"{number},{number % 7},{'mf'[number % 2]}\n" for number in range(100))
+    (tmp_path / "own.csv").write_text(f"who,x,sex\n{rows}")
+    found = checked(path, data={"source": "own.csv", "id": "who", "label": "sex"})
+    assert all(finding.fine for finding in found)
+    taken, few = (finding for finding in found if finding.note)
+    assert taken.text.startswith("p1 is passive: data.label = 'sex' takes that column out of its features; use")
+    assert few.text.startswith("70 training rows: fewer than 100")
+    shown = CliRunner().invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False)
+    assert f"note  data          {taken.text}\nok    rows " in shown.output
+    assert f"note  training      {few.text}\n" in shown.output
+    assert [finding.about for finding in checked(path, data={"source": "own.csv", "id": "who"}) if finding.note] == [
+        "training"
+    ]
+
+
+def test_few_training_rows_are_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    (note,) = [finding for finding in checked(path) if finding.note]
+    assert (note.about, note.fine) == ("training", True)
+    assert note.text.startswith("70 training rows: fewer than 100 (50, or 10 for each class) teach a model little")
+    assert not [
+        finding for finding in checked(path, data={"source": "sklearn:digits", "label": "target"}) if finding.note
+    ]
 
 
 def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:

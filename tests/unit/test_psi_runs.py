@@ -95,6 +95,9 @@ def test_baselines_have_the_rows_in_common(baseline: str, by_hand: vfl.Run) -> N
     theirs = run(RECIPE.replace(rows={"align": "digest"}), cut(BANK), cut(SHOP), baseline=baseline)
     assert ours.metrics == theirs.metrics
     assert len(ours.predictions["id"]) == len(by_hand.predictions["id"])
+    name = "combined" if baseline == "combined" else "bank"
+    assert f"80 rows in common ({name} 120)" in ours._repr_html_()
+    assert "rows in common (" not in theirs._repr_html_()
 
 
 def test_a_forecast_is_what_the_alignment_sends() -> None:

@@ -149,13 +149,23 @@ def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_newest_finished_run_is_taken_and_named(runs: Path) -> None:
-    assert newest(runs) == runs / "second"
+    assert newest(runs).folder == runs / "second"
     done = invoke("report")
-    assert done.stderr == "taking the newest finished run: runs/second\n"
+    assert done.stderr == "taking the newest finished run of a federation: runs/second\n"
     assert "bytes.png" in done.stdout
     assert sentence(invoke("export", "tensorboard")).startswith("runs/second: no metrics.jsonl in it")
     given = invoke("report", "runs/first")
     assert (given.exception, given.stderr) == (None, "")
+
+
+def test_a_baseline_is_not_taken_for_the_newest_run(runs: Path) -> None:
+    process(runs / "alone" / "bank", 50, "completed", finished=True)
+    finish(runs / "alone", parties=[each for each in summary_of(2).parties if each.role != "passive"])
+    assert invoke("report").stderr == "taking the newest finished run of a federation: runs/second\n"
+    for name in ("first", "second", "of-a-passive-party"):
+        shutil.rmtree(runs / name)
+    said = "taking the newest finished run, which is of one party: runs/alone\n"
+    assert invoke("report").stderr == said
 
 
 def test_a_folder_that_cannot_be_listed_is_one_sentence(tmp_path: Path) -> None:
@@ -189,21 +199,25 @@ def here(simulated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_predicts_its_own_rows_again(here: Path, tmp_path: Path) -> None:
+    assert "--output" not in invoke("predict", "--help").output  # but it is taken
     done = invoke("predict", "--output", tmp_path / "again.csv")
     assert done.exception is None
     assert done.stdout == f"{tmp_path / 'again.csv'}\n"
-    assert done.stderr.startswith("taking the newest finished run: runs/")
-    assert done.stderr.endswith(f"\n{len(BANK)} rows are predicted\n")
-    found = pd.read_csv(tmp_path / "again.csv").set_index("id")["score"]
+    assert done.stderr.startswith("taking the newest finished run of a federation: runs/")
+    assert done.stderr.splitlines()[1:] == [
+        f"{len(BANK)} of {len(BANK)} rows are predicted",
+        "score_1: the probability that target is 1",
+    ]
+    found = pd.read_csv(tmp_path / "again.csv").set_index("id")["score_1"]
     assert len(found) == len(BANK)
-    run = vfl.Run.load(newest(here / "runs"))
-    kept = pd.DataFrame(run.predictions).set_index("id")["score"]
+    run = vfl.Run.load(newest(here / "runs").folder)
+    kept = pd.DataFrame(run.predictions).set_index("id")["score_1"]
     assert found[kept.index].tolist() == pytest.approx(kept.tolist(), abs=1e-6)
     assert run.predict()["id"] == list(found.index)
 
 
 def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
-    run, output = newest(here / "runs"), tmp_path / "new.parquet"
+    run, output = newest(here / "runs").folder, tmp_path / "new.parquet"
     options = ("--data", "bank=new-bank.csv", "--data", "shop=new-shop.parquet", "--output", output)
     assert invoke("predict", run, *options).exception is None
     found = pd.read_parquet(output)
@@ -211,7 +225,7 @@ def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(found, pd.DataFrame(want), check_dtype=False)
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     assert sentence(invoke("predict", run, *options)).endswith(
-        "new.parquet: exists already; move it away or give another --output"
+        "new.parquet: exists already; move it away or give another --out"
     )
 
 
@@ -223,17 +237,17 @@ def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
         (["--data", "bnk=bank.csv"], "predict: 'bnk' is no party of the run (parties: bank, shop)"),
         (["--data", "bank=bank.csv"], "predict: rows of shop are missing; the model needs its columns"),
         (["--data", "bank=bank.csv", "--data", "shop=less.csv"], "less.csv: has no column 'mean texture'"),
-        (["--output", "out.txt"], "out.txt: the result's name must end in .csv or .parquet"),
+        (["--out", "out.txt"], "out.txt: the result's name must end in .csv or .parquet"),
         (["--output", "gone/out.csv"], "gone: no such folder"),
     ],
 )
 def test_a_prediction_that_cannot_be_made(options: list[str], words: str, here: Path) -> None:
-    assert words in sentence(invoke("predict", newest(here / "runs"), *options))
+    assert words in sentence(invoke("predict", newest(here / "runs").folder, *options))
     assert not (here / "predictions.csv").exists()
 
 
 def test_a_run_of_which_only_one_party_is_here(here: Path, tmp_path: Path) -> None:
-    run = newest(here / "runs")
+    run = newest(here / "runs").folder
     alone = tmp_path / run.name
     shutil.copytree(run, alone, ignore=shutil.ignore_patterns("shop", FILE))
     words = "for a run of separate machines, every party runs vfl-party predict"
@@ -243,7 +257,7 @@ def test_a_run_of_which_only_one_party_is_here(here: Path, tmp_path: Path) -> No
 
 
 def test_parties_of_two_runs_do_not_predict_together(here: Path, tmp_path: Path) -> None:
-    mixed = Path(shutil.copytree(newest(here / "runs"), tmp_path / "mixed"))
+    mixed = Path(shutil.copytree(newest(here / "runs").folder, tmp_path / "mixed"))
     facts = json.loads((mixed / "shop" / "run.json").read_text())
     (mixed / "shop" / "run.json").write_text(json.dumps(facts | {"run_id": "another"}))
     with pytest.raises(InputError, match=r"are of two runs, .* another; restore"):
@@ -265,14 +279,16 @@ def test_rows_that_were_in_memory_must_be_given_again(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the rows of bank, shop were in memory in training; say which to predict"):
         run.predict()
     rows = {"bank": BANK.head(3), "shop": SHOP.head(3)}
-    assert len(run.predict(rows, output=tmp_path / "some.csv")["score"]) == len(pd.read_csv(tmp_path / "some.csv")) == 3
+    assert (
+        len(run.predict(rows, output=tmp_path / "some.csv")["score_1"]) == len(pd.read_csv(tmp_path / "some.csv")) == 3
+    )
 
 
 def test_own_rows_of_a_party_with_labels_only_and_of_a_part_of_a_set(tmp_path: Path) -> None:
     parties = [TABLES["parties"][0] | {"features": False}, TABLES["parties"][1]]
     where = {"data": {"source": "sklearn:breast_cancer", "limit": 60}, "scheme": "columns"}
     run = vfl.simulate(TABLES | {"parties": parties, "simulate": where}, quiet=True, out=tmp_path)
-    kept = pd.DataFrame(run.predictions).set_index("id")["score"]
-    found = pd.DataFrame(run.predict()).set_index("id")["score"]
+    kept = pd.DataFrame(run.predictions).set_index("id")["score_1"]
+    found = pd.DataFrame(run.predict()).set_index("id")["score_1"]
     assert len(found) == 60
     assert found[kept.index].tolist() == pytest.approx(kept.tolist(), abs=1e-6)

@@ -18,10 +18,11 @@ from vfl.simulation.federation import to_toml
 from vfl.studies.chart import draw_study
 from vfl.studies.plan import PlannedRun, Study, load_study
 from vfl.studies.report import Cost, Result, cell, cost_of, table, write_csv
-from vfl.studies.run import Running, finished, left_s, run_study
-from vfl.studies.show import sentence
+from vfl.studies.run import Failure, Running, StudyFailed, finished, left_s, run_study
+from vfl.studies.show import sentence, show_study
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.errors import InputError
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.program import exit_status
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, Summary
 
 SIMULATE = {"scheme": "halves", "data": {"source": "sklearn:digits", "label": "target"}}
@@ -234,6 +235,26 @@ def test_one_study_at_a_time(tmp_path: Path) -> None:
         pass
     with _locked(tmp_path):
         pass
+
+
+def test_a_failed_study_is_an_error_of_ours_and_the_command_says_all_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = Failure("A, seed 1", "p0: was lost", Code.PARTY_LOST, 3)
+    failed = StudyFailed([lost, Failure("A, seed 2", "its pretraining failed")], results())
+    assert isinstance(failed, VflError)
+    assert (failed.code, failed.exit_code, len(failed.results)) == (Code.PARTY_LOST, 3, 3)
+
+    def fail(*_args: Any, **_more: Any) -> None:
+        raise failed
+
+    monkeypatch.setattr("vfl.studies.show.run_study", fail)
+    path = write(tmp_path)
+    assert exit_status(lambda: show_study(path, tmp_path, jobs=1, as_json=True)) == 3
+    told = capsys.readouterr()
+    lines = ["2 runs failed; the same command retries:", "A, seed 1: p0: was lost", "A, seed 2: its pretraining failed"]
+    assert told.err == "error: " + "\n  ".join(lines) + "\n"
+    assert told.out.count('"event":"result"') == 3
 
 
 def test_time_left_is_that_of_runs_alike(tmp_path: Path) -> None:

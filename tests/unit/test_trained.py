@@ -47,7 +47,7 @@ def test_two_models_compute_what_the_run_predicts(once: vfl.Run) -> None:
     with torch.no_grad():
         z_BD = torch.cat([bank.encoder(*bank.prepare(NEW["bank"])), shop.encoder(*shop.prepare(NEW["shop"]))], dim=1)
         scores = bank.top(z_BD).sigmoid().flatten()
-    assert scores.tolist() == once.predict(NEW)["score"]
+    assert scores.tolist() == once.predict(NEW)["score_1"]
     assert torch.equal(z_BD, torch.cat([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1))
     assert repr(bank) == f"Model('bank' of {once.folder.name}: encoder, top)"
 
@@ -102,7 +102,7 @@ def test_categories_and_missing_numbers_are_coded_as_in_training() -> None:
     z_BD = torch.cat([found.model("bank").embed(BANK.head(9)), model.embed(new)], dim=1)
     top = found.model("bank").top
     assert top is not None
-    scores = found.predict({"bank": BANK.drop(columns="target").head(9), "shop": new})["score"]
+    scores = found.predict({"bank": BANK.drop(columns="target").head(9), "shop": new})["score_1"]
     assert top(z_BD).sigmoid().flatten().tolist() == pytest.approx(scores)
 
 
@@ -168,7 +168,7 @@ def test_encoders_of_one_s_own_are_found_beside_the_recipe(tmp_path: Path, monke
     found = run(recipe=vfl.Recipe.from_dict(tables, tmp_path))
     shop = found.model("shop")
     assert type(shop.encoder).__name__ == "Enc"
-    assert vfl.Run.load(found.folder).predict(NEW)["score"] == found.predict(NEW)["score"]
+    assert vfl.Run.load(found.folder).predict(NEW)["score_1"] == found.predict(NEW)["score_1"]
     shop.save(tmp_path / "shop.safetensors")
     with pytest.raises(InputError, match="cannot import own_enc"):
         vfl.Model.load(tmp_path / "shop.safetensors")
@@ -206,7 +206,7 @@ def test_the_command_writes_a_party_s_file(once: vfl.Run, tmp_path: Path, monkey
     assert vfl.Model.load("shop.safetensors").party == "shop"
     again = CliRunner().invoke(cli, words, standalone_mode=False)
     assert isinstance(again.exception, InputError)
-    named = CliRunner().invoke(cli, ["export", "model", str(once.folder / "bank"), "--out", "x.safetensors"])
+    named = CliRunner().invoke(cli, ["export", "model", str(once.folder / "bank"), "--output", "x.safetensors"])
     assert (named.exit_code, vfl.Model.load("x.safetensors").party) == (0, "bank")
 
 
@@ -217,4 +217,4 @@ def test_a_model_computes_in_the_recipe_s_precision() -> None:
     z_BD = torch.cat([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = bank.top(z_BD).float()
-    assert outputs.sigmoid().flatten().tolist() == found.predict(NEW)["score"]
+    assert outputs.sigmoid().flatten().tolist() == found.predict(NEW)["score_1"]

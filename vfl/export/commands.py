@@ -33,7 +33,7 @@ def export() -> None:
 
     Metrics are those in metrics.jsonl of each party. Steps on the axis are training steps since the run began. A round
     that was repeated after a rollback counts once. Only the content of metrics.jsonl is sent and, to MLflow, the
-    recipe. Without RUN, a command takes the newest finished run in the folder runs.
+    recipe. Without RUN, a command takes the newest finished run of a federation in the folder runs.
     """
 
 

@@ -1,4 +1,4 @@
-"""The argument RUN of commands: the folder of a run; the newest finished run if it is left out."""
+"""The argument RUN of commands: the folder of a run; the newest finished run of a federation if it is left out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def _or_newest(_context: click.Context, _parameter: click.Parameter, given: Path
     from vfl.report.runs import newest
 
     found = newest(RUNS)
-    click.echo(f"taking the newest finished run: {found}", err=True)
-    return found
+    what = "finished run, which is of one party" if found.alone else "finished run of a federation"
+    click.echo(f"taking the newest {what}: {found.folder}", err=True)
+    return found.folder
 
 
 run_argument = click.argument("run", required=False, type=click.Path(path_type=Path), callback=_or_newest)

@@ -46,6 +46,11 @@ class Listed:
     runs: int = 0
     summary: Summary | None = field(default=None, repr=False)
 
+    @property
+    def alone(self) -> bool:
+        """Whether the run is known to have had one party only, as a baseline has."""
+        return self.summary is not None and all(each.role != "passive" for each in self.summary.parties)
+
     def as_json(self) -> dict[str, Any]:
         """Returns what ``vfl runs --json`` prints; null for what is not known."""
         found: dict[str, Any] = {"run": self.folder.name, "folder": str(self.folder), "began": utc(self.began_s)}
@@ -99,13 +104,16 @@ def listed(folder: Path) -> Listed | None:
     return Listed(folder, "finished", began_s, summary.job, summary.method, summary.seed, summary=summary)
 
 
-def newest(out: Path) -> Path:
-    """Returns the folder of the newest finished training run in ``out``. Raises InputError if there is none."""
+def newest(out: Path) -> Listed:
+    """Returns the newest finished training run of a federation in ``out``; if there is none, the newest of one party.
+
+    Raises InputError if there is none at all.
+    """
     runs = find_runs(out)[0] if out.is_dir() else []
-    found = next((each.folder for each in runs if each.state == "finished" and each.job == "train"), None)
-    if found is None:
+    found = [each for each in runs if each.state == "finished" and each.job == "train"]
+    if not found:
         raise InputError(Code.FILE_INVALID, f"{out}: holds no finished run; give RUN, or run one first: vfl demo")
-    return found
+    return next((each for each in found if not each.alone), found[0])
 
 
 def show_runs(runs: list[Listed], others: list[Path], console: Console | None = None) -> None:

@@ -32,8 +32,10 @@ from vfl_server.local import LocalServer
 if TYPE_CHECKING:
     import torch
 
+    from vfl_party.data import Table
     from vfl_party.part import JobName, Part
     from vfl_party.party import Load, Opened, Work
+    from vfl_party.results import Predicted
     from vfl_party.turns import TakingTurns
 
     Cast = tuple[Opened, Work]
@@ -127,8 +129,10 @@ def predict_in_process(
     *,
     load: Load | None = None,
     modules: Path | None = None,
-) -> None:
+) -> tuple[Predicted, str]:
     """Predicts new rows with the models of a finished run, of which all parties' folders are in ``run``.
+
+    Returns how many of the active party's rows are predicted, and what the numbers of the result are.
 
     Args:
         data: {party: the data of training, with the new rows as source}.
@@ -140,8 +144,9 @@ def predict_in_process(
     """
     from vfl_party import party as assembly
     from vfl_party import versions
+    from vfl_party.data import Labels
     from vfl_party.prediction import Prediction, load_trained, prediction_data
-    from vfl_party.results import check_output
+    from vfl_party.results import Predicted, check_output, id_names, label_name, meaning
 
     check_output(output)
     trained = {name: load_trained(run, name) for name in data}
@@ -153,6 +158,8 @@ def predict_in_process(
         )
         raise InputError(Code.CHECKPOINT_INVALID, text)
     recipe = trained[one].recipe
+    active = recipe.active.name
+    tables: dict[str, Table] = {}
 
     def cast(name: str) -> Cast:
         settings = recipe.party(name)
@@ -160,10 +167,14 @@ def predict_in_process(
         own = prediction_data(data[name], None, trained[name].state)
         opened = assembly.open_party(recipe, name, own, trained[name].encoder, load or assembly.load, labels=False)
         versions.require_same(trained[name].path, trained[name].plugins, versions.modelling(opened))
-        return opened, Prediction(trained[name], settings, output)
+        tables[name] = opened.table
+        return opened, Prediction(trained[name], settings, id_names(own), output)
 
     with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
-        federation.run(cast, lambda opened: opened.note(job="predict", trained_run=run.name))
+        summary = federation.run(cast, lambda opened: opened.note(job="predict", trained_run=run.name))
+    table, said = tables[active], next(each for each in summary.parties if each.name == active)
+    predicted = Predicted.of(table, said.common_rows if said.rows else len(table))
+    return predicted, meaning(Labels.from_state(trained[active].state["labels"]), label_name(data[active]))
 
 
 @contextlib.contextmanager

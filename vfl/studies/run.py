@@ -19,8 +19,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import click
-
 from vfl.launcher.forks import Launcher, launching
 from vfl.simulation.live import View, view
 from vfl.simulation.run import run_federation
@@ -34,18 +32,31 @@ Tell = Callable[[dict[str, Any]], None]
 SILENT: Tell = lambda _event: None  # noqa: E731
 
 
-class StudyFailed(click.ClickException):
-    """Some runs failed. ``results``: the results of the others, which are recorded."""
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed: its title, what happened, and the code and exit code of the error."""
 
-    def __init__(self, failures: Sequence[tuple[str, str, int]], results: list[Result]) -> None:
-        lines = [f"{title}: {sentence}" for title, sentence, _ in failures]
+    title: str
+    sentence: str
+    code: Code = Code.INTERNAL
+    exit_code: int = 1
+
+
+class StudyFailed(VflError):  # noqa: N818 - it says what happened
+    """Some runs failed. Its text has a line for each; code and exit code are those of the first.
+
+    ``results``: the results of the others, which are recorded.
+    """
+
+    def __init__(self, failures: Sequence[Failure], results: list[Result]) -> None:
+        lines = [f"{each.title}: {each.sentence}" for each in failures]
         what = "1 run failed" if len(lines) == 1 else f"{len(lines)} runs failed"
-        super().__init__("\n  ".join([f"{what}; the same command retries:", *lines]))
-        self.results = results
-        self.exit_code = failures[0][2]  # type: ignore[misc]
+        super().__init__(failures[0].code, "\n  ".join([f"{what}; the same command retries:", *lines]))
+        self.results, self._exit_code = results, failures[0].exit_code
 
-    def show(self, file: Any = None) -> None:
-        click.echo(f"error: {self.message}", err=True, file=file)
+    @property
+    def exit_code(self) -> int:
+        return self._exit_code
 
 
 def run_study(path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live: bool = False) -> list[Result]:
@@ -144,7 +155,7 @@ def left_s(done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun],
 
 @dataclass
 class Running:
-    """A study while it runs. ``failures``: (title, sentence, exit code)."""
+    """A study while it runs."""
 
     study: Study
     base: Path  # the study's recipe file
@@ -153,7 +164,7 @@ class Running:
     tell: Tell
     jobs: int
     live: bool
-    failures: list[tuple[str, str, int]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     _summaries: dict[str, Summary] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)  # run ids, of this process only
     _took: list[tuple[PlannedRun, float]] = field(default_factory=list)
@@ -240,7 +251,7 @@ class Running:
             if run.run_id in self._summaries or run.run_id in self._failed or self._stop.is_set():
                 continue
             if run.stage == "finetune" and chain.pretrain is not None and not self._has(chain.pretrain):
-                self._fail(run, "its pretraining failed", 1)
+                self._fail(Failure(run.title, "its pretraining failed"), run)
                 continue
             self.tell({"event": "begin", "run": run.run_id, "title": run.title, **self._place()})
             began_s = time.monotonic()
@@ -250,7 +261,7 @@ class Running:
             except VflError as error:
                 if self._stop.is_set():
                     return
-                self._fail(run, str(error), error.exit_code)
+                self._fail(Failure(run.title, str(error), error.code, error.exit_code), run)
                 continue
             self._check_metric(run, summary)
             self._done(run, summary, time.monotonic() - began_s)
@@ -295,12 +306,12 @@ class Running:
             )
             self.record()
 
-    def _fail(self, run: PlannedRun, sentence: str, exit_code: int) -> None:
+    def _fail(self, failure: Failure, run: PlannedRun) -> None:
         with self._lock:
             place = self._place()
-            self.failures.append((run.title, sentence, exit_code))
+            self.failures.append(failure)
             self._failed.add(run.run_id)
-            self.tell({"event": "failed", "run": run.run_id, "title": run.title, **place, "error": sentence})
+            self.tell({"event": "failed", "run": run.run_id, "title": run.title, **place, "error": failure.sentence})
 
     def _result(self, chain: Pipeline, run: PlannedRun) -> Result:
         summary = self._summaries[run.run_id]

@@ -17,6 +17,17 @@ from vfl_common.text import to_json
 _PIPE_WIDTH = 120  # if there is no terminal
 
 
+class _Failed(click.ClickException):
+    """Ends the command with all lines of a failed study, and its exit code."""
+
+    def __init__(self, failed: StudyFailed) -> None:
+        super().__init__(str(failed))
+        self.exit_code = failed.exit_code  # type: ignore[misc]
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"error: {self.message}", err=True, file=file)
+
+
 def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
     """Words an event of a study for a person."""
     kind = event["event"]
@@ -55,7 +66,7 @@ def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
         results = run_study(path, out, jobs=jobs, tell=say, live=live)
     except StudyFailed as failed:
         _show_results(study, failed.results, out, as_json)
-        raise
+        raise _Failed(failed) from None
     _show_results(study, results, out, as_json)
 
 

@@ -1,0 +1,53 @@
+"""Notes about what can be run, and is perhaps not meant."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import vfl
+from tests.unit.test_library import BANK, SHOP, TABLES
+from vfl_common.config.data import DataSettings
+from vfl_party.advice import few_rows, label_taken
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "least"),
+    [(49, 0, 50), (49, 2, 50), (50, 2, None), (50, 0, None), (50, 6, 60), (60, 6, None), (1_999, 200, "2,000")],
+)
+def test_few_rows_are_fewer_than_fifty_or_ten_for_each_class(rows: int, classes: int, least: object) -> None:
+    text = few_rows(rows, classes)
+    if least is None:
+        assert text == ""
+    else:
+        assert text.startswith(f"{rows:,} training rows: fewer than {least} (50, or 10 for each class) teach")
+
+
+@pytest.mark.parametrize(
+    ("keys", "taken"),
+    [
+        ({"source": "shop.csv", "label": "sex"}, True),
+        ({"source": "shop.csv"}, False),
+        ({"source": "sklearn:digits", "label": "target"}, False),
+        ({"source": "all.csv", "label": "sex", "view": {"scheme": "columns", "part": 0, "parts": 2}}, False),
+    ],
+)
+def test_a_label_of_a_passive_party_takes_a_column(keys: dict[str, Any], taken: bool) -> None:
+    text = label_taken("shop", DataSettings.model_validate(keys))
+    wanted = "shop is passive: data.label = 'sex' takes that column out of its features; use data.drop for that, or"
+    assert text.startswith(wanted) if taken else text == ""
+
+
+def test_a_run_warns_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    parties = {"shop": {"source": "shop.csv", "id": "id", "label": "worst area"}}
+    recipe = vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}})
+    data = {"bank": vfl.Data(BANK, label="target"), "shop": pd.DataFrame(SHOP)}
+    with caplog.at_level(logging.WARNING, "vfl_party.party"):
+        run = vfl.simulate(recipe, data, quiet=True)
+    (record,) = (each for each in caplog.records if getattr(each, "event", "") == "advice")
+    assert "shop is passive: data.label = 'worst area' takes that column out" in record.getMessage()
+    new = {"bank": BANK.head(3), "shop": SHOP.head(3).drop(columns="worst area")}
+    assert len(run.predict(new)["id"]) == 3  # the model does without that column

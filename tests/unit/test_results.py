@@ -1,0 +1,158 @@
+"""What a result says to a person: whose ids it has, of which class a score is, which rows are not in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import vfl
+from tests.unit.test_library import BANK, SHOP, TABLES
+from vfl.cli import cli
+from vfl_common.config.data import DataSettings
+from vfl_party.data import Labels, Table
+from vfl_party.data.ids import IdCounts
+from vfl_party.results import KEPT, Predicted, id_names, id_values, label_name, meaning
+
+
+def settings(**keys: Any) -> DataSettings:
+    return DataSettings.model_validate({"source": "a.csv"} | keys)
+
+
+# -- the ids ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ({"id": "customer"}, ("customer",)),
+        ({"id": ["branch", "number"]}, ("branch", "number")),
+        ({"source": "sklearn:digits"}, ("id",)),
+        ({"source": "a.npz"}, ("id",)),
+        ({"parts": {"bank": {"source": "b.csv", "id": "who"}, "shop": {"source": "s.csv", "id": "mail"}}}, ("who",)),
+        *(({"id": name}, (f"id_{name}",)) for name in ("phase", "split", "truth", "score", "class", "value")),
+        ({"id": "score_1"}, ("id_score_1",)),
+        ({"id": ["class", "id_class"]}, ("id_class", "id_id_class")),  # all of them, so that they stay different
+    ],
+)
+def test_ids_have_the_names_of_their_columns(keys: dict[str, Any], names: tuple[str, ...]) -> None:
+    assert id_names(settings(**keys)) == names
+
+
+def test_a_folder_of_images_has_their_files(tmp_path: Path) -> None:
+    assert id_names(settings(source=str(tmp_path))) == ("file",)
+
+
+def test_an_id_of_several_columns_is_divided_again() -> None:
+    two = id_values(("branch", "number"), ["a\x1f7", "b\x1f9\x1fx"])  # a separator in the last column stays there
+    assert {name: column.to_pylist() for name, column in two.items()} == {
+        "branch": ["a", "b"],
+        "number": ["7", "9\x1fx"],
+    }
+    assert id_values(("who",), ["a\x1f7"])["who"].to_pylist() == ["a\x1f7"]
+    assert [column.to_pylist() for column in id_values(("branch", "number"), []).values()] == [[], []]
+
+
+# -- the numbers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (Labels("binary", "a.csv", (0, 1)), "score_1: the probability that default is 1"),
+        (Labels("binary", "a.csv", ("no", "yes")), "score_yes: the probability that default is yes"),
+        (
+            Labels("multiclass", "a.csv", ("a", "b", "c")),
+            "score_…: for each class, the probability that default is this class",
+        ),
+        (Labels("regression", "a.csv"), "value: the predicted default, in its own unit"),
+    ],
+)
+def test_the_numbers_are_explained(labels: Labels, words: str) -> None:
+    assert meaning(labels, "default") == words
+
+
+def test_the_label_has_a_name_everywhere() -> None:
+    assert label_name(settings(label="left")) == "left"
+    assert label_name(settings(source="sklearn:digits")) == "target"
+    assert label_name(settings(parts={"bank": {"source": "b.csv", "id": "who", "label": "left"}})) == "left"
+    assert label_name(settings()) == "the label"
+
+
+# -- the rows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "written", "why"),
+    [
+        (None, 3, ""),
+        (IdCounts(3, 0, 0), 3, ""),
+        (IdCounts(1_203, 1_000, 200), 3, "; left out: 1,000 without an id, 200 with a repeated id"),
+        (IdCounts(5, 1, 1), 2, "; left out: 1 without an id, 1 with a repeated id, 1 not at every party"),
+    ],
+)
+def test_rows_that_are_left_out_are_counted(counts: IdCounts | None, written: int, why: str) -> None:
+    rows = counts.rows if counts is not None else 3
+    told = str(Predicted.of(Table("a.csv", ("a", "b", "c"), counts=counts), written))
+    assert told == f"{written} of {rows:,} rows are predicted{why}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run whose parties find their common rows, call their ids otherwise, and have odd ones."""
+    folder = tmp_path_factory.mktemp("results")
+    bank = BANK.rename(columns={"id": "class"}).head(100)
+    bank["class"] = bank["class"].str.upper()
+    odd = pd.concat([bank, bank.head(2), bank.tail(1).assign(**{"class": " "})])  # two again, one without an id
+    odd.to_csv(folder / "bank.csv", index=False)
+    SHOP.tail(90).rename(columns={"id": "mail"}).to_csv(folder / "shop.csv", index=False)
+    parties = {
+        "bank": {"source": "bank.csv", "id": "class", "label": "target", "duplicates": "first"},
+        "shop": {"source": "shop.csv", "id": "mail"},
+    }
+    rows = {"align": "psi", "id_rules": ["casefold"]}
+    recipe = vfl.Recipe.from_dict(TABLES | {"rows": rows, "simulate": {"parties": parties}}, base=str(folder))
+    vfl.simulate(recipe, quiet=True, out=folder / "runs")
+    return folder
+
+
+def test_a_prediction_says_what_it_has_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    said = CliRunner().invoke(cli, ["predict", "--out", str(tmp_path / "a.csv")], catch_exceptions=False)
+    assert said.stderr.splitlines()[1:] == [
+        "70 of 103 rows are predicted; left out: 1 without an id, 2 with a repeated id, 30 not at every party",
+        "score_1: the probability that target is 1",
+    ]
+    found = pd.read_csv(tmp_path / "a.csv")
+    assert list(found.columns) == ["id_class", "score_1", "class"]
+    assert found["id_class"].tolist() == sorted(
+        set(BANK["id"].head(100)) & set(SHOP["id"].tail(90))
+    )  # as the rules spell
+
+
+def test_ids_of_frames_are_their_own_under_the_name_that_files_have(folder: Path) -> None:
+    (run,) = (vfl.Run.load(each) for each in (folder / "runs").iterdir())
+    bank = BANK.rename(columns={"id": "class"}).iloc[40:50].drop(columns="target")
+    bank["class"] = bank["class"].str.upper()
+    found = run.predict({"bank": bank, "shop": SHOP.rename(columns={"id": "mail"})})
+    assert list(found) == ["id_class", "score_1", "class"]
+    assert found["id_class"] == bank["class"].tolist()
+    assert set(found["class"]) <= {0, 1}
+
+
+def test_kept_predictions_have_the_same_names(folder: Path) -> None:
+    (run,) = (vfl.Run.load(each) for each in (folder / "runs").iterdir())
+    assert list(run.predictions) == ["phase", "split", "id_class", "truth", "score_1", "class"]
+
+
+def test_the_predictions_of_a_run_made_before_are_read_as_they_are(folder: Path, tmp_path: Path) -> None:
+    (path,) = (folder / "runs").glob(f"*/bank/{KEPT}")
+    before = pd.read_parquet(path).rename(columns={"id_class": "id", "score_1": "score"})
+    (run,) = (folder / "runs").iterdir()
+    (tmp_path / "run" / "bank").mkdir(parents=True)
+    (tmp_path / "run" / "summary.json").write_bytes((run / "summary.json").read_bytes())
+    before.to_parquet(tmp_path / "run" / "bank" / KEPT)
+    assert vfl.Run.load(tmp_path / "run").predictions == before.to_dict("list")

@@ -1,0 +1,140 @@
+"""Predicts rows with a finished run on this machine, with all parties in this process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.library.data import Data
+from vfl_common.config.data import FRAME, DataSettings, id_columns, ids_only, resolved
+from vfl_common.errors import Code, InputError
+
+if TYPE_CHECKING:
+    from vfl.simulation.origin import Origin
+    from vfl_common.config.recipe import Recipe
+    from vfl_party.results import Predicted
+
+
+@dataclass(frozen=True)
+class Result:
+    """A prediction. ``columns``: as ``Run.predict`` returns them; ``rows``: of the active party's table.
+
+    ``meaning``: what the numbers are, in one line.
+    """
+
+    columns: dict[str, list[Any]]
+    rows: Predicted
+    meaning: str
+
+
+def predict_rows(run: Path, data: Mapping[str, Any] | None = None, output: Path | None = None) -> Result:
+    """Predicts rows with the run in the folder ``run``; the arguments are those of ``Run.predict``. Raises VflError."""
+    import pyarrow.parquet
+
+    from vfl.simulation.inprocess import predict_in_process
+    from vfl.simulation.origin import Origin
+    from vfl_common.run_folder import RunFolder
+    from vfl_party.data import loading
+    from vfl_party.results import check_output, write_table
+
+    if output is not None:
+        check_output(output)
+    origin = Origin.of(run)
+    for name in origin.data:
+        if not (run / name / "run.json").exists():
+            text = f"{run}: the folder of {name} is not in it; all parties predict together"
+            raise InputError(Code.FILE_INVALID, text)
+    recipe = RunFolder(run / next(iter(origin.data)), run.name).recipe()
+    settings, frames = _own_rows(run, origin) if data is None else _new_rows(recipe, data, origin)
+    with tempfile.TemporaryDirectory(prefix="vfl-") as place:
+        result = Path(place) / "predictions.parquet"
+        rows, meaning = predict_in_process(
+            run, settings, result, Path(place) / "prediction", load=loading(frames), modules=origin.base
+        )
+        table = pyarrow.parquet.read_table(result)
+    if output is not None:
+        write_table(output, table)
+    active = settings[recipe.active.name].ruled(recipe.rows.id_rules)
+    first = next(iter(active.parts), recipe.active.name)  # whose ids joined tables have
+    columns = _in_order(table.to_pydict(), active.parts.get(first, active), frames.get(first))
+    return Result(columns, rows, meaning)
+
+
+def _own_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
+    """Returns each party's data of training, and no frames. Raises InputError if the rows were in memory."""
+    sources = {name: known.source for name, known in origin.parts().items()}
+    gone = [name for name, source in sources.items() if source.startswith(FRAME)]
+    if gone:
+        text = f"{run}: the rows of {', '.join(gone)} were in memory in training; say which to predict"
+        raise InputError(Code.DATA_INVALID, text)
+    return dict(origin.data), {}
+
+
+def _new_rows(
+    recipe: Recipe, data: Mapping[str, Any], origin: Origin
+) -> tuple[dict[str, DataSettings], dict[str, Any]]:
+    """Returns each party's data settings of training with the new rows as source, and {party: its frame}."""
+    whole, trained = origin.data, origin.parts()
+    settings, frames = {}, {}
+    if not isinstance(data, Mapping) or not data:
+        raise InputError(Code.DATA_INVALID, "predict: give {party: its rows}")
+    unknown = [name for name in data if name not in trained]
+    if unknown:
+        text = f"predict: {unknown[0]!r} is no party of the run (parties: {', '.join(trained)})"
+        raise InputError(Code.DATA_INVALID, text)
+    without = {
+        name
+        for name, known in trained.items()
+        if (not _has_features(recipe, name) if name in whole else known.columns == ())
+    }
+    for name, known in trained.items():
+        of = name if name in data else next(iter(data)) if name in without else ""
+        if not of:
+            raise InputError(Code.DATA_INVALID, f"predict: rows of {name} are missing; the model needs its columns")
+        given = data[of]
+        found = given if isinstance(given, Data) else Data(given)
+        if of != name:  # a party with labels only takes another's ids
+            found = Data(found.frame, id=found.id or trained[of].id)
+        is_source = isinstance(found.frame, str | Path)
+        source = resolved(str(found.frame), Path()) if is_source else f"{FRAME}{name}"
+        changes: dict[str, Any] = {"source": source, "limit": None, "unaligned": None}
+        changes |= {key: getattr(trained[of], key) for key in ("id_rules", "duplicates")}
+        changes |= {"id": tuple(id_columns(found.id))} if found.id else {}
+        settings[name] = known.model_copy(update=changes)
+        if name in without:
+            settings[name] = ids_only(settings[name])
+        if not is_source:
+            frames[name] = found.frame
+    joined = {
+        name: known.model_copy(update={"parts": {part: settings[part] for part in known.parts}})
+        for name, known in whole.items()
+        if known.parts
+    }
+    return joined or settings, frames
+
+
+def _has_features(recipe: Recipe, name: str) -> bool:
+    """Whether a party has columns of its own, and not labels only."""
+    place = recipe.party(name)
+    return place is None or place.features
+
+
+def _in_order(found: dict[str, list[Any]], settings: DataSettings, frame: Any) -> dict[str, list[Any]]:
+    """Returns predictions in the order of a frame, with its own ids; without one, as they are."""
+    from vfl_party.data.frames import own_ids
+    from vfl_party.data.ids import SEPARATOR, kept_rows
+    from vfl_party.results import id_names
+
+    if frame is None:
+        return found
+    names = id_names(settings)
+    ids = zip(*(found.pop(name) for name in names), strict=True)
+    place: dict[str | None, int] = {SEPARATOR.join(each): at for at, each in enumerate(ids)}
+    texts, own = own_ids(frame, settings)
+    rows = [row for row in kept_rows(texts, settings.duplicates) if texts[row] in place]  # that all parties hold
+    order = [place[texts[row]] for row in rows]
+    columns = {name: [values[row] for row in rows] for name, values in zip(names, own.values(), strict=True)}
+    return columns | {name: [each[at] for at in order] for name, each in found.items()}

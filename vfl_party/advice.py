@@ -1,0 +1,31 @@
+"""Notes for a person: what can be run, and is perhaps not meant."""
+
+from __future__ import annotations
+
+from vfl_common.config.data import DataSettings
+
+LEAST_ROWS = 50  # for training
+LEAST_OF_A_CLASS = 10
+
+
+def label_taken(name: str, data: DataSettings) -> str:
+    """Words that a passive party's ``data.label`` keeps a column out of its features; '' if it does not.
+
+    The label of a named set is no column, and that of one file for all parties (``data.view``) is meant so.
+    """
+    if data.label is None or data.is_named or data.view is not None:
+        return ""
+    taken = f"data.label = {data.label!r} takes that column out of its features"
+    return f"{name} is passive: {taken}; use data.drop for that, or remove data.label"
+
+
+def few_rows(rows: int, classes: int) -> str:
+    """Words that so few training rows teach a model little; '' if they are enough.
+
+    Enough are ``LEAST_ROWS``, and ``LEAST_OF_A_CLASS`` times the number of classes, which is 0 for a regression.
+    """
+    least = max(LEAST_ROWS, LEAST_OF_A_CLASS * classes)
+    if rows >= least:
+        return ""
+    why = f"fewer than {least:,} ({LEAST_ROWS}, or {LEAST_OF_A_CLASS} for each class) teach a model little"
+    return f"{rows:,} training rows: {why}, and its metrics depend on chance"
