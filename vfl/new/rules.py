@@ -206,9 +206,14 @@ def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
 def look_of(ids: Sequence[str]) -> str:
     """Returns how most ids look, ``A`` for a letter and ``0`` for a digit: people compare it, and it shows no id."""
     looks = Counter(re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "0", text[:_LONGEST_LOOK])) for text in ids[:_LOOKED_AT])
-    look, count = looks.most_common(1)[0]
-    often = count > sum(looks.values()) / 2
-    return re.sub(r"[^A0 ./@_-]", "?", look) if often else "in several ways"
+    shorter: Counter[str] = Counter()
+    for look, count in looks.items():
+        shorter[re.sub(r"(A|0)\1+", r"\1", look)] += count
+    for found, lengths in ((looks, ""), (shorter, " of several lengths")):
+        look, count = found.most_common(1)[0]
+        if count > looks.total() / 2:
+            return re.sub(r"[^A0 ./@_-]", "?", look) + lengths
+    return "in several ways"
 
 
 # --- columns --------------------------------------------------------------------------------------------------------
