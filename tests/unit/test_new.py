@@ -6,9 +6,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner, Result
 
@@ -162,6 +165,18 @@ def test_the_label_of_a_regression_is_not_divided_by_classes() -> None:
     assert (recipe.task.kind, recipe.rows.split) == ("regression", "random")
 
 
+def test_a_parquet_file_with_a_column_that_is_neither_number_nor_text() -> None:
+    days = [date(2025, 1, 1)] * ROWS
+    columns = {"id": range(ROWS), "day": days, "rate": [0.5] * ROWS, "default": [True, False] * (ROWS // 2)}
+    parquet.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), "bank.parquet")
+    args = [*BANK, "--data", "bank.parquet"]
+    refused("column 'day' holds date32.* list it in data.categorical or data.drop", *args, code=Code.DATA_INVALID)
+    said = run(*args, "--drop", "day")
+    assert "left out    day: as you say  (data.drop in bank.toml)" in said
+    assert tables("bank.toml")["data"]["drop"] == ["day"]
+    assert load_recipe(Path("recipe.toml")).rows.id_rules == ("trim",)
+
+
 def test_repeated_ids_are_said_and_settled() -> None:
     table("shop.csv", "client,orders", lambda n: f"{'k1' if n in (5, 9) else f'k{n}'},{n % 9}")
     run(*BANK)
@@ -263,6 +278,12 @@ def test_a_failed_write_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_columns_that_cannot_be_used(args: list[str], pattern: str) -> None:
     refused(pattern, *BANK, *args, code=Code.DATA_INVALID)
+
+
+@pytest.mark.parametrize("ids", [["default"], ["customer", "default"], ["customer", "customer"]])
+def test_columns_with_two_roles(ids: list[str]) -> None:
+    args = [word for name in ids for word in ("--id", name)]
+    refused("the columns of the id and the label must be different ones", *BANK, *args)
 
 
 def test_a_label_with_one_value() -> None:

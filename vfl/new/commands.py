@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 _data = click.option("--data", metavar="FILE", help="Your table: .csv, .csv.gz or .parquet.")
-_id = click.option("--id", "id_", multiple=True, metavar="COLUMN", help="Who a row is about; several are one id.")
+_id = click.option("--id", "id_", multiple=True, metavar="COLUMN", help="Says who a row is about; several are one id.")
 _drop = click.option("--drop", multiple=True, metavar="COLUMN", help="A column to leave out.")
 _server = click.option("--server", metavar="HOST:PORT", help="Where the server will listen. [default: this machine]")
 _advertise = click.option(
@@ -48,7 +48,7 @@ def new() -> None:
 
 @new.command()
 @_shared
-@click.option("--active", metavar="NAME", help="This party. [default: the table's name]")
+@click.option("--active", metavar="NAME", help="Your own name in the recipe. [default: the table's]")
 @click.option("--passive", "passives", multiple=True, metavar="NAME", help="Another party; once for each.")
 @click.option("--label", metavar="COLUMN", help="The column to predict.")
 @click.option(
@@ -97,7 +97,7 @@ def recipe(
     show_default=True,
     help="The recipe that the active party has sent.",
 )
-@click.option("--name", metavar="NAME", help="This party, as the recipe names it. [default: the only passive one]")
+@click.option("--name", metavar="NAME", help="Your own name in the recipe. [default: the only passive one]")
 @click.option("--label", metavar="COLUMN", help="Active party: the column to predict.")
 def party(
     data: str | None,

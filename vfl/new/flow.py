@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from vfl.new import ask, rules
 from vfl.new.files import RECIPE, party_tables, party_text, recipe_tables, recipe_text, refuse_existing, write_all
-from vfl.new.look import Look, look, reader
+from vfl.new.look import Read, look, reader
+from vfl.new.say import is_here, said_digest, say, say_addresses, say_recipe, say_table
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.text import host_and_port, listed
+from vfl_common.text import listed
 from vfl_party.data.names import heading
 
 HERE = "127.0.0.1:7000"
-_LOOPBACK = ("localhost", "127.", "::1")
 _TABLES = (".csv", ".csv.gz", ".parquet")
-_WIDTH = 12
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     refuse_existing(path, force=given.force)
     passives = _passives(wishes.passives)
     label = _label(given, names, source)
-    id_, values = _id(given, [name for name in names if name != label], source)
+    id_, values = _id(given, names, label, source)
     id_rules = rules.id_rules_for(_ids(values, id_, source))
     found = look(source, id_, id_rules, lambda name: values((name,)), label=label, drop=_drop(given, names, source))
     task = rules.task_of(found.labels, f"{source}: label column {label!r}", label, wishes.task)
@@ -69,23 +67,16 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     text, recipe = recipe_text(tables, recipe_path)
     own = party_tables(active, recipe_path, server, advertise, source, id_, found, label=label, out=out)
     write_all({recipe_path: text, path: party_text(own, path)}, force=given.force)
-    _say_notes(notes)
-    _say_table(found, id_, path)
+    say_table(found, id_, path, notes)
     if not features:
-        _say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
-    spelt = f"{', '.join(id_rules)}; then most look like {rules.look_of(found.ids)}"
-    _say("ids", spelt, f"rows.id_rules in {recipe_path}")
-    _say_task(task, label, found, recipe_path)
-    _say_rows(settings, recipe_path)
-    model = f"{sizes.hidden} hidden units, embeddings of {sizes.embedding_size} numbers"
-    training = f"batches of {sizes.batch_size}, at most {sizes.epochs} epochs"
-    _say("model", f"for {found.rows:,} rows: {model}, {training}", f"[model], [[phases]] in {recipe_path}")
-    _say_addresses(server, advertise, path)
-    _say(
-        "wrote",
-        f"{recipe_path}: send it to {listed(passives)}; digest {recipe.digest()[:16]} (the same at every party)",
-    )
-    _say_party(path)
+        say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
+    look_of = rules.look_of(found.ids)
+    say("ids", f"{', '.join(id_rules)}; then most look like {look_of}", f"rows.id_rules in {recipe_path}")
+    say_recipe(recipe, label, found, sizes, recipe_path)
+    say_addresses(server, advertise, path)
+    say("wrote", f"{recipe_path}: send it to {listed(passives)}; {said_digest(recipe)}")
+    say("wrote", f"{path}: stays here")
+    say("next", f"vfl certs ca, then vfl certs issue {recipe.server} {active}")
 
 
 def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
@@ -100,7 +91,7 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
         text = f"--label is for {recipe.active.name}, the recipe's active party; remove it, or put the column in --drop"
         raise InputError(Code.CONFIG_INVALID, text)
     label = _label(given, names, source) if active else None
-    id_, values = _id(given, [each for each in names if each != label], source)
+    id_, values = _id(given, names, label, source)
     id_rules, drop = recipe.rows.id_rules, _drop(given, names, source)
     found = look(source, id_, id_rules, lambda each: values((each,)), label=label, drop=drop)
     features = bool(found.numbers or found.categories)
@@ -113,14 +104,14 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     server, advertise = _addresses(given, name) if active else (_server(given), None)
     tables = party_tables(name, recipe_path, server, advertise, source, id_, found, label=label, out=given.out)
     write_all({path: party_text(tables, path)}, force=given.force)
-    _say("recipe", f"{recipe.name}, digest {recipe.digest()[:16]} (the same at every party)")
-    _say_notes(notes)
-    _say_table(found, id_, path)
+    say("recipe", f"{recipe.name}, {said_digest(recipe)}")
+    say_table(found, id_, path, notes)
     spelt = f"by the recipe's rules ({', '.join(id_rules)})" if id_rules else "as they come"
     alike = f"most look like {rules.look_of(found.ids)}, as they must at every party"
-    _say("ids", f"{spelt} {alike}", f"data.id_rules in {path}")
-    _say_addresses(server, advertise, path)
-    _say_party(path)
+    say("ids", f"{spelt} {alike}", f"data.id_rules in {path}")
+    say_addresses(server, advertise, path)
+    say("wrote", f"{path}: stays here")
+    say("next", f"vfl certs request {name}, for the keeper of the CA to sign; then vfl-party check {path} --offline")
 
 
 # --- questions ------------------------------------------------------------------------------------------------------
@@ -168,10 +159,14 @@ def _label(given: Given, names: Sequence[str], source: str) -> str:
     return ask.answer(given.label, "--label", "The column to predict", check, default=likely)
 
 
-def _id(given: Given, names: Sequence[str], source: str) -> tuple[tuple[str, ...], Any]:
+def _id(given: Given, names: Sequence[str], label: str | None, source: str) -> tuple[tuple[str, ...], Read]:
     """Returns the id columns, and what reads columns. Raises InputError."""
+    names = [name for name in names if name != label]
     values, check = reader(source), ask.among(names, source, "--id")
     if given.id:
+        if label in given.id or len(set(given.id)) < len(given.id):
+            text = f"--id {' --id '.join(given.id)}: the columns of the id and the label must be different ones"
+            raise InputError(Code.CONFIG_INVALID, text)
         return tuple(check(name) for name in given.id), values
     guess = rules.guess_id(names, lambda name: values((name,)))
     if guess.sure:
@@ -183,8 +178,8 @@ def _id(given: Given, names: Sequence[str], source: str) -> tuple[tuple[str, ...
     return (ask.answer(None, "--id", "The column that says who a row is about", check, default=guess.name),), values
 
 
-def _ids(values: Any, id_: tuple[str, ...], source: str) -> tuple[str, ...]:
-    found: rules.Values | None = values(id_)
+def _ids(values: Read, id_: tuple[str, ...], source: str) -> tuple[str, ...]:
+    found = values(id_)
     if found is None:
         text = f"{source}: {listed(id_)} cannot be the id: ids are text or whole numbers; give another --id"
         raise InputError(Code.DATA_INVALID, text)
@@ -219,7 +214,7 @@ def _server(given: Given) -> str:
 def _addresses(given: Given, active: str) -> tuple[str, str | None]:
     """Returns the server's address and that of the active party, None if it is on this machine as the server is."""
     server = _server(given)
-    if given.advertise is None and host_and_port(server)[0].startswith(_LOOPBACK):
+    if given.advertise is None and is_here(server):
         return server, None
     question, proposal = f"Where the others reach {active}, host:port", f"{active}.example.org:7001"
     return server, ask.answer(given.advertise, "--advertise", question, ask.address, default=proposal)
@@ -228,57 +223,3 @@ def _addresses(given: Given, active: str) -> tuple[str, str | None]:
 def _show_columns(given: str | None, names: Sequence[str]) -> None:
     if given is None and ask.at_terminal():
         click.echo(f"Columns: {', '.join(names)}", err=True)
-
-
-# --- what was guessed -----------------------------------------------------------------------------------------------
-
-
-def _say(about: str, text: str, change: str = "") -> None:
-    """Says one thing, and by which key of a file, or by which flag, it changes."""
-    click.echo(f"{about:<{_WIDTH}}{text}{f'  ({change})' if change else ''}")
-
-
-def _say_notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        _say("table", note)
-
-
-def _say_table(found: Look, id_: tuple[str, ...], path: Path) -> None:
-    _say("id", f"{listed(list(map(repr, id_)))}, of {found.rows:,} rows", "--id")
-    if found.left_out:
-        first = "; of rows that share an id the first stays" if found.repeated else ""
-        _say("rows", f"{found.left_out}{first}", f"data.duplicates in {path}")
-    if found.numbers:
-        _say("numbers", listed(found.numbers), f"data.categorical in {path}")
-    if found.categories:
-        _say("categories", listed(found.categories), f"data.numeric in {path}")
-    for name, why in found.drop.items():
-        _say("left out", f"{name}: {why}", f"data.drop in {path}")
-    if found.missing:
-        _say("missing", "numbers, in some rows; the column's mean takes their place", f"data.missing in {path}")
-
-
-def _say_task(task: rules.Task, label: str, found: Look, recipe_path: Path) -> None:
-    several = f" with {task.classes} classes" if task.classes is not None else ""
-    text = f"{label!r} has {len(found.labels):,} different values: {task.kind}{several}"
-    _say("label", text, f"--task, or task.kind in {recipe_path}")
-
-
-def _say_rows(settings: dict[str, Any], recipe_path: Path) -> None:
-    if settings.get("align") == "psi":
-        text = f"the parties find those in common; fewer than {settings['at_least']} end the run"
-        _say("alignment", text, f"rows.align, rows.at_least in {recipe_path}")
-    else:
-        _say("alignment", "all parties must hold the same ids", f"rows.align in {recipe_path}")
-
-
-def _say_addresses(server: str, advertise: str | None, path: Path) -> None:
-    here = " on this machine" if host_and_port(server)[0].startswith(_LOOPBACK) else ""
-    _say("server", f"{server}{here}", f"server in {path}")
-    if advertise is not None:
-        _say("listens", f"on all addresses; the others reach it at {advertise}", f"listen, advertise in {path}")
-
-
-def _say_party(path: Path) -> None:
-    _say("wrote", f"{path}: stays here")
-    _say("next", f"certificates (vfl certs --help), then vfl-party check {path} --offline")

@@ -12,6 +12,8 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table
 
+Read = Callable[[tuple[str, ...]], Values | None]  # reads columns that are one id together; None: they cannot be one
+
 
 @dataclass(frozen=True)
 class Look:
@@ -33,8 +35,8 @@ class Look:
     labels: Counts = field(default_factory=dict)
 
 
-def reader(source: str) -> Callable[[tuple[str, ...]], Values | None]:
-    """Returns what reads the values of columns that are one id together; each is read once."""
+def reader(source: str) -> Read:
+    """Returns what reads columns of a table, each once."""
     return cache(lambda names: _values(source, names))
 
 
