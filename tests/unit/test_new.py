@@ -296,6 +296,14 @@ def test_a_table_without_an_id() -> None:
     refused("bank.csv: no column has another value in each row, .* --id", *BANK, code=Code.DATA_INVALID)
 
 
+def test_a_table_without_rows() -> None:
+    Path("bank.csv").write_text("customer,age,default\n")
+    refused("bank.csv: has no rows", *BANK, code=Code.DATA_INVALID)
+    refused("bank.csv: has no rows", *BANK, "--id", "customer", code=Code.DATA_INVALID)
+    Path("bank.csv").write_text("default\n1\n")
+    refused("bank.csv: has no column beside the label", *BANK, code=Code.DATA_INVALID)
+
+
 def test_an_unsure_id_without_a_terminal() -> None:
     table("bank.csv", "ticket,age,default", lambda n: f"T{n},{n % 50},{n % 2}")
     refused("--id is missing: give it, such as --id ticket", *BANK)

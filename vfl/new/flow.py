@@ -10,7 +10,7 @@ import click
 
 from vfl.new import ask, rules
 from vfl.new.files import RECIPE, party_tables, party_text, recipe_tables, recipe_text, refuse_existing, write_all
-from vfl.new.look import Read, look, reader
+from vfl.new.look import Read, look, read_values, reader
 from vfl.new.say import is_here, said_digest, say, say_addresses, say_recipe, say_table
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
@@ -56,7 +56,7 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     passives = _passives(wishes.passives)
     label = _label(given, names, source)
     id_, values = _id(given, names, label, source)
-    id_rules = rules.id_rules_for(_ids(values, id_, source))
+    id_rules = rules.id_rules_for(read_values(source, id_).different)
     found = look(source, id_, id_rules, lambda name: values((name,)), label=label, drop=_drop(given, names, source))
     task = rules.task_of(found.labels, f"{source}: label column {label!r}", label, wishes.task)
     server, advertise = _addresses(given, active)
@@ -162,6 +162,8 @@ def _label(given: Given, names: Sequence[str], source: str) -> str:
 def _id(given: Given, names: Sequence[str], label: str | None, source: str) -> tuple[tuple[str, ...], Read]:
     """Returns the id columns, and what reads columns. Raises InputError."""
     names = [name for name in names if name != label]
+    if not names:
+        raise InputError(Code.DATA_INVALID, f"{source}: has no column beside the label; add the id column")
     values, check = reader(source), ask.among(names, source, "--id")
     if given.id:
         if label in given.id or len(set(given.id)) < len(given.id):
@@ -171,19 +173,13 @@ def _id(given: Given, names: Sequence[str], label: str | None, source: str) -> t
     guess = rules.guess_id(names, lambda name: values((name,)))
     if guess.sure:
         return (guess.name,), values
+    if not guess.name and all(values((name,)) is None for name in names):
+        read_values(source, (names[0],))  # says why, such as that there are no rows
     if not guess.name and not ask.at_terminal():
         text = f"{source}: no column has another value in each row, as an id has; name the id column with --id"
         raise InputError(Code.DATA_INVALID, text)
     _show_columns(None, names)
     return (ask.answer(None, "--id", "The column that says who a row is about", check, default=guess.name),), values
-
-
-def _ids(values: Read, id_: tuple[str, ...], source: str) -> tuple[str, ...]:
-    found = values(id_)
-    if found is None:
-        text = f"{source}: {listed(id_)} cannot be the id: ids are text or whole numbers; give another --id"
-        raise InputError(Code.DATA_INVALID, text)
-    return found.different
 
 
 def _drop(given: Given, names: Sequence[str], source: str) -> tuple[str, ...]:

@@ -42,13 +42,18 @@ def reader(source: str) -> Read:
 
 def _values(source: str, names: tuple[str, ...]) -> Values | None:
     """Reads columns as an id is read. Returns None if they cannot be one. Raises InputError for an unreadable file."""
-    settings = DataSettings(source=source, id=names, columns=(), duplicates="first")
     try:
-        table = load_table(settings, with_label=False)
+        return read_values(source, names)
     except InputError as error:
         if error.code != Code.DATA_INVALID:
             raise
         return None
+
+
+def read_values(source: str, names: tuple[str, ...]) -> Values:
+    """Reads columns as an id is read. Raises InputError if they cannot be one."""
+    settings = DataSettings(source=source, id=names, columns=(), duplicates="first")
+    table = load_table(settings, with_label=False)
     return Values(table.counts.rows if table.counts is not None else len(table), table.ids)
 
 
