@@ -1,4 +1,4 @@
-"""``vfl``: a federation on one machine, its certificates, its reports."""
+"""``vfl``: a federation on one machine, its certificates, its reports; new federations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from vfl.certs.commands import certs
 from vfl.export.commands import export
+from vfl.new.commands import new
 from vfl.report.chosen import RUNS, run_argument
 from vfl.simulation.baselines import BASELINES
 from vfl_common.errors import Code, InputError
@@ -33,12 +34,13 @@ _keep = click.option("--keep-going", is_flag=True, help="Restart a party that wa
 def cli() -> None:
     """Vertical federated learning: parties hold different columns about the same people and train together.
 
-    This program runs whole federations on one machine, to try things out, and makes certificates and reports.
-    Parties on separate machines use `vfl-server serve` and `vfl-party run`.
+    This program runs whole federations on one machine, to try things out, and makes the files of a new one, its
+    certificates and reports. Parties on separate machines use `vfl-server serve` and `vfl-party run`.
 
     \b
     Examples:
       vfl demo                              five processes learn digits, in about ten seconds
+      vfl new recipe                        a recipe and a party file from your own table
       vfl simulate examples/diabetes.toml   run your own recipe
       vfl study examples/study/digits.toml  compare methods, seeds and label counts in a table
       vfl forecast examples/digits.toml     bytes and time, before anything runs
@@ -52,6 +54,7 @@ def cli() -> None:
 
 cli.add_command(certs)
 cli.add_command(export)
+cli.add_command(new)
 
 
 @cli.command(epilog=EXIT_CODES)

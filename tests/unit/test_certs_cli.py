@@ -30,7 +30,9 @@ def ca(tmp_path: Path) -> Path:
 
 def test_authority_and_all_parties_in_one_place(ca: Path, tmp_path: Path) -> None:
     output = run("issue", "server", "bank", "--ca", ca, "--out", tmp_path / "parties", "--days", "9")
-    assert f"it also needs {ca / 'ca.pem'}" in output
+    assert f"it also needs {tmp_path / 'parties' / 'ca.pem'}" in output
+    assert (tmp_path / "parties" / "ca.pem").read_bytes() == (ca / "ca.pem").read_bytes()
+    assert not (tmp_path / "parties" / "ca.key").exists()
     for name in ("server", "bank"):
         base = tmp_path / "parties" / name
         tls = TlsSettings(ca=str(ca / "ca.pem"), certificate=f"{base}.pem", key=f"{base}.key")

@@ -100,6 +100,17 @@ def issue(
     return settings
 
 
+def give_ca(folder: Path, out: Path | None) -> Path:
+    """Copies ``ca.pem`` beside the certificates in ``out``, unless one is there. Returns the one to use, there or here.
+
+    Raises InputError.
+    """
+    ours, theirs = folder / "ca.pem", (out or folder) / "ca.pem"
+    if not theirs.exists():
+        pem.write_new({theirs: pem.read(ours)}, force=False)
+    return theirs
+
+
 def create_request(folder: Path, name: str, *, force: bool = False) -> Path:
     """Writes ``<name>.key`` (mode 0600), which stays, and ``<name>.csr``, which goes to the authority.
 

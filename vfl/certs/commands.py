@@ -63,15 +63,18 @@ def ca(out: Path, federation: str, days: int, force: bool) -> None:
 def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: bool) -> None:
     """Make a key and a certificate for each NAME: the server and the parties, as the recipe names them.
 
+    A folder of their own, --out, gets ca.pem too, unless it has one.
+
     \b
-    Example:
+    Examples:
       vfl certs issue server bank shop --ca certs --days 90
+      vfl certs issue shop --out ../shop/certs
     """
     for name in names:
         authority.check_name(name)
     for name in names:
         tls = authority.issue(ca, name, days, out=out, force=force)
-        click.echo(f"{name}: {tls.certificate} and {tls.key}; it also needs {tls.ca}")
+        click.echo(f"{name}: {tls.certificate} and {tls.key}; it also needs {authority.give_ca(ca, out)}")
 
 
 @certs.command()

@@ -86,15 +86,16 @@ def to_toml(tables: Mapping[str, Any]) -> str:
     plain, sections = [], []
     for key, value in tables.items():
         if isinstance(value, dict):
-            sections.append(f"[{_key(key)}]\n{_lines(value)}")
+            sections.append(f"[{_key(key)}]\n{to_lines(value)}")
         elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            sections.extend(f"[[{_key(key)}]]\n{_lines(item)}" for item in value)
+            sections.extend(f"[[{_key(key)}]]\n{to_lines(item)}" for item in value)
         else:
             plain.append(f"{_key(key)} = {_inline(value)}\n")
     return "\n".join(["".join(plain), *sections])
 
 
-def _lines(table: Mapping[str, Any]) -> str:
+def to_lines(table: Mapping[str, Any]) -> str:
+    """Returns a line of TOML for each key; tables are inline."""
     return "".join(f"{_key(key)} = {_inline(value)}\n" for key, value in table.items())
 
 

@@ -1,0 +1,339 @@
+"""``vfl new`` as people use it: with flags, at a terminal, and with tables that cannot be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from click.testing import CliRunner, Result
+
+from vfl.certs.authority import create_authority, issue
+from vfl.new.commands import new
+from vfl_common.config.party import load_party
+from vfl_common.config.recipe import load_recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+from vfl_party.preflight import check
+
+ROWS = 120
+BANK = ["recipe", "--data", "bank.csv", "--passive", "shop", "--label", "default"]
+SHOP = ["party", "--data", "shop.csv"]
+
+
+@pytest.fixture(autouse=True)
+def _tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bank's and a shop's table in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    product = ("loan", "card", "none")
+    table("bank.csv", "customer,name,age,product,default", lambda n: f"K{n},Ada {n},{n % 50},{product[n % 3]},{n % 2}")
+    table("shop.csv", "client_no,orders,town", lambda n: f" k{n + 40},{'' if n == 3 else n % 9},{('', 'Graz')[n % 2]}")
+
+
+def table(name: str, header: str, row: Callable[[int], str], rows: int = ROWS) -> None:
+    Path(name).write_text("\n".join([header, *map(row, range(rows))]) + "\n", encoding="utf-8")
+
+
+def run(*args: str) -> str:
+    """Runs a command that must end well. Returns what it says."""
+    result = CliRunner().invoke(new, args, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(pattern: str, *args: str, code: Code = Code.CONFIG_INVALID) -> str:
+    """Runs a command that is refused in one sentence and leaves nothing behind. Returns the sentence."""
+    before = {path: path.read_bytes() for path in Path().iterdir()}
+    with pytest.raises(InputError, match=pattern) as caught:
+        CliRunner().invoke(new, args, catch_exceptions=False)
+    assert caught.value.code is code
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before
+    return str(caught.value)
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, answers: list[str], *args: str) -> Result:
+    """Runs a command at a terminal, where a person types ``answers``."""
+    with monkeypatch.context() as terminal:
+        terminal.setattr("vfl.new.ask.at_terminal", lambda: True)
+        return CliRunner().invoke(new, args, input="".join(f"{each}\n" for each in answers), catch_exceptions=False)
+
+
+def tables(name: str) -> dict[str, Any]:
+    return tomllib.loads(Path(name).read_text())
+
+
+def test_both_sides_write_files_that_pass_the_check() -> None:
+    said = run(*BANK)
+    assert "wrote       recipe.toml: send it to shop; digest" in said
+    create_authority(Path("certs"), "f")
+    for name in ("bank", "shop"):
+        issue(Path("certs"), name)
+    heard = run(*SHOP)
+    digest = load_recipe(Path("recipe.toml")).digest()[:16]
+    for text in (said, heard):
+        assert f"digest {digest} (the same at every party)" in text
+    for name in ("bank", "shop"):
+        found = list(check(Path(f"{name}.toml"), None, offline=True))
+        assert [finding.text for finding in found if not finding.fine] == []
+        assert any(f"digest {digest} (the same" in finding.text for finding in found)
+        assert len(Path(f"{name}.toml").read_text().splitlines()) <= 12
+
+
+def test_what_the_files_hold() -> None:
+    run(*BANK)
+    run(*SHOP)
+    recipe = load_recipe(Path("recipe.toml"))
+    assert (recipe.name, recipe.task.kind, recipe.server) == ("default", "binary", "server")
+    assert [(party.name, party.role, party.features) for party in recipe.parties] == [
+        ("bank", "active", True),
+        ("shop", "passive", True),
+    ]
+    assert (recipe.rows.align, recipe.rows.at_least, recipe.rows.split) == ("psi", 12, "stratified")
+    assert recipe.rows.id_rules == ("trim", "casefold")
+    assert recipe.phases[0].settings["batch_size"] == 32
+    tls = {"ca": "certs/ca.pem", "certificate": "certs/bank.pem", "key": "certs/bank.key"}
+    assert tables("bank.toml") == {
+        "name": "bank",
+        "recipe": "recipe.toml",
+        "server": "127.0.0.1:7000",
+        "tls": tls,
+        "data": {"source": "bank.csv", "id": "customer", "label": "default", "drop": ["name"]},
+    }
+    assert tables("shop.toml")["data"] == {"source": "shop.csv", "id": "client_no", "missing": "mean"}
+
+
+def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
+    said = run(*BANK).splitlines()
+    assert "id          'customer', of 120 rows  (--id)" in said
+    assert "numbers     age  (data.categorical in bank.toml)" in said
+    assert "categories  product  (data.numeric in bank.toml)" in said
+    assert "left out    name: too many different texts  (data.drop in bank.toml)" in said
+    assert "label       'default' has 2 different values: binary  (--task, or task.kind in recipe.toml)" in said
+    assert "server      127.0.0.1:7000 on this machine  (server in bank.toml)" in said
+    heard = run(*SHOP)
+    assert (
+        "ids         by the recipe's rules (trim, casefold) most look like A0 of several lengths, as they must" in heard
+    )
+    assert "missing     numbers, in some rows; the column's mean takes their place  (data.missing in" in heard
+    for text in ("\n".join(said), heard):
+        assert "k41" not in text.lower()  # no id
+
+
+def test_on_two_machines() -> None:
+    run(*BANK, "--server", "fed.example.org:7000", "--advertise", "bank.example.org:7001", "--active", "north-bank")
+    party = load_party(Path("north-bank.toml"))
+    assert (party.server, party.listen) == ("fed.example.org:7000", "0.0.0.0:7001")
+    assert party.advertise == "bank.example.org:7001"
+    run(*SHOP, "--server", "fed.example.org:7000")
+    assert load_party(Path("shop.toml")).server == "fed.example.org:7000"
+    refused("--advertise is missing", *BANK, "--server", "fed.example.org:7000", "--force")
+
+
+def test_files_in_folders_of_their_own() -> None:
+    for name in ("bank", "shop"):
+        Path(name).mkdir()
+    run(*BANK, "--out", "bank")
+    run(*SHOP, "--out", "shop", "--recipe", "bank/recipe.toml")
+    found = load_party(Path("shop/shop.toml"))
+    assert Path(found.recipe).samefile("bank/recipe.toml")
+    assert found.data is not None
+    assert Path(found.data.source).samefile("shop.csv")
+
+
+def test_other_choices() -> None:
+    run(*BANK, "--align", "digest", "--task", "multiclass", "--drop", "age", "--id", "customer", "--id", "product")
+    recipe = load_recipe(Path("recipe.toml"))
+    assert (recipe.rows.align, recipe.rows.at_least, recipe.task.classes) == ("digest", 1, 2)
+    data = tables("bank.toml")["data"]
+    assert (data["id"], set(data["drop"])) == (["customer", "product"], {"age", "name"})
+    assert not recipe.active.features  # nothing is left: it trains the top model on what the shop sends
+
+
+def test_the_label_of_a_regression_is_not_divided_by_classes() -> None:
+    table("bank.csv", "customer,age,spent", lambda n: f"K{n},{n % 50},{n * 1.5}")
+    run("recipe", "--data", "bank.csv", "--passive", "shop", "--label", "spent")
+    recipe = load_recipe(Path("recipe.toml"))
+    assert (recipe.task.kind, recipe.rows.split) == ("regression", "random")
+
+
+def test_a_parquet_file_with_a_column_that_is_neither_number_nor_text() -> None:
+    days = [date(2025, 1, 1)] * ROWS
+    columns = {"id": range(ROWS), "day": days, "rate": [0.5] * ROWS, "default": [True, False] * (ROWS // 2)}
+    parquet.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), "bank.parquet")
+    args = [*BANK, "--data", "bank.parquet"]
+    refused("column 'day' holds date32.* list it in data.categorical or data.drop", *args, code=Code.DATA_INVALID)
+    said = run(*args, "--drop", "day")
+    assert "left out    day: as you say  (data.drop in bank.toml)" in said
+    assert tables("bank.toml")["data"]["drop"] == ["day"]
+    assert load_recipe(Path("recipe.toml")).rows.id_rules == ("trim",)
+
+
+def test_repeated_ids_are_said_and_settled() -> None:
+    table("shop.csv", "client,orders", lambda n: f"{'k1' if n in (5, 9) else f'k{n}'},{n % 9}")
+    run(*BANK)
+    assert "2 of 120 rows are left out: 2 with a repeated id; of rows that share an id the first stays" in run(*SHOP)
+    assert tables("shop.toml")["data"]["duplicates"] == "first"
+
+
+def test_the_active_partys_file_from_the_recipe_alone() -> None:
+    run(*BANK)
+    first = Path("bank.toml").read_text()
+    run("party", "--data", "bank.csv", "--name", "bank", "--label", "default", "--force")
+    assert Path("bank.toml").read_text() == first
+
+
+# --- at a terminal --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["bank.csv", "", "shop", "", ""]  # table, name, parties, label, server: defaults are shown
+    result = typed(monkeypatch, answers, "recipe")
+    assert result.exit_code == 0, result.output
+    for question in (
+        "Your table: ",
+        "Name of this party, which knows the label [bank]: ",
+        "Names of the other parties, with commas: ",
+        "Columns: customer, name, age, product, default\n",
+        "The column to predict [default]: ",
+        "Where the server will listen, host:port [127.0.0.1:7000]: ",
+    ):
+        assert question in result.stderr
+    asked = Path("recipe.toml").read_text(), Path("bank.toml").read_text()
+    run(*BANK, "--force")
+    assert (Path("recipe.toml").read_text(), Path("bank.toml").read_text()) == asked
+
+
+def test_a_wrong_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["nothing.csv", "bank.csv", "my bank", "bank", "shop, lab", "defualt", "default", "fed.example.org"]
+    answers += ["fed.example.org:7000", "bank.example.org:7001"]
+    result = typed(monkeypatch, answers, "recipe")
+    assert result.exit_code == 0, result.output
+    assert "Error: nothing.csv: no such file\n" in result.stderr
+    assert "Error: 'my bank' is not a party's name" in result.stderr
+    assert "Error: bank.csv: has no column 'defualt', which --label names; the nearest: default\n" in result.stderr
+    assert "Error: 'fed.example.org' is not an address" in result.stderr
+    assert [party.name for party in load_recipe(Path("recipe.toml")).passives] == ["shop", "lab"]
+
+
+def test_an_unsure_id_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(*BANK)
+    table("shop.csv", "email,client_no,orders", lambda n: f"a{n}@example.org,K{n},{n % 9}")
+    result = typed(monkeypatch, ["", "client_no"], "party", "--data", "shop.csv", "--server", "127.0.0.1:7000")
+    assert result.exit_code == 0, result.output
+    assert "Which party is this (bank, shop) [shop]: " in result.stderr
+    assert "The column that says who a row is about [email]: " in result.stderr
+    assert tables("shop.toml")["data"] == {"source": "shop.csv", "id": "client_no", "drop": ["email"]}
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--data", "--passive", "--label"])
+def test_without_a_terminal_a_missing_flag_is_one_sentence(flag: str) -> None:
+    at = BANK.index(flag)
+    text = refused(f"{flag} is missing", *BANK[:at], *BANK[at + 2 :])
+    assert text.endswith("or call this at a terminal to be asked")
+
+
+def test_nothing_is_replaced_without_force() -> None:
+    run(*BANK)
+    refused("recipe.toml: exists already; .* --force", *BANK, code=Code.FILE_INVALID)
+    Path("recipe.toml").rename("kept.toml")
+    refused("bank.toml: exists already; .* --force", *BANK, code=Code.FILE_INVALID)
+    Path("kept.toml").rename("recipe.toml")
+    run(*SHOP)
+    refused("shop.toml: exists already; .* --force", *SHOP, code=Code.FILE_INVALID)
+    run(*BANK, "--force")
+    run(*SHOP, "--force")
+
+
+def test_a_failed_write_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, text: str) -> None:
+        if path.name == "bank.toml":
+            raise InputError(Code.FILE_INVALID, f"{path}: cannot be written (No space left on device)")
+        write_atomic(path, text)
+
+    monkeypatch.setattr("vfl.new.files.write_atomic", fail)
+    refused("bank.toml: cannot be written", *BANK, code=Code.FILE_INVALID)
+
+
+@pytest.mark.parametrize(
+    ("args", "pattern"),
+    [
+        (["--label", "defualt"], "bank.csv: has no column 'defualt', which --label names; the nearest: default"),
+        (["--id", "custmer"], "bank.csv: has no column 'custmer', which --id names; the nearest: customer"),
+        (["--drop", "x"], "bank.csv: has no column 'x', which --drop names; it has customer, name, age"),
+        (["--label", "name"], "label column 'name' has 120 different texts in 120 rows, and looks like an id"),
+        (["--task", "regression", "--label", "product"], "label column 'product' holds text"),
+    ],
+)
+def test_columns_that_cannot_be_used(args: list[str], pattern: str) -> None:
+    refused(pattern, *BANK, *args, code=Code.DATA_INVALID)
+
+
+@pytest.mark.parametrize("ids", [["default"], ["customer", "default"], ["customer", "customer"]])
+def test_columns_with_two_roles(ids: list[str]) -> None:
+    args = [word for name in ids for word in ("--id", name)]
+    refused("the columns of the id and the label must be different ones", *BANK, *args)
+
+
+def test_a_label_with_one_value() -> None:
+    table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},no")
+    refused("bank.csv: label column 'default' has the same value in all rows", *BANK, code=Code.DATA_INVALID)
+
+
+def test_a_table_without_an_id() -> None:
+    table("bank.csv", "age,income,default", lambda n: f"{n % 50},{n}.5,{n % 2}")
+    refused("bank.csv: no column has another value in each row, .* --id", *BANK, code=Code.DATA_INVALID)
+
+
+def test_a_table_without_rows() -> None:
+    Path("bank.csv").write_text("customer,age,default\n")
+    refused("bank.csv: has no rows", *BANK, code=Code.DATA_INVALID)
+    refused("bank.csv: has no rows", *BANK, "--id", "customer", code=Code.DATA_INVALID)
+    Path("bank.csv").write_text("default\n1\n")
+    refused("bank.csv: has no column beside the label", *BANK, code=Code.DATA_INVALID)
+
+
+def test_an_unsure_id_without_a_terminal() -> None:
+    table("bank.csv", "ticket,age,default", lambda n: f"T{n},{n % 50},{n % 2}")
+    refused("--id is missing: give it, such as --id ticket", *BANK)
+
+
+def test_files_that_are_no_tables() -> None:
+    Path("x.txt").write_text("a\n")
+    Path("x.parquet").write_text("a\n")
+    for name, why in (("x.txt", "is no table"), ("x.parquet", "is not a Parquet file"), ("y.csv", "no such file")):
+        refused(f"{name}: {why}", *BANK, "--data", name, code=Code.FILE_INVALID)
+
+
+def test_parties_of_no_recipe() -> None:
+    refused("recipe.toml: no such file", *SHOP, code=Code.FILE_INVALID)
+    run(*BANK)
+    refused("'lab' is not a party of the recipe", *SHOP, "--name", "lab", code=Code.NOT_IN_RECIPE)
+    refused("--label is for bank, the recipe's active party", *SHOP, "--label", "town")
+    refused("'bank' is used twice", *BANK, "--passive", "bank", "--force")
+    run(*BANK, "--passive", "lab", "--force")
+    refused("--name is missing", *SHOP)
+
+
+def test_a_passive_party_needs_columns_of_use() -> None:
+    run(*BANK)
+    table("shop.csv", "client,note", lambda n: f"K{n},note {n}")
+    refused("shop.csv: has no columns of use beside the id; left out: note", *SHOP, code=Code.DATA_INVALID)
+
+
+def test_help_has_examples_and_needs_no_torch() -> None:
+    for command in ([], ["recipe"], ["party"]):
+        assert "vfl new " in run(*command, "--help")
+    code = "import sys, vfl.cli; assert 'vfl.new.commands' in sys.modules; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,124 @@
+"""``vfl new``: writes a recipe and party files from the parties' own tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+_data = click.option("--data", metavar="FILE", help="Your table: .csv, .csv.gz or .parquet.")
+_id = click.option("--id", "id_", multiple=True, metavar="COLUMN", help="Says who a row is about; several are one id.")
+_drop = click.option("--drop", multiple=True, metavar="COLUMN", help="A column to leave out.")
+_server = click.option("--server", metavar="HOST:PORT", help="Where the server will listen. [default: this machine]")
+_advertise = click.option(
+    "--advertise", metavar="HOST:PORT", help="Active party: where the others reach it, if not on this machine."
+)
+_out = click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    show_default="this folder",
+    help="Folder for the files.",
+)
+_force = click.option("--force", is_flag=True, help="Replace existing files.")
+
+
+def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of both commands, in this order."""
+    for option in (_force, _out, _advertise, _server, _drop, _id, _data):
+        command = option(command)
+    return command
+
+
+@click.group()
+def new() -> None:
+    """Write a recipe and party files from your own tables.
+
+    The active party, which knows the label, writes the recipe and sends it to the others; each of them writes its party
+    file with it. What was guessed is printed, a line each, with the key or the flag that changes it. At a terminal,
+    what is missing is asked.
+
+    \b
+      vfl new recipe --data bank.csv --active bank --passive shop --label default     at the bank
+      vfl new party --recipe recipe.toml --data shop.csv --name shop                  at the shop
+    """
+
+
+@new.command()
+@_shared
+@click.option("--active", metavar="NAME", help="Your own name in the recipe. [default: the table's]")
+@click.option("--passive", "passives", multiple=True, metavar="NAME", help="Another party; once for each.")
+@click.option("--label", metavar="COLUMN", help="The column to predict.")
+@click.option(
+    "--task", type=click.Choice(["binary", "multiclass", "regression"]), help="[default: by the label's values]"
+)
+@click.option(
+    "--align",
+    type=click.Choice(["psi", "digest"]),
+    default="psi",
+    show_default=True,
+    help="psi: find the rows that all parties hold; digest: they hold the same ids already.",
+)
+def recipe(
+    data: str | None,
+    id_: tuple[str, ...],
+    drop: tuple[str, ...],
+    server: str | None,
+    advertise: str | None,
+    out: Path,
+    force: bool,
+    active: str | None,
+    passives: tuple[str, ...],
+    label: str | None,
+    task: str | None,
+    align: str,
+) -> None:
+    """Write recipe.toml, for all parties, and the active party's own file NAME.toml.
+
+    \b
+    Example:
+      vfl new recipe --data bank.csv --active bank --passive shop --label default
+    """
+    from vfl.new.flow import Given, Wishes, new_recipe
+
+    given = Given(data, id_, label, drop, server, advertise, out, force)
+    new_recipe(given, Wishes(active, passives, task, align))
+
+
+@new.command()
+@_shared
+@click.option(
+    "--recipe",
+    "recipe_path",
+    type=click.Path(path_type=Path),
+    default=Path("recipe.toml"),
+    show_default=True,
+    help="The recipe that the active party has sent.",
+)
+@click.option("--name", metavar="NAME", help="Your own name in the recipe. [default: the only passive one]")
+@click.option("--label", metavar="COLUMN", help="Active party: the column to predict.")
+def party(
+    data: str | None,
+    id_: tuple[str, ...],
+    drop: tuple[str, ...],
+    server: str | None,
+    advertise: str | None,
+    out: Path,
+    force: bool,
+    recipe_path: Path,
+    name: str | None,
+    label: str | None,
+) -> None:
+    """Write the file NAME.toml of a party of an existing recipe, and print the recipe's digest.
+
+    The digest is the same at every party: compare it on the telephone.
+
+    \b
+    Example:
+      vfl new party --recipe recipe.toml --data shop.csv --name shop --id customer
+    """
+    from vfl.new.flow import Given, new_party
+
+    new_party(Given(data, id_, label, drop, server, advertise, out, force), recipe_path, name)

@@ -1,0 +1,140 @@
+"""The files that ``vfl new`` writes: a recipe, and a party file in which nothing stands that is a default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vfl.new.look import Look
+from vfl.new.rules import Sizes, Task
+from vfl.simulation.federation import to_lines, to_toml
+from vfl_common.config.base import parse
+from vfl_common.config.data import is_path
+from vfl_common.config.party import PartyFile
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+
+RECIPE = "recipe.toml"
+_HEADER = "# The same at every party; `vfl new recipe` wrote it. docs/how-to.md explains each key.\n\n"
+
+
+def recipe_tables(
+    name: str,
+    task: Task,
+    active: str,
+    passives: tuple[str, ...],
+    rows: Mapping[str, Any],
+    sizes: Sizes,
+    *,
+    features: bool,
+) -> dict[str, Any]:
+    """Returns the tables of a recipe for split training.
+
+    Args:
+        name: the recipe's.
+        task: what is predicted.
+        active, passives: the parties.
+        rows: its table ``[rows]``.
+        sizes: of the model and the training.
+        features: whether the active party has feature columns.
+    """
+    known: dict[str, Any] = {"kind": task.kind} | ({"classes": task.classes} if task.classes is not None else {})
+    first: dict[str, Any] = {"name": active, "role": "active"} | ({} if features else {"features": False})
+    splitnn = {
+        "kind": "splitnn",
+        "epochs": sizes.epochs,
+        "batch_size": sizes.batch_size,
+        "optimizer": {"kind": "adam", "lr": 2e-3, "weight_decay": 1e-4},
+        "early_stopping": {"patience": sizes.patience, "metric": "loss"},
+    }
+    return {
+        "name": name,
+        "task": known,
+        "parties": [first, *({"name": passive, "role": "passive"} for passive in passives)],
+        "rows": dict(rows),
+        "model": {
+            "embedding_size": sizes.embedding_size,
+            # It takes numbers and categories; nobody knows what columns the other parties have.
+            "encoder": {"kind": "tabular", "hidden": [sizes.hidden], "dropout": 0.1},
+        },
+        "phases": [splitnn, {"kind": "evaluate"}],
+    }
+
+
+def party_tables(
+    name: str,
+    recipe: Path,
+    server: str,
+    advertise: str | None,
+    source: str,
+    id_: tuple[str, ...],
+    look: Look,
+    *,
+    label: str | None,
+    out: Path,
+) -> dict[str, Any]:
+    """Returns the keys of a party file in ``out``. ``advertise``: as in ``PartyFile``."""
+    data: dict[str, Any] = {
+        "source": relative(source, out) if is_path(source) else source,
+        "id": id_[0] if len(id_) == 1 else list(id_),
+    }
+    if label is not None:
+        data["label"] = label
+    if look.repeated:
+        data["duplicates"] = "first"
+    if look.drop:
+        data["drop"] = list(look.drop)
+    if look.missing:
+        data["missing"] = "mean"
+    tables: dict[str, Any] = {"name": name, "recipe": relative(str(recipe), out), "server": server}
+    if advertise is not None:
+        tables |= {"listen": f"0.0.0.0:{advertise.rpartition(':')[2]}", "advertise": advertise}
+    tls = {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"}
+    return tables | {"tls": tls, "data": data}
+
+
+def relative(path: str, folder: Path) -> str:
+    """Returns a path as a file in ``folder`` names it, with forward slashes; absolute if it is on another drive."""
+    try:
+        return Path(os.path.relpath(path, folder)).as_posix()
+    except ValueError:
+        return Path(path).resolve().as_posix()
+
+
+def recipe_text(tables: Mapping[str, Any], where: Path) -> tuple[str, Recipe]:
+    """Returns a recipe's file and what is read from it. Raises InputError if a name in it cannot be used."""
+    return _HEADER + to_toml(tables), parse(Recipe, tables, str(where))
+
+
+def party_text(tables: Mapping[str, Any], where: Path) -> str:
+    """Returns a party file, a line for each key. Raises InputError if something in it cannot be used."""
+    parse(PartyFile, tables, str(where))
+    return to_lines(tables)
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Raises InputError if a file would be replaced, or has no folder."""
+    if path.exists() and not force:
+        text = f"{path}: exists already; move it away, or replace it with --force"
+        raise InputError(Code.FILE_INVALID, text)
+    if not path.absolute().parent.is_dir():
+        raise InputError(Code.FILE_INVALID, f"{path.parent}: no such folder; make it, or give another --out")
+
+
+def write_all(texts: Mapping[Path, str], *, force: bool) -> None:
+    """Writes files: all of them, or none that was not there before. Raises InputError."""
+    for path in texts:
+        refuse_existing(path, force=force)
+    made: list[Path] = []
+    try:
+        for path, text in texts.items():
+            new = not path.exists()
+            write_atomic(path, text)
+            made += [path] if new else []
+    except InputError:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,221 @@
+"""The two walks of ``vfl new``: from a table to a recipe and a party file, and from a recipe to another party file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from vfl.new import ask, rules
+from vfl.new.files import RECIPE, party_tables, party_text, recipe_tables, recipe_text, refuse_existing, write_all
+from vfl.new.look import Read, look, read_values, reader
+from vfl.new.say import is_here, said_digest, say, say_addresses, say_recipe, say_table
+from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.text import listed
+from vfl_party.data.names import heading
+
+HERE = "127.0.0.1:7000"
+_TABLES = (".csv", ".csv.gz", ".parquet")
+
+
+@dataclass(frozen=True)
+class Given:
+    """The flags of both commands; None or empty: not given."""
+
+    data: str | None
+    id: tuple[str, ...]
+    label: str | None
+    drop: tuple[str, ...]
+    server: str | None
+    advertise: str | None
+    out: Path
+    force: bool
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The other flags of ``vfl new recipe``."""
+
+    active: str | None
+    passives: tuple[str, ...]
+    task: str | None
+    align: str
+
+
+def new_recipe(given: Given, wishes: Wishes) -> None:
+    """Writes the recipe and the active party's file. Raises InputError."""
+    out, recipe_path = given.out, given.out / RECIPE
+    refuse_existing(recipe_path, force=given.force)
+    source, names, notes = _table(given)
+    active = _name(wishes.active, "--active", "Name of this party, which knows the label", _stem(source))
+    path = out / f"{active}.toml"
+    refuse_existing(path, force=given.force)
+    passives = _passives(wishes.passives)
+    label = _label(given, names, source)
+    id_, values = _id(given, names, label, source)
+    id_rules = rules.id_rules_for(read_values(source, id_).different)
+    found = look(source, id_, id_rules, lambda name: values((name,)), label=label, drop=_drop(given, names, source))
+    task = rules.task_of(found.labels, f"{source}: label column {label!r}", label, wishes.task)
+    server, advertise = _addresses(given, active)
+    sizes = rules.sizes_for(found.rows)
+    settings = rules.rows_for(found.rows, task, wishes.align, id_rules)
+    features = bool(found.numbers or found.categories)
+    tables = recipe_tables(rules.recipe_name(label), task, active, passives, settings, sizes, features=features)
+    text, recipe = recipe_text(tables, recipe_path)
+    own = party_tables(active, recipe_path, server, advertise, source, id_, found, label=label, out=out)
+    write_all({recipe_path: text, path: party_text(own, path)}, force=given.force)
+    say_table(found, id_, path, notes)
+    if not features:
+        say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
+    look_of = rules.look_of(found.ids)
+    say("ids", f"{', '.join(id_rules)}; then most look like {look_of}", f"rows.id_rules in {recipe_path}")
+    say_recipe(recipe, label, found, sizes, recipe_path)
+    say_addresses(server, advertise, path)
+    say("wrote", f"{recipe_path}: send it to {listed(passives)}; {said_digest(recipe)}")
+    say("wrote", f"{path}: stays here")
+    say("next", f"vfl certs ca, then vfl certs issue {recipe.server} {active}")
+
+
+def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
+    """Writes the file of a party of the recipe. Raises InputError."""
+    recipe = load_recipe(recipe_path)
+    name = _place(recipe, recipe_path, name)
+    path = given.out / f"{name}.toml"
+    refuse_existing(path, force=given.force)
+    source, names, notes = _table(given)
+    active = name == recipe.active.name
+    if given.label is not None and not active:
+        text = f"--label is for {recipe.active.name}, the recipe's active party; remove it, or put the column in --drop"
+        raise InputError(Code.CONFIG_INVALID, text)
+    label = _label(given, names, source) if active else None
+    id_, values = _id(given, names, label, source)
+    id_rules, drop = recipe.rows.id_rules, _drop(given, names, source)
+    found = look(source, id_, id_rules, lambda each: values((each,)), label=label, drop=drop)
+    features = bool(found.numbers or found.categories)
+    place = recipe.party(name)
+    if not features and place is not None and place.features:
+        text = f"{source}: has no columns of use beside the id; left out: {listed(list(found.drop))}"
+        raise InputError(Code.DATA_INVALID, text)
+    if label is not None:
+        rules.task_of(found.labels, f"{source}: label column {label!r}", label, recipe.task.kind)
+    server, advertise = _addresses(given, name) if active else (_server(given), None)
+    tables = party_tables(name, recipe_path, server, advertise, source, id_, found, label=label, out=given.out)
+    write_all({path: party_text(tables, path)}, force=given.force)
+    say("recipe", f"{recipe.name}, {said_digest(recipe)}")
+    say_table(found, id_, path, notes)
+    spelt = f"by the recipe's rules ({', '.join(id_rules)})" if id_rules else "as they come"
+    alike = f"most look like {rules.look_of(found.ids)}, as they must at every party"
+    say("ids", f"{spelt} {alike}", f"data.id_rules in {path}")
+    say_addresses(server, advertise, path)
+    say("wrote", f"{path}: stays here")
+    say("next", f"vfl certs request {name}, for the keeper of the CA to sign; then vfl-party check {path} --offline")
+
+
+# --- questions ------------------------------------------------------------------------------------------------------
+
+
+def _table(given: Given) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Returns the table, the names of its columns, and what its reader has guessed. Raises InputError."""
+    here = [path.name for path in sorted(Path().iterdir()) if path.name.lower().endswith(_TABLES)]
+
+    def readable(text: str) -> str:
+        heading(text)
+        return text
+
+    source = ask.answer(given.data, "--data", "Your table", readable, default=here[0] if len(here) == 1 else "")
+    found = heading(source)
+    return source, found.names, found.notes
+
+
+def _stem(source: str) -> str:
+    """Returns the name of a file without its ending, if a party can be called so; else ''."""
+    try:
+        return ask.party_name(Path(source).name.partition(".")[0])
+    except InputError:
+        return ""
+
+
+def _name(given: str | None, flag: str, question: str, default: str) -> str:
+    return ask.answer(given, flag, question, ask.party_name, default=default, sure=True)
+
+
+def _passives(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names of the other parties, which may be separated by commas. Raises InputError."""
+
+    def checked(text: str) -> str:
+        names = [name.strip() for name in text.split(",")]
+        return ",".join(ask.party_name(name) for name in names)
+
+    text = ask.answer(",".join(given) or None, "--passive", "Names of the other parties, with commas", checked)
+    return tuple(text.split(","))
+
+
+def _label(given: Given, names: Sequence[str], source: str) -> str:
+    _show_columns(given.label, names)
+    check, likely = ask.among(names, source, "--label"), rules.likely_label(names)
+    return ask.answer(given.label, "--label", "The column to predict", check, default=likely)
+
+
+def _id(given: Given, names: Sequence[str], label: str | None, source: str) -> tuple[tuple[str, ...], Read]:
+    """Returns the id columns, and what reads columns. Raises InputError."""
+    names = [name for name in names if name != label]
+    if not names:
+        raise InputError(Code.DATA_INVALID, f"{source}: has no column beside the label; add the id column")
+    values, check = reader(source), ask.among(names, source, "--id")
+    if given.id:
+        if label in given.id or len(set(given.id)) < len(given.id):
+            text = f"--id {' --id '.join(given.id)}: the columns of the id and the label must be different ones"
+            raise InputError(Code.CONFIG_INVALID, text)
+        return tuple(check(name) for name in given.id), values
+    guess = rules.guess_id(names, lambda name: values((name,)))
+    if guess.sure:
+        return (guess.name,), values
+    if not guess.name and all(values((name,)) is None for name in names):
+        read_values(source, (names[0],))  # says why, such as that there are no rows
+    if not guess.name and not ask.at_terminal():
+        text = f"{source}: no column has another value in each row, as an id has; name the id column with --id"
+        raise InputError(Code.DATA_INVALID, text)
+    _show_columns(None, names)
+    return (ask.answer(None, "--id", "The column that says who a row is about", check, default=guess.name),), values
+
+
+def _drop(given: Given, names: Sequence[str], source: str) -> tuple[str, ...]:
+    check = ask.among(names, source, "--drop")
+    return tuple(check(name) for name in given.drop)
+
+
+def _place(recipe: Recipe, path: Path, given: str | None) -> str:
+    """Returns which party of the recipe this is. Raises InputError."""
+    names = [party.name for party in recipe.parties]
+    others = [party.name for party in recipe.passives]
+
+    def known(name: str) -> str:
+        if name not in names:
+            text = f"{path}: {name!r} is not a party of the recipe (parties: {listed(names)}); correct --name"
+            raise InputError(Code.NOT_IN_RECIPE, text)
+        return name
+
+    default = others[0] if len(others) == 1 else ""
+    return ask.answer(given, "--name", f"Which party is this ({listed(names)})", known, default=default, sure=True)
+
+
+def _server(given: Given) -> str:
+    question = "Where the server will listen, host:port"
+    return ask.answer(given.server, "--server", question, ask.address, default=HERE, sure=True)
+
+
+def _addresses(given: Given, active: str) -> tuple[str, str | None]:
+    """Returns the server's address and that of the active party, None if it is on this machine as the server is."""
+    server = _server(given)
+    if given.advertise is None and is_here(server):
+        return server, None
+    question, proposal = f"Where the others reach {active}, host:port", f"{active}.example.org:7001"
+    return server, ask.answer(given.advertise, "--advertise", question, ask.address, default=proposal)
+
+
+def _show_columns(given: str | None, names: Sequence[str]) -> None:
+    if given is None and ask.at_terminal():
+        click.echo(f"Columns: {', '.join(names)}", err=True)

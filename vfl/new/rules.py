@@ -1,0 +1,238 @@
+"""The rules by which ``vfl new`` fills in what it is not told. They are pure: they see names, counts and texts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from vfl_common.errors import Code, InputError
+
+Kind = Literal["binary", "multiclass", "regression"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Counts = Mapping[str | float, int]  # {value of the label: rows}
+
+MOST_NUMBERED = 20  # classes that are whole numbers; a label with more different numbers is a quantity
+MOST_CLASSES = 100
+ROWS_A_CLASS = 10  # a class, or a category, has that many rows on average
+FEW = 50  # different texts that are always categories, however few the rows
+ALMOST_ALL = 0.9  # the share of different values with which a column called "customer" is the id
+_LOOKED_AT = 10_000  # ids whose spelling is looked at
+_LONGEST_LOOK = 24  # characters
+
+_PEOPLE = {
+    "account",
+    "client",
+    "contract",
+    "customer",
+    "member",
+    "patient",
+    "person",
+    "policy",
+    "user",
+    "kunde",
+    "kunden",
+}
+_NUMBERS = {"code", "email", "iban", "id", "ids", "key", "mail", "no", "nr", "num", "number", "nummer", "phone", "ssn"}
+_NUMBERS |= {"kundennr", "kundennummer", "uid", "uuid"}
+_LABELS = {"class", "churn", "churned", "default", "label", "outcome", "target", "y"}
+_DECIMAL = re.compile(r"\s*[-+]?\d*[.,]\d+\s*")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The model and the training that suit a number of rows. ``validation``: the share that early stopping looks at."""
+
+    hidden: int
+    embedding_size: int
+    batch_size: int
+    epochs: int
+    patience: int
+    validation: float
+
+
+# Rows of the active party below which a line holds. More rows: wider layers, larger batches, fewer epochs, so that
+# training takes from some hundred steps to some ten thousand; epochs are the most, since early stopping ends them.
+_SIZES: tuple[tuple[int, Sizes], ...] = (
+    (1_000, Sizes(hidden=32, embedding_size=8, batch_size=32, epochs=60, patience=12, validation=0.2)),
+    (10_000, Sizes(hidden=64, embedding_size=16, batch_size=64, epochs=40, patience=8, validation=0.15)),
+    (100_000, Sizes(hidden=64, embedding_size=16, batch_size=256, epochs=20, patience=4, validation=0.1)),
+    (1_000_000, Sizes(hidden=128, embedding_size=32, batch_size=1024, epochs=10, patience=3, validation=0.1)),
+)
+_MANY = Sizes(hidden=128, embedding_size=32, batch_size=4096, epochs=5, patience=2, validation=0.05)
+
+
+def sizes_for(rows: int) -> Sizes:
+    """Returns the model and the training for a table of so many rows."""
+    return next((sizes for below, sizes in _SIZES if rows < below), _MANY)
+
+
+def least_in_common(rows: int) -> int:
+    """Returns how many common rows there must be: a tenth of the active party's, at least 10 and at most 100."""
+    return max(10, min(100, rows // 10))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted. ``classes``: how many, of a multiclass task."""
+
+    kind: Kind
+    classes: int | None = None
+
+
+def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> Task:
+    """Returns the task that the values of a label ask for.
+
+    Args:
+        counts: how many rows each value has.
+        what: the beginning of an error's sentence: file and column.
+        name: the column's name.
+        wanted: the kind that a person asks for, instead of a guess.
+
+    Raises InputError if the label cannot be learnt, or not as ``wanted``.
+    """
+    values, rows = len(counts), sum(counts.values())
+    if values == 1:
+        raise _unusable(f"{what} has the same value in all rows, so there is nothing to learn; name another column")
+    text = any(isinstance(value, str) for value in counts)
+    if wanted is not None:
+        return _as_wanted(wanted, values, text, what)
+    if values == 2:
+        return Task("binary")
+    if text:
+        if values > MOST_CLASSES or rows < 2 * values:
+            found = f"{values:,} different texts in {rows:,} rows, and looks like an id or free text"
+            raise _unusable(f"{what} has {found}; name another column, or give --task multiclass if these are classes")
+        return Task("multiclass", values)
+    numbers = cast(Iterable[float], counts)
+    whole = all(float(value).is_integer() for value in numbers)
+    if whole and values == rows and (looks_like_id(name) or max(numbers) - min(numbers) == rows - 1):
+        found = f"{what} has another whole number in each row, and looks like an id"
+        raise _unusable(f"{found}; name another column, or give --task regression if it is a quantity")
+    if whole and values <= MOST_NUMBERED and rows >= ROWS_A_CLASS * values:
+        return Task("multiclass", values)
+    return Task("regression")
+
+
+def _as_wanted(wanted: str, values: int, text: bool, what: str) -> Task:
+    if wanted == "binary" and values != 2:
+        raise _unusable(f"{what} has {values:,} different values, but a binary task has two; give another --task")
+    if wanted == "regression" and text:
+        raise _unusable(f"{what} holds text, but a regression needs numbers; give another --task")
+    return Task(cast(Kind, wanted), values if wanted == "multiclass" else None)
+
+
+def rows_for(rows: int, task: Task, align: str, id_rules: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the recipe's table ``[rows]``: every split has its share of each class, if there are classes."""
+    found: dict[str, Any] = {"align": "psi", "at_least": least_in_common(rows)} if align == "psi" else {}
+    found |= {"id_rules": list(id_rules), "validation": sizes_for(rows).validation}
+    return found if task.kind == "regression" else found | {"split": "stratified"}
+
+
+# --- ids ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Values:
+    """A column, or several that are one id together: how many rows it has, and its different values as text."""
+
+    rows: int
+    different: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """The number of different values for each row."""
+        return len(self.different) / self.rows
+
+
+@dataclass(frozen=True)
+class IdGuess:
+    """``name``: the column that is likely to be the id, '' for none; ``sure``: nobody needs to be asked."""
+
+    name: str
+    sure: bool
+    others: tuple[str, ...] = ()
+
+
+def guess_id(names: Sequence[str], values: Callable[[str], Values | None]) -> IdGuess:
+    """Guesses the id column: one that is called like an id and has (almost) another value in each row.
+
+    If there are several, or none, the guess is unsure: the first of them, or else the first other column with another
+    value in each row. Decimal numbers are no ids. ``values`` reads a column; None: it cannot be an id.
+    """
+    found = [name for name in names if looks_like_id(name) and _identifies(values(name), ALMOST_ALL)]
+    if found:
+        return IdGuess(found[0], len(found) == 1, tuple(found[1:]))
+    found = [name for name in names if _identifies(values(name), 1.0)]
+    return IdGuess(found[0], False, tuple(found[1:])) if found else IdGuess("", False)
+
+
+def _identifies(values: Values | None, share: float) -> bool:
+    if values is None or values.share < share:
+        return False
+    return not any(_DECIMAL.fullmatch(text) for text in values.different[:_LOOKED_AT])
+
+
+def looks_like_id(name: str) -> bool:
+    """Whether a column is called like an id: ``customer``, ``client_no``, ``PatientID``; but not ``customer_age``."""
+    words = re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).casefold())
+    return bool(words) and (words[-1] in _NUMBERS or all(word in _PEOPLE for word in words))
+
+
+def likely_label(names: Sequence[str]) -> str:
+    """Returns the column that a person is offered as the label: one that is called so, or the last."""
+    return next((name for name in reversed(names) if name.casefold() in _LABELS), names[-1])
+
+
+def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
+    """Returns rules that spell ids alike at all parties, by how these look.
+
+    E-mail addresses: ``email``. Others: ``nfkc`` if there is more than ASCII, always ``trim``, and ``casefold`` if
+    there are letters: the other parties may have blanks and capitals that are not in these.
+    """
+    looked_at = ids[:_LOOKED_AT]
+    if sum("@" in text for text in looked_at) > len(looked_at) / 2:
+        return ("email",)
+    rules = ["trim"]
+    if not all(text.isascii() for text in looked_at):
+        rules.insert(0, "nfkc")
+    if any(letter.isalpha() for text in looked_at for letter in text):
+        rules.append("casefold")
+    return tuple(rules)
+
+
+def look_of(ids: Sequence[str]) -> str:
+    """Returns how most ids look, ``A`` for a letter and ``0`` for a digit: people compare it, and it shows no id."""
+    looks = Counter(re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "0", text[:_LONGEST_LOOK])) for text in ids[:_LOOKED_AT])
+    shorter: Counter[str] = Counter()
+    for look, count in looks.items():
+        shorter[re.sub(r"(A|0)\1+", r"\1", look)] += count
+    for found, lengths in ((looks, ""), (shorter, " of several lengths")):
+        look, count = found.most_common(1)[0]
+        if count > looks.total() / 2:
+            return re.sub(r"[^A0 ./@_-]", "?", look) + lengths
+    return "in several ways"
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def left_out_text(values: Values | None) -> bool:
+    """Whether a column of text has too many different values to be of use: names, addresses, notes."""
+    return values is not None and len(values.different) > max(FEW, values.rows / ROWS_A_CLASS)
+
+
+def left_out_number(name: str, values: Callable[[str], Values | None]) -> bool:
+    """Whether a column of numbers is an id: it is called so, and has another value in each row."""
+    return looks_like_id(name) and _identifies(values(name), 1.0)
+
+
+def recipe_name(label: str) -> str:
+    """Returns a name for a recipe that predicts this label."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", label)[:60].strip("-") or "federation"
+
+
+def _unusable(text: str) -> InputError:
+    return InputError(Code.DATA_INVALID, text)

@@ -1,0 +1,73 @@
+"""Says what was guessed, a line each, with the key of a file or the flag that changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from vfl.new.look import Look
+from vfl.new.rules import Sizes
+from vfl_common.config.recipe import Recipe
+from vfl_common.text import host_and_port, listed
+
+_WIDTH = 12
+
+
+def say(about: str, text: str, change: str = "") -> None:
+    """Says one thing; ``change``: the key or flag that changes it."""
+    click.echo(f"{about:<{_WIDTH}}{text}{f'  ({change})' if change else ''}")
+
+
+def say_table(found: Look, id_: tuple[str, ...], path: Path, notes: Sequence[str]) -> None:
+    """Says what a table shows. ``path``: the party file; ``notes``: what the table's reader has guessed."""
+    for note in notes:
+        say("table", note)
+    say("id", f"{listed(list(map(repr, id_)))}, of {found.rows:,} rows", "--id")
+    if found.left_out:
+        first = "; of rows that share an id the first stays" if found.repeated else ""
+        say("rows", f"{found.left_out}{first}", f"data.duplicates in {path}")
+    if found.numbers:
+        say("numbers", listed(found.numbers), f"data.categorical in {path}")
+    if found.categories:
+        say("categories", listed(found.categories), f"data.numeric in {path}")
+    for name, why in found.drop.items():
+        say("left out", f"{name}: {why}", f"data.drop in {path}")
+    if found.missing:
+        say("missing", "numbers, in some rows; the column's mean takes their place", f"data.missing in {path}")
+
+
+def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path) -> None:
+    """Says what the recipe, in the file ``path``, predicts, with which rows, and how it trains."""
+    task, rows = recipe.task, recipe.rows
+    several = f" with {task.classes} classes" if task.classes is not None else ""
+    text = f"{label!r} has {len(found.labels):,} different values: {task.kind}{several}"
+    say("label", text, f"--task, or task.kind in {path}")
+    if rows.align == "psi":
+        text = f"the parties find those in common; fewer than {rows.at_least} end the run"
+        say("alignment", text, f"rows.align, rows.at_least in {path}")
+    else:
+        say("alignment", "all parties must hold the same ids", f"rows.align in {path}")
+    model = f"{sizes.hidden} hidden units, embeddings of {sizes.embedding_size} numbers"
+    training = f"for {found.rows:,} rows: batches of {sizes.batch_size}, at most {sizes.epochs} epochs"
+    say("model", model, f"[model] in {path}")
+    say("training", training, f"[[phases]] in {path}")
+
+
+def say_addresses(server: str, advertise: str | None, path: Path) -> None:
+    """Says where the server is and, if others reach this party, where."""
+    say("server", f"{server}{' on this machine' if is_here(server) else ''}", f"server in {path}")
+    if advertise is not None:
+        say("listens", f"on all addresses; the others reach it at {advertise}", f"listen, advertise in {path}")
+
+
+def said_digest(recipe: Recipe) -> str:
+    """Words a recipe's digest as `vfl-party check` does."""
+    return f"digest {recipe.digest()[:16]} (the same at every party)"
+
+
+def is_here(address: str) -> bool:
+    """Whether an address is one of this machine's own."""
+    host = host_and_port(address)[0]
+    return host in ("localhost", "::1") or host.startswith("127.")
