@@ -13,7 +13,7 @@ import math
 import random
 from pathlib import Path
 
-SHOP_AS_EXCEL = False  # True: the shop's file has semicolons, decimal commas and the encoding cp1252
+SHOP_AS_EXCEL = True  # True: the shop's file has semicolons, decimal commas and the encoding cp1252
 AT_BOTH, AT_BANK, AT_SHOP = 1_600, 400, 500
 PRODUCTS = {"current": 0.0, "savings": -0.5, "loan": 0.7}
 TOWNS = ("Köln", "Zürich", "Malmö", "Orléans", "Graz", "Bern")

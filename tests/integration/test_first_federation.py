@@ -181,5 +181,5 @@ def test_from_two_tables_to_scores(tmp_path: Path) -> None:
 
     with (tmp_path / "bank" / "scores.csv").open(newline="") as file:
         scores = list(csv.DictReader(file))
-    assert len({row["id"] for row in scores}) == len(scores) == 1_600
+    assert len({row["customer"] for row in scores}) == len(scores) == 1_600
     assert {row["class"] for row in scores} == {"yes", "no"}

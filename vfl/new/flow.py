@@ -15,10 +15,9 @@ from vfl.new.say import is_here, said_digest, say, say_addresses, say_recipe, sa
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
-from vfl_party.data.names import heading
+from vfl_party.data import TABLES, column_names
 
 HERE = "127.0.0.1:7000"
-_TABLES = (".csv", ".csv.gz", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     """Writes the recipe and the active party's file. Raises InputError."""
     out, recipe_path = given.out, given.out / RECIPE
     refuse_existing(recipe_path, force=given.force)
-    source, names, notes = _table(given)
+    source, names = _table(given)
     active = _name(wishes.active, "--active", "Name of this party, which knows the label", _stem(source))
     path = out / f"{active}.toml"
     refuse_existing(path, force=given.force)
@@ -67,7 +66,7 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     text, recipe = recipe_text(tables, recipe_path)
     own = party_tables(active, recipe_path, server, advertise, source, id_, found, label=label, out=out)
     write_all({recipe_path: text, path: party_text(own, path)}, force=given.force)
-    say_table(found, id_, path, notes)
+    say_table(found, id_, path)
     if not features:
         say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
     look_of = rules.look_of(found.ids)
@@ -85,7 +84,7 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     name = _place(recipe, recipe_path, name)
     path = given.out / f"{name}.toml"
     refuse_existing(path, force=given.force)
-    source, names, notes = _table(given)
+    source, names = _table(given)
     active = name == recipe.active.name
     if given.label is not None and not active:
         text = f"--label is for {recipe.active.name}, the recipe's active party; remove it, or put the column in --drop"
@@ -105,7 +104,7 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     tables = party_tables(name, recipe_path, server, advertise, source, id_, found, label=label, out=given.out)
     write_all({path: party_text(tables, path)}, force=given.force)
     say("recipe", f"{recipe.name}, {said_digest(recipe)}")
-    say_table(found, id_, path, notes)
+    say_table(found, id_, path)
     spelt = f"by the recipe's rules ({', '.join(id_rules)})" if id_rules else "as they come"
     alike = f"most look like {rules.look_of(found.ids)}, as they must at every party"
     say("ids", f"{spelt} {alike}", f"data.id_rules in {path}")
@@ -117,17 +116,16 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
 # --- questions ------------------------------------------------------------------------------------------------------
 
 
-def _table(given: Given) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Returns the table, the names of its columns, and what its reader has guessed. Raises InputError."""
-    here = [path.name for path in sorted(Path().iterdir()) if path.name.lower().endswith(_TABLES)]
+def _table(given: Given) -> tuple[str, tuple[str, ...]]:
+    """Returns the table and the names of its columns. Raises InputError."""
+    here = [path.name for path in sorted(Path().iterdir()) if path.name.lower().endswith(TABLES)]
 
     def readable(text: str) -> str:
-        heading(text)
+        column_names(text)
         return text
 
     source = ask.answer(given.data, "--data", "Your table", readable, default=here[0] if len(here) == 1 else "")
-    found = heading(source)
-    return source, found.names, found.notes
+    return source, column_names(source)
 
 
 def _stem(source: str) -> str:

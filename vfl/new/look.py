@@ -21,7 +21,8 @@ class Look:
 
     rows: with an id, each id once; left_out: of the source's rows, those without an id or with a repeated one.
     numbers, categories: the feature columns. drop: {column: why it is of no use}. missing: whether numbers are missing.
-    ids: as the rules spell them. labels: how many rows each value has; empty if no label was read.
+    ids: as the rules spell them. notes: what the table's reader has guessed. labels: how many rows each value has; none
+    if no label was read.
     """
 
     rows: int
@@ -30,7 +31,8 @@ class Look:
     numbers: tuple[str, ...]
     categories: tuple[str, ...]
     missing: bool
-    ids: tuple[str, ...] = field(repr=False)
+    ids: Sequence[str] = field(repr=False)
+    notes: tuple[str, ...] = ()
     drop: dict[str, str] = field(default_factory=dict)
     labels: Counts = field(default_factory=dict)
 
@@ -97,6 +99,7 @@ def look(
         categories=tuple(name for name in table.categorical_names if name not in useless),
         missing=not useless.keys() >= set(table.numeric_names) and _misses_numbers(settings, tuple(useless)),
         ids=table.ids,
+        notes=table.notes,
         drop=useless,
         labels=_counts(table),
     )

@@ -139,7 +139,7 @@ class Values:
     """A column, or several that are one id together: how many rows it has, and its different values as text."""
 
     rows: int
-    different: tuple[str, ...]
+    different: Sequence[str]
 
     @property
     def share(self) -> float:

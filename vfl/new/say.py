@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,9 +19,9 @@ def say(about: str, text: str, change: str = "") -> None:
     click.echo(f"{about:<{_WIDTH}}{text}{f'  ({change})' if change else ''}")
 
 
-def say_table(found: Look, id_: tuple[str, ...], path: Path, notes: Sequence[str]) -> None:
-    """Says what a table shows. ``path``: the party file; ``notes``: what the table's reader has guessed."""
-    for note in notes:
+def say_table(found: Look, id_: tuple[str, ...], path: Path) -> None:
+    """Says what a table shows. ``path``: the party file."""
+    for note in found.notes:
         say("table", note)
     say("id", f"{listed(list(map(repr, id_)))}, of {found.rows:,} rows", "--id")
     if found.left_out:

@@ -2,15 +2,17 @@
 
 from vfl_party.data.join import read_table
 from vfl_party.data.labels import Labels
-from vfl_party.data.load import load_table, loading, read_rows, tabulate
+from vfl_party.data.load import TABLES, column_names, load_table, loading, read_rows, tabulate
 from vfl_party.data.preprocess import Features, Preprocessor
 from vfl_party.data.table import Table, describe
 
 __all__ = [
+    "TABLES",
     "Features",
     "Labels",
     "Preprocessor",
     "Table",
+    "column_names",
     "describe",
     "load_table",
     "loading",

@@ -24,12 +24,14 @@ from vfl_party.data.ids import IdCounts, Ids, in_order, normalised
 from vfl_party.data.images import read_image_folder, to_unit
 from vfl_party.data.named import read_sklearn, read_torchvision
 from vfl_party.data.space import Space
+from vfl_party.data.stream import Stream
 from vfl_party.data.table import Table
 from vfl_party.data.views import column_run, cut_images
 from vfl_party.plugins import PlugIns
 
 log = logging.getLogger(__name__)
 
+TABLES = (*TEXT, PARQUET)  # endings of files that are tables
 PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision"))
 
 
@@ -75,7 +77,7 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     space = Space.of(settings)
     for note in rows.notes:
         log.info("%s: %s", source, note, extra={"event": "guessed"})
-    whole = Table(source, texts, labels=rows.labels, splits=rows.splits, counts=counts, space=space)
+    whole = Table(source, texts, labels=rows.labels, splits=rows.splits, counts=counts, notes=rows.notes, space=space)
     found = rows.features
     if isinstance(found, Columns):
         table = _with_columns(whole, found, settings)
@@ -92,29 +94,45 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
 
 def read_rows(settings: DataSettings, with_label: bool) -> Rows:
     """Reads the rows of a source: the first step of ``load_table``. Raises InputError."""
-    source, path, reader = settings.source, Path(settings.source), reader_of(settings.source)
+    source, reader = settings.source, reader_of(settings.source)
     if reader == "sklearn":
         return read_sklearn(settings, with_label)
     if reader == "torchvision":
         return read_torchvision(settings, with_label)
     if reader is not None:
         return frame_rows(_frame_of(source, reader), settings, with_label)
-    if not path.exists():
-        raise checks.unreadable(
-            source, "no such file or folder; correct data.source, or mount the volume that holds it"
-        )
-    name = path.name.lower()
-    if path.is_dir() and not holds_parquet(path):
+    stream = open_table(settings)
+    if stream is not None:
+        return collect(stream, settings, with_label)
+    if Path(source).is_dir():
         return read_image_folder(settings, with_label)
-    if path.is_dir() or name.endswith(PARQUET):
-        return collect(open_parquet(settings), settings, with_label)
-    if name.endswith(TEXT):
-        return collect(open_text(settings), settings, with_label)
-    if name.endswith(".npz"):
+    if source.lower().endswith(".npz"):
         return read_npz(settings, with_label)
     kinds = "a .csv, .tsv, .txt (each also .gz), .parquet or .npz file, a folder of images or Parquet files,"
     kinds = f"{kinds} sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
     raise checks.unreadable(source, f"has no known kind; give data.source as one of {kinds}")
+
+
+def open_table(settings: DataSettings) -> Stream | None:
+    """Opens a table that is read in blocks of rows; None if the source is of another kind. Raises InputError."""
+    source, path = settings.source, Path(settings.source)
+    if not path.exists():
+        text = "no such file or folder; correct data.source, or mount the volume that holds it"
+        raise checks.unreadable(source, text)
+    if path.is_dir():
+        return open_parquet(settings) if holds_parquet(path) else None
+    name = path.name.lower()
+    if name.endswith(PARQUET):
+        return open_parquet(settings)
+    return open_text(settings) if name.endswith(TEXT) else None
+
+
+def column_names(source: str) -> tuple[str, ...]:
+    """Returns the names of a table's columns. Raises InputError if the source is no table, or cannot be read."""
+    stream = open_table(DataSettings(source=source))
+    if stream is None:
+        raise checks.unreadable(source, f"is no table that can be read; give a {', '.join(TABLES)} file")
+    return stream.names
 
 
 def _frame_of(source: str, name: str) -> Any:

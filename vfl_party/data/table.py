@@ -42,8 +42,9 @@ class Table:
 
     numeric_NF: NaN if a value is missing; images_NCHW: pixels, 0 to 1 if the source holds bytes; labels: [N] float64
     numbers or text (dtype object), None if none were read; splits: [N] text, ``train``, ``validation`` or ``test``, if
-    the source says it; counts: of the source's rows, also of those that are left out because of their ids; space: where
-    its arrays lie. A table has columns or images; an active party without features has neither.
+    the source says it; counts: of the source's rows, also of those that are left out because of their ids; notes: what
+    was guessed, a sentence each; space: where its arrays lie. A table has columns or images; an active party without
+    features has neither.
     """
 
     source: str
@@ -56,6 +57,7 @@ class Table:
     labels: npt.NDArray[Any] | None = None
     splits: npt.NDArray[np.object_] | None = None
     counts: IdCounts | None = None
+    notes: tuple[str, ...] = ()
     space: Space = IN_MEMORY
 
     def __len__(self) -> int:
