@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
 import pytest
+import torch
 from pydantic import TypeAdapter
 
+import vfl
 from tests.harness import cases
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
@@ -241,3 +244,31 @@ def test_a_column_of_text_that_names_every_row_is_refused(tmp_path: Path, monkey
     parquet.write_table(frame().append_column("name", frame()["id"]), tmp_path / "x.parquet")
     sentence = "column 'name' has more than 50 categories; list it in data.drop"
     refused(sentence, settings_of(str(tmp_path / "x.parquet")), Code.DATA_INVALID)
+
+
+def test_a_run_from_mapped_files_ends_with_the_same_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = cases.recipe(2, task={"kind": "binary"}, phase={"epochs": 2}, rows={"split": "column"})
+    recipe["phases"].append({"kind": "evaluate"})
+    own, other = tmp_path / "own.parquet", tmp_path / "other.csv"
+    table = frame().filter(pc.is_valid(frame()["id"]))
+    parquet.write_table(table, own)
+    arrow_csv.write_csv(table.select(["id", "a", "town"]), other)
+    shared = {"id": "id", "missing": "mean", "duplicates": "first"}
+    found = []
+    for memory in (256, 0):
+        more = {**shared, "memory_mib": memory, "scratch": str(tmp_path)}
+        data = {
+            "p0": vfl.Data(str(own), label="y", settings={**more, "split": "part"}),
+            "p1": vfl.Data(str(other), settings=more),
+        }
+        found.append(vfl.simulate(recipe, data, out=tmp_path / str(memory), quiet=True))
+        small_blocks(monkeypatch)
+    for party in ("p0", "p1"):
+        one, two = (run.model(party) for run in found)
+        for left, right in ((one.encoder, two.encoder), (one.top, two.top)):
+            assert (left is None) == (right is None)
+            if left is not None and right is not None:
+                assert list(left.state_dict()) == list(right.state_dict())
+                same_weights = zip(left.state_dict().values(), right.state_dict().values(), strict=True)
+                assert all(torch.equal(*pair) for pair in same_weights)
+    assert found[0].metrics == found[1].metrics
