@@ -47,7 +47,8 @@ _REFUSALS = (  # what the server or its client says, what that means, what to do
 )
 _TIMEOUT = re.compile(r"canceling statement due to .*timeout")
 _LOST = re.compile(r"server closed the connection|terminating connection|could not receive|SSL .*EOF|reset by peer")
-_SEVERITY = re.compile(r"(?:ERROR|FATAL|PANIC):\s+|^.*failed: |^.*\[libpq\] ")
+_WRITES = re.compile(r"cannot execute .* in a read-only transaction")
+_SEVERITY, _CLIENT = re.compile(r"\b(?:ERROR|FATAL|PANIC):\s+"), re.compile(r".*failed: |.*\[libpq\] ")
 
 
 def open_postgres(settings: DataSettings) -> Stream:
@@ -170,16 +171,14 @@ def _refused_connection(source: str, text: str) -> InputError:
     for pattern, what, advice in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
             return checks.unreadable(shown(source), f"the server {what}; {advice}")
-    what = f"the server cannot be asked ({words(_SEVERITY.sub('', text), source, quoted=False)})"
+    what = f"the server cannot be asked ({words(_said(text), source, quoted=False)})"
     return checks.unreadable(shown(source), f"{what}; correct data.source")
 
 
 def _refused_query(source: str, error: Any) -> InputError:
     """Says why a query was refused. Its own names may be shown, values may not."""
     text, code = str(error), error.sqlstate or ""
-    if code == "25006":
-        return checks.unusable(shown(source), "data.query must read and nothing else; write one SELECT")
-    if not code or code.startswith("57"):
+    if not code or code == "25006" or code.startswith("57"):
         return _broken_off(source, text, 0)
     said = words(_said(text), source, quoted=code.startswith("42"))
     advice = "ask for the right to read it" if code == "42501" else "correct data.query"
@@ -189,6 +188,8 @@ def _refused_query(source: str, error: Any) -> InputError:
 def _broken_off(source: str, text: str, rows: int) -> InputError:
     """Says why a query has ended after so many rows."""
     after = f"after {rows:,} rows"
+    if _WRITES.search(text):
+        return checks.unusable(shown(source), "data.query must read and nothing else; write one SELECT")
     if _TIMEOUT.search(text):
         what = f"the server has ended data.query {after}, because it took too long"
         return checks.unreadable(shown(source), f"{what}; ask for fewer rows, or for a longer statement_timeout")
@@ -199,7 +200,7 @@ def _broken_off(source: str, text: str, rows: int) -> InputError:
 
 
 def _said(text: str) -> str:
-    found = _SEVERITY.search(text)
+    found = _SEVERITY.search(text) or _CLIENT.match(text)
     return text[found.end() :] if found else text
 
 
