@@ -91,7 +91,7 @@ def test_passwords_are_not_shown(source: str, text: str, hidden: list[str]) -> N
 def test_cells_of_all_types_are_written_as_text() -> None:
     moment = datetime.datetime(2024, 1, 31, 10, 0, 0, 5)
     key = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
-    cells = [
+    cells: list[tuple[Any, str | None]] = [
         (None, None), ("", None), (" ", " "), ("007", "007"), (True, "true"), (False, "false"), (2**70, str(2**70)),
         (3.0, "3"), (-0.0, "0"), (0.1, "0.1"), (1e20, "1e+20"), (float("nan"), None), (float("inf"), "inf"),
         (Decimal("3.00"), "3"), (Decimal("0.10"), "0.10"), (Decimal("NaN"), None), (Decimal("1E-7"), "0.0000001"),
@@ -101,9 +101,9 @@ def test_cells_of_all_types_are_written_as_text() -> None:
     ]  # fmt: skip
     for value, text in cells:
         assert written(value) == text, repr(value)
-    for value in (b"x", [1], {"a": 1}, object()):
-        with pytest.raises(TypeError):
-            written(value)
+    for other in (b"x", [1], {"a": 1}, object()):
+        with pytest.raises(TypeError, match=type(other).__name__):
+            written(other)
 
 
 # --- SQLite ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 import sys
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 STRINGS = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
 
 
-def save(path: Path, *rows: list[Any], change: Callable[[Any], object] = lambda sheet: None) -> str:
+def save(path: Path, *rows: Sequence[Any], change: Callable[[Any], object] = lambda sheet: None) -> str:
     """Writes rows into the only sheet of a workbook, and changes the sheet before it is saved."""
     book = Workbook()
     for row in rows:
@@ -244,7 +244,7 @@ def test_it_does_not_choose_between_two_sheets(tmp_path: Path) -> None:
 
 
 def test_header_cells_become_text_and_the_table_may_start_anywhere(tmp_path: Path) -> None:
-    rows = [[], [], [None, "id", 2024, datetime.date(2024, 1, 31), 0.5, True], [None, "a", 1, 2, 3, 4]]
+    rows: list[list[Any]] = [[], [], [None, "id", 2024, datetime.date(2024, 1, 31), 0.5, True], [None, "a", 1, 2, 3, 4]]
     source = save(tmp_path / "T.XLSX", *rows)
     assert opened(source).names == ("id", "2024", "2024-01-31", "0.5", "true")
     assert texts(source)["0.5"] == ["3"]
@@ -342,7 +342,7 @@ def test_a_workbook_that_changes_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_merged_cells_of_the_table_are_refused(tmp_path: Path, where: str, said: str | None) -> None:
-    rows = [["id", "x"], ["a", 1], ["b", 2]]
+    rows: list[list[Any]] = [["id", "x"], ["a", 1], ["b", 2]]
     source = save(tmp_path / "t.xlsx", *rows, change=lambda sheet: sheet.merge_cells(where))
     if said is None:
         assert texts(source)["id"] == ["a", "b"]

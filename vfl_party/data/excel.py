@@ -27,7 +27,8 @@ INSTALL = "pip install openpyxl"
 _BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18  # at most so many in a block
 _OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # before a file of Excel 97, and before one with a password
 _PASSWORD = "EncryptedPackage".encode("utf-16-le")  # in the second kind
-_SMALL, _RATIO = 64 << 20, 200  # a part of more bytes is at most so many times as large as it is when compressed
+_SMALL = 64 << 20  # bytes; a larger part is suspicious if it is many times as large as its compressed bytes
+_RATIO, _SHEETS_RATIO = 200, 500  # equal rows without their numbers make 260
 _LARGEST = 1 << 30  # bytes of a part that is no sheet: it is read whole
 _ERRORS = ("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#N/A", "#SPILL!", "#CALC!", "#GETTING_DATA")
 _SAVE = 'open it in Excel or LibreOffice, and save it as "Excel workbook" (.xlsx)'
@@ -292,8 +293,9 @@ def _require_workbook(source: str) -> None:
             raise checks.unreadable(source, f"is in a format of Excel that is not read; {_SAVE}")
         with zipfile.ZipFile(source) as parts:
             for part in parts.infolist():
-                large = _LARGEST if not part.filename.startswith("xl/worksheets/") else part.file_size
-                if part.file_size > min(large, max(_SMALL, _RATIO * part.compress_size)):
+                is_sheet = part.filename.startswith("xl/worksheets/")  # these are read as streams
+                ratio, largest = (_SHEETS_RATIO, part.file_size) if is_sheet else (_RATIO, _LARGEST)
+                if part.file_size > min(largest, max(_SMALL, ratio * part.compress_size)):
                     what = f"unpacks to {part.file_size / 2**20:,.0f} MiB in {part.filename!r}, which no workbook has"
                     raise checks.unreadable(source, f"{what}; {_SAVE}")
     except OSError as error:
