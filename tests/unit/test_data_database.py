@@ -338,7 +338,7 @@ def test_all_passes_see_one_state_and_the_connection_ends_with_the_stream(server
             "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%growing%' AND pid <> pg_backend_pid()"
         )
 
-    assert connections() == "1"
+    wait_until(connections, "1".__eq__)
     del stream
     gc.collect()
     wait_until(connections, "0".__eq__)

@@ -176,7 +176,11 @@ class _Book:
 
 @dataclass(frozen=True, eq=False)
 class _Sheet:
-    """A sheet whose header has been read. columns: {name: its number}; of equal names the last one."""
+    """A sheet whose header has been read.
+
+    header: its row. columns, numbers: the names of the columns, and the columns themselves, from 1. merged: the first
+    range of merged cells that lies in one of them at the header or below it.
+    """
 
     book: _Book
     sheet: Any
