@@ -14,6 +14,12 @@ from vfl_common.config.base import Section, spelt
 FRAME = "frame of "  # before a party's name: the source is a table in memory, which the library was given
 _NAMED = re.compile(r"([a-z][a-z0-9_]+):")  # before the rest of a source that is no path; C:\ is one
 _SETS = ("sklearn", "torchvision")
+_URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://")  # of a database, as SQLAlchemy has it: DIALECT+DRIVER://
+_SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL)
+_DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")  # need no +DRIVER to be known
+_PASSWORD = re.compile(r"(://[^:@/?]*:)(.*)(@)", re.DOTALL)  # to the last @: a password may hold one that is not %40
+_SECRET = re.compile(r"([?&;][^=&;]*(?:pass|pwd|secret|token|key)[^=&;]*=)([^&;]*)", re.IGNORECASE)
+_EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")  # the last two are old formats, and are refused in a sentence
 
 IdRule = Annotated[  # a step that spells an id as the other parties do; ``vfl_party.data.ids`` has them
     str,
@@ -26,9 +32,33 @@ Duplicates = Literal["error", "first", "drop"]
 
 
 def reader_of(source: str) -> str | None:
-    """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None if it is a path or a frame."""
-    named = _NAMED.match(source)
+    """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None for all other sources."""
+    named = None if is_database(source) else _NAMED.match(source)
     return named[1] if named else None
+
+
+def is_database(source: str) -> bool:
+    """Returns whether a source is the URL of a database by its spelling; ``data.query`` makes any URL one."""
+    url = _URL.match(source)
+    return url is not None and (url[2] is not None or url[1] in _DATABASES)
+
+
+def is_excel(source: str) -> bool:
+    """Returns whether a source is an Excel workbook, by its name."""
+    return is_path(source) and source.lower().endswith(_EXCEL)
+
+
+def shown(source: str) -> str:
+    """Returns a source for people, without the password that the URL of a database may hold."""
+    if not _URL.match(source):
+        return source
+    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1***\3", source))
+
+
+def secrets(source: str) -> list[str]:
+    """Returns the passwords in the URL of a database, for those who must keep them out of a text."""
+    found = [_PASSWORD.search(source), *_SECRET.finditer(source)] if _URL.match(source) else []
+    return [match[2] for match in found if match and match[2]]
 
 
 def id_columns(given: Any) -> Any:
@@ -38,11 +68,14 @@ def id_columns(given: Any) -> Any:
 
 def is_path(source: str) -> bool:
     """Returns whether a source is a file or a folder."""
-    return reader_of(source) is None and not source.startswith(FRAME)
+    return reader_of(source) is None and not is_database(source) and not source.startswith(FRAME)
 
 
 def resolved(source: str, base: Path) -> str:
-    """Returns a source; if it is a path, it is absolute, and a relative one starts at ``base``."""
+    """Returns a source; if it is a path, or a file of SQLite, it is absolute, and a relative one starts at ``base``."""
+    sqlite = _SQLITE.fullmatch(source)
+    if sqlite is not None and sqlite[2] != ":memory:":
+        return f"{sqlite[1]}{normpath(base.absolute() / sqlite[2])}{sqlite[3]}"
     return normpath(base.absolute() / source) if is_path(source) else source
 
 
@@ -72,7 +105,8 @@ class DataSettings(Section):
 
     ``source`` is a path (``.csv``, ``.csv.gz``, ``.parquet``, ``.npz``, or a folder of images with an index file), or
     a named set: ``sklearn:digits``, ``sklearn:breast_cancer``, ``torchvision:MNIST``, …. ``NAME:REST`` is what the
-    plug-in NAME reads: a table. A path that looks so is written as ``./NAME:REST``.
+    plug-in NAME reads: a table. A path that looks so is written as ``./NAME:REST``. Also ``.xlsx`` and ``.xlsm``; and
+    databases, ``postgresql://…``, ``sqlite:///PATH`` and other URLs of SQLAlchemy, from which ``query`` takes a table.
 
     ``parts``: each is read and prepared by its own settings, the first has the label, and ``source`` is only words for
     messages; ``in_common``: other rows than those of all parts are left out. ``vfl.simulation.baselines`` makes such
@@ -80,6 +114,8 @@ class DataSettings(Section):
     """
 
     source: str
+    sheet: str | None = None  # of an Excel workbook; default: the only visible one that is not empty
+    query: str | None = None  # of a database: the SELECT whose rows are the table
     id: tuple[str, ...] = ()  # id columns (NPZ: arrays), one id together; named sets and NPZ without: the row's number
     id_rules: tuple[IdRule, ...] | None = None  # how each of them is spelt alike, in order; None: rows.id_rules
     duplicates: Duplicates = "error"  # rows that share an id: refuse them, keep the source's first, or drop them all
@@ -121,22 +157,32 @@ class DataSettings(Section):
         roles = [name for name in (*self.id, self.label, self.split) if name is not None]
         if len(set(roles)) < len(roles):
             raise ValueError("id, label and split are columns of their own; two of them have the same name")
+        if self.query is not None and not self.is_database:
+            raise ValueError("query is for a database; remove it, or give a source such as postgresql://USER@HOST/NAME")
+        if self.sheet is not None and not is_excel(self.source):
+            raise ValueError("sheet is for an Excel workbook; remove it, or give a source that ends in .xlsx or .xlsm")
 
     @property
     def is_table(self) -> bool:
-        """Whether the source is a CSV or Parquet file, a table in memory, or what a plug-in reads."""
+        """Whether the source is a file of a table, a database, a table in memory, or what a plug-in reads."""
         if is_path(self.source):
-            return self.source.endswith((".csv", ".csv.gz", ".parquet"))
+            return is_excel(self.source) or self.source.endswith((".csv", ".csv.gz", ".parquet"))
         return not self.is_named
+
+    @property
+    def is_database(self) -> bool:
+        """Whether the source is the URL of a database: of a known one, or of any if there is a query."""
+        return is_database(self.source) or (self.query is not None and _URL.match(self.source) is not None)
 
     def absolute(self, base: Path) -> DataSettings:
         """Returns the same settings, with relative paths taken from ``base``."""
         if self.parts:
             return self.model_copy(update={"parts": {name: each.absolute(base) for name, each in self.parts.items()}})
         paths = {"source": resolved(self.source, base), "download_dir": normpath(base / self.download_dir)}
-        for key in ("unaligned", "scratch"):
-            if getattr(self, key) is not None:
-                paths[key] = normpath(base / getattr(self, key))
+        if self.unaligned is not None:
+            paths["unaligned"] = resolved(self.unaligned, base)
+        if self.scratch is not None:
+            paths["scratch"] = normpath(base / self.scratch)
         return self.model_copy(update=paths)
 
     def ruled(self, rules: tuple[str, ...]) -> DataSettings:

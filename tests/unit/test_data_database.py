@@ -1,0 +1,434 @@
+"""Tables from SQLite, from a real PostgreSQL, and from what SQLAlchemy knows: types, passes, passwords, refusals."""
+
+import datetime
+import gc
+import re
+import sqlite3
+import sys
+import uuid
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.harness.postgres import Postgres, postgres, programs
+from tests.harness.waiting import wait_until
+from vfl_common.config.base import parse
+from vfl_common.config.data import DataSettings, is_database, reader_of, resolved, secrets, shown, unaligned_of
+from vfl_common.errors import Code, InputError, InternalError
+from vfl_party.data.cells import written
+from vfl_party.data.database import open_database
+from vfl_party.data.stream import Stream
+
+PEOPLE = "CREATE TABLE people (pid, age, weight, town)"
+ROWS = [("007", 40, 70.5, "Oslo"), ("7", None, 80.0, "Bonn"), ("02", 50, 1e20, "")]
+
+
+def opened(source: str, query: str | None = "SELECT * FROM people", **settings: Any) -> Stream:
+    return open_database(DataSettings(source=source, query=query, **({"id": "pid"} | settings)))
+
+
+def read(stream: Stream, *wanted: str) -> pa.Table:
+    return pa.Table.from_batches(list(stream.blocks(wanted or stream.names)))
+
+
+def refused(source: str, pattern: str, code: Code = Code.DATA_INVALID, **settings: Any) -> str:
+    """Opens a table and reads it; returns the one sentence with which it is refused."""
+    with pytest.raises(InputError, match=pattern) as caught:
+        read(opened(source, **settings))
+    assert caught.value.code == code
+    assert str(caught.value).startswith(shown(source))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- what is a database ---------------------------------------------------------------------------------------------
+
+
+def test_sources_are_told_apart_by_their_spelling() -> None:
+    for url in ("postgresql://ada@host/bank", "postgres://host/x", "sqlite:///x.db", "mysql+pymysql://host/x"):
+        assert is_database(url)
+        assert reader_of(url) is None
+        assert DataSettings(source=url, query="SELECT 1").is_table
+        assert resolved(url, Path("/base")) == url or url.startswith("sqlite")
+    assert not is_database("shop://north")
+    assert reader_of("shop://north") == "shop"  # a plug-in's
+    assert DataSettings(source="duckdb:///x", query="SELECT 1").is_database  # of any name, with a query
+    assert not DataSettings(source="./sqlite:x.csv").is_database
+    with pytest.raises(InputError, match=r"data: query is for a database; remove it, or give a source such as"):
+        parse(DataSettings, {"source": "people.csv", "query": "SELECT 1"}, "bank.toml: data")
+
+
+def test_relative_files_of_sqlite_start_at_the_party_files_folder() -> None:
+    data = DataSettings(source="sqlite:///in/../x.db", query="SELECT 1", unaligned="sqlite:///y.db")
+    assert data.absolute(Path("/base")).source == "sqlite:////base/x.db"
+    more = unaligned_of(data.absolute(Path("/base")))
+    assert more is not None
+    assert (more.source, more.query) == ("sqlite:////base/y.db", "SELECT 1")
+    assert resolved("sqlite+pysqlite:////x.db?mode=ro", Path("/base")) == "sqlite+pysqlite:////x.db?mode=ro"
+    assert resolved("sqlite:///:memory:", Path("/base")) == "sqlite:///:memory:"
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "hidden"),
+    [
+        ("postgresql://ada:geheim@host/bank", "postgresql://ada:***@host/bank", ["geheim"]),
+        ("postgresql://ada:ge@h/e:im@host/bank", "postgresql://ada:***@host/bank", ["ge@h/e:im"]),
+        ("postgresql://ada@host:5432/bank", "postgresql://ada@host:5432/bank", []),
+        ("postgresql://host/b?user=a&password=geheim", "postgresql://host/b?user=a&password=***", ["geheim"]),
+        ("mysql+pymysql://:geheim@host/b?ssl_key=k", "mysql+pymysql://:***@host/b?ssl_key=***", ["geheim", "k"]),
+        ("/home/a:b@c/people.csv", "/home/a:b@c/people.csv", []),
+    ],
+)
+def test_passwords_are_not_shown(source: str, text: str, hidden: list[str]) -> None:
+    assert shown(source) == text
+    assert secrets(source) == hidden
+
+
+def test_cells_of_all_types_are_written_as_text() -> None:
+    moment = datetime.datetime(2024, 1, 31, 10, 0, 0, 5)
+    key = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+    cells: list[tuple[Any, str | None]] = [
+        (None, None), ("", None), (" ", " "), ("007", "007"), (True, "true"), (False, "false"), (2**70, str(2**70)),
+        (3.0, "3"), (-0.0, "0"), (0.1, "0.1"), (1e20, "1e+20"), (float("nan"), None), (float("inf"), "inf"),
+        (Decimal("3.00"), "3"), (Decimal("0.10"), "0.10"), (Decimal("NaN"), None), (Decimal("1E-7"), "0.0000001"),
+        (moment, "2024-01-31T10:00:00.000005"), (moment.date(), "2024-01-31"), (moment.time(), "10:00:00.000005"),
+        (datetime.timedelta(days=1, minutes=5), "24:05:00"), (datetime.timedelta(seconds=-1.5), "-0:00:01.500000"),
+        (uuid.UUID(key), key),
+    ]  # fmt: skip
+    for value, text in cells:
+        assert written(value) == text, repr(value)
+    for other in (b"x", [1], {"a": 1}, object()):
+        with pytest.raises(TypeError, match=type(other).__name__):
+            written(other)
+
+
+# --- SQLite ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> str:
+    path = tmp_path / "people.db"
+    with sqlite3.connect(path) as file:
+        file.execute(PEOPLE)
+        file.executemany("INSERT INTO people VALUES (?, ?, ?, ?)", ROWS)
+    file.close()
+    return f"sqlite:///{path}"
+
+
+def test_reads_a_query_of_sqlite_as_text(people: str) -> None:
+    stream = opened(people, "SELECT pid, age, weight AS kg, town FROM people ORDER BY pid DESC;\n")
+    assert (stream.source, stream.names, stream.as_written) == (people, ("pid", "age", "kg", "town"), True)
+    assert read(stream).to_pydict() == {
+        "pid": ["7", "02", "007"],
+        "age": [None, "50", "40"],
+        "kg": ["80", "1e+20", "70.5"],
+        "town": ["Bonn", None, "Oslo"],
+    }
+    assert read(stream, "town", "pid").to_pydict() == {"town": ["Bonn", None, "Oslo"], "pid": ["7", "02", "007"]}
+    assert opened(people, "SELECT pid, age AS pid FROM people").names == ("pid", "pid")  # refused for all streams
+    assert list(opened(people, "SELECT pid FROM people WHERE 0").blocks(("pid",))) == []
+    signs = opened(people, "SELECT '100%' AS pid, ':a %s ?' AS x -- %(y)s")
+    assert read(signs).to_pylist() == [{"pid": "100%", "x": ":a %s ?"}]
+
+
+def test_rows_come_in_blocks_as_often_as_asked(people: str) -> None:
+    series = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 10000) SELECT i AS pid FROM s"
+    stream = opened(people, series)
+    assert next(stream.blocks(("pid",))).num_rows == 4096  # a pass may end early
+    for _ in range(2):
+        assert [block.num_rows for block in stream.blocks(("pid",))] == [4096, 4096, 1808]
+
+
+def test_all_passes_see_one_state_of_sqlite(people: str) -> None:
+    writer = sqlite3.connect(people.removeprefix("sqlite:///"), isolation_level=None)
+    writer.execute("PRAGMA journal_mode = WAL")
+    stream = opened(people)
+    before = read(stream)
+    writer.execute("DELETE FROM people WHERE pid = '7'")
+    assert read(stream) == before
+    assert read(opened(people)).num_rows == 2
+    writer.close()
+
+
+def test_passes_that_differ_are_told(people: str) -> None:
+    advice = "write ORDER BY with the id's columns, and read while nobody writes into the tables"
+    series = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 500) SELECT i AS pid FROM s"
+    mixed = opened(people, f"{series} ORDER BY random()")
+    read(mixed)
+    with pytest.raises(InputError, match=f"gives other rows, or the same in another order, read again; {advice}"):
+        read(mixed)
+    fewer = opened(people, f"SELECT pid FROM ({series}) WHERE random() % 2")  # noqa: S608
+    read(fewer)
+    with pytest.raises(InputError, match=r"gives \d+ rows and then \d+, read again|in another order, read again"):
+        read(fewer)
+
+
+def test_sqlite_is_never_written(people: str, tmp_path: Path) -> None:
+    write = "data.query must read and nothing else; write one SELECT"
+    for query in (
+        "DELETE FROM people",
+        "-- SELECT\nDROP TABLE people",
+        "/* x */ UPDATE people SET age = 1",
+        "PRAGMA x",
+    ):
+        refused(people, write, query=query)
+    refused(people, "attempt to write a readonly database", query="WITH x AS (SELECT 1) DELETE FROM people")
+    refused(people, "refuses data.query .*one statement", query="SELECT 1 AS pid; DROP TABLE people")
+    assert read(opened(people, "-- a remark\nSELECT pid FROM people"))["pid"].to_pylist() == ["007", "7", "02"]
+    missing = f"sqlite:///{tmp_path / 'none.db'}"
+    refused(missing, "no such file; correct data.source", Code.FILE_INVALID)
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_mistakes_with_sqlite_are_one_sentence(people: str, tmp_path: Path) -> None:
+    refused(people, "needs data.query, a SELECT whose rows are the table", query=None)
+    refused(people, "needs data.query", query=" ; ")
+    refused(
+        people, r"the database refuses data.query \(no such table: persons\); correct it", query="SELECT * FROM persons"
+    )
+    refused(people, r"refuses data.query \(no such column: hight\)", query="SELECT hight FROM people")
+    refused(people, r'refuses data.query \(near "people": syntax error\)', query="SELECT pid FORM people")
+    with pytest.raises(InputError, match=r"has no column 'wight', which data.columns names; the nearest: 'weight'"):
+        read(opened(people), "pid", "wight")
+    blob = refused(
+        people, "column 'x' holds bytes in row 2, which is", query="SELECT pid, iif(age, age, x'00ff') AS x FROM people"
+    )
+    assert blob.endswith("neither number, text nor date; cast it in data.query, or leave it out")
+    assert read(opened(people, "SELECT pid, x'00ff' AS x FROM people"), "pid").num_rows == 3  # nobody asks for it
+    latin = refused(people, "holds text that is not UTF-8", query="SELECT CAST(x'416461ff' AS TEXT) AS pid")
+    assert "Ada" not in latin
+    for text in ("hello\n" * 1000, ""):
+        other = tmp_path / "other.db"
+        other.write_text(text)
+        refused(
+            f"sqlite:///{other}",
+            "is not a file of SQLite|no such table",
+            Code.FILE_INVALID if text else Code.DATA_INVALID,
+        )
+    for source in ("sqlite://", "sqlite:///:memory:", f"{people}?mode=rw"):
+        refused(source, "names no file of SQLite; write sqlite:///PATH, and nothing after", Code.FILE_INVALID)
+    refused(f"sqlite:///{tmp_path}", "no such file", Code.FILE_INVALID)
+
+
+def test_other_databases_need_their_dialect_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "nosuch+db://ada:geheim@host/bank"
+    text = refused(source, "there is no database 'nosuch.db' for SQLAlchemy; correct", Code.FILE_INVALID)
+    assert text.startswith("nosuch+db://ada:***@host/bank: ")
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    text = refused("mysql+pymysql://ada:geheim@host/bank", "needs pymysql, which is not installed", Code.CONFIG_INVALID)
+    assert "geheim" not in text
+    text = refused("mysql://ada:geheim@host:port/bank", "is no URL of SQLAlchemy's; write", Code.FILE_INVALID)
+    assert "geheim" not in text
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    refused("sqlite:///x.db", "needs sqlalchemy, which is not installed: pip install sqlalchemy", Code.CONFIG_INVALID)
+    monkeypatch.setitem(sys.modules, "adbc_driver_postgresql", None)
+    refused("postgresql://host/x", "pip install adbc-driver-postgresql", Code.CONFIG_INVALID)
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------------
+
+needs_server = pytest.mark.skipif(programs() is None, reason="no PostgreSQL server is installed")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres() as found:
+        found.run(
+            "CREATE TYPE mood AS ENUM ('well', 'ill')",
+            "CREATE TABLE people (pid text, age int, weight numeric(6, 2), town varchar, sick bool, born date,"
+            " seen timestamptz)",
+            "INSERT INTO people VALUES ('007', 40, 70.5, 'Oslo', true, '1984-01-31', '2024-01-31 10:00+02'),"
+            " ('7', null, 80, 'Bonn', false, null, null), ('02', 50, 90.25, null, true, '1974-05-01', null)",
+            "CREATE ROLE ada LOGIN PASSWORD 'geheim'",
+        )
+        yield found
+
+
+def loopback(server: Postgres, user: str, more: str = "") -> str:
+    return f"postgresql://{user}@127.0.0.1:{server.port}/postgres{more}"
+
+
+@needs_server
+def test_columns_of_postgresql_have_their_types(server: Postgres) -> None:
+    stream = opened(server.url(), 'SELECT * FROM people ORDER BY pid COLLATE "C";')
+    assert (stream.source, stream.as_written) == (server.url(), False)
+    table = read(stream)
+    assert stream.names == tuple(table.column_names)
+    wanted = [pa.string(), pa.int32(), pa.float64(), pa.string(), pa.bool_(), pa.date32(), pa.timestamp("us", "UTC")]
+    assert table.schema.types == wanted
+    assert table["pid"].to_pylist() == ["007", "02", "7"]
+    assert table["weight"].to_pylist() == [70.5, 90.25, 80]
+    assert table["born"].to_pylist() == [datetime.date(1984, 1, 31), datetime.date(1974, 5, 1), None]
+    assert table["seen"][0].as_py() == datetime.datetime(2024, 1, 31, 8, tzinfo=datetime.UTC)
+    assert read(stream, "age", "pid").to_pydict() == {"age": [40, 50, None], "pid": ["007", "02", "7"]}
+    assert read(opened(server.url(), limit=2)).num_rows == 2
+    assert list(opened(server.url(), "SELECT pid FROM people WHERE false").blocks(("pid",))) == []
+
+
+@needs_server
+def test_types_that_arrow_does_not_have_become_those_of_a_table(server: Postgres) -> None:
+    key = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+    query = f"""SELECT 12345678901234567890::numeric AS pid, 0.1::numeric AS n, '1.50'::money AS m, '{key}'::uuid AS u,
+        'ill'::mood AS e, 'ab'::char(5) AS c, 4294967295::oid AS o, 1.5::real AS r, time '10:00' AS t, null AS "a ""b"
+        """
+    row = read(opened(server.url(), query)).to_pylist()[0]
+    assert row == {
+        "pid": "12345678901234567890",  # an id keeps its digits
+        "n": 0.1,
+        "m": 1.5,
+        "u": key,
+        "e": "ill",
+        "c": "ab",
+        "o": 4294967295,
+        "r": 1.5,
+        "t": datetime.time(10),
+        'a "b': None,
+    }
+
+
+@needs_server
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("'{}'::jsonb", "jsonb"),
+        ("'{}'::json", "json"),
+        ("array[1, 2]", "_int4"),
+        ("'x'::bytea", "bytea"),
+        ("interval '1 day'", "interval"),
+        ("point(1, 2)", "point"),
+        ("'10.0.0.1'::inet", "inet"),
+        ("int4range(1, 2)", "unknown"),
+    ],
+)
+def test_other_types_are_refused_if_they_are_asked_for(server: Postgres, column: str, kind: str) -> None:
+    query = f"SELECT pid, {column} AS x FROM people"  # noqa: S608
+    text = refused(
+        server.url(), f"column 'x' is of type {kind}, which no table has; cast it in data.query", query=query
+    )
+    assert text.endswith("for example with ::text or ::float8, or leave it out")
+    assert read(opened(server.url(), query), "pid").num_rows == 3
+
+
+@needs_server
+@pytest.mark.parametrize(
+    "value", ["'infinity'::date", "'-infinity'::timestamp", "date '10000-01-01'", "'0044-03-15 BC'::date"]
+)
+def test_dates_that_are_none_elsewhere_are_refused(server: Postgres, value: str) -> None:
+    query = f"SELECT '1' AS pid, {value} AS d"
+    refused(server.url(), "column 'd' holds a date before the year 1 or after 9999, such as infinity", query=query)
+    ends = "SELECT '1' AS pid, date '0001-01-01' AS a, date '9999-12-31' AS b, timestamp '9999-12-31 23:59:59' AS c"
+    assert read(opened(server.url(), ends)).num_rows == 1
+
+
+@needs_server
+def test_all_passes_see_one_state_and_the_connection_ends_with_the_stream(server: Postgres) -> None:
+    server.run("CREATE TABLE growing AS SELECT i AS pid FROM generate_series(1, 1000) i")
+    stream = opened(server.url(), "SELECT * FROM growing")
+    before = read(stream)
+    server.run("INSERT INTO growing SELECT i FROM generate_series(1, 10) i", "UPDATE growing SET pid = pid + 1")
+    assert read(stream) == before
+    assert read(opened(server.url(), "SELECT * FROM growing")).num_rows == 1010
+
+    def connections() -> str:
+        return server.run(
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%growing%' AND pid <> pg_backend_pid()"
+        )
+
+    wait_until(connections, "1".__eq__)
+    del stream
+    gc.collect()
+    wait_until(connections, "0".__eq__)
+
+
+@needs_server
+def test_passes_in_another_order_and_passes_at_once_are_told(server: Postgres) -> None:
+    stream = opened(server.url(), "SELECT i AS pid, i AS x FROM generate_series(1, 500) i ORDER BY random()")
+    read(stream, "x")
+    with pytest.raises(InputError, match="gives other rows, or the same in another order, read again; write ORDER BY"):
+        read(stream, "pid")
+    series = opened(server.url(), "SELECT i AS pid, repeat('x', 100) AS x FROM generate_series(1, 400000) i")
+    first = series.blocks(("pid", "x"))
+    assert next(first).num_rows < 400_000  # in blocks
+    assert sum(block.num_rows for block in series.blocks(("pid",))) == 400_000
+    with pytest.raises(InternalError, match="before the one before it was over"):
+        next(first)
+
+
+@needs_server
+def test_postgresql_is_never_written(server: Postgres) -> None:
+    write = "data.query must read and nothing else; write one SELECT"
+    refused(server.url(), write, query="DELETE FROM people")
+    server.run("CREATE SEQUENCE counter")
+    refused(server.url(), write, query="SELECT nextval('counter') AS pid")
+    refused(
+        server.url(),
+        "refuses data.query .WITH clause containing",
+        query="WITH x AS (DELETE FROM people RETURNING 1) TABLE x",
+    )
+    refused(server.url(), "refuses data.query .syntax error", query="SELECT 1 AS pid; DELETE FROM people")
+    refused(server.url(), "refuses data.query", query="SELECT 1) AS x; DELETE FROM people; SELECT * FROM (SELECT 1")
+    assert server.run("SELECT count(*) FROM people") == "3"
+
+
+@needs_server
+def test_refused_queries_say_what_to_correct(server: Postgres) -> None:
+    for query, said in (
+        ("SELECT hight FROM people", 'column "hight" does not exist'),
+        ("SELECT * FROM persons", 'relation "persons" does not exist'),
+        ("SELECT pid FORM people", 'syntax error at or near "people"'),
+        ("WITH x", 'syntax error at or near ")"'),
+    ):
+        refused(server.url(), re.escape(f"the server refuses data.query ({said}); correct data.query"), query=query)
+    refused(server.url(), "needs data.query", query=None)
+    with pytest.raises(InputError, match=r"has no column 'wight', which data.columns names; the nearest: 'weight'"):
+        read(opened(server.url()), "wight")
+    source = loopback(server, "ada:geheim")
+    text = refused(source, "permission denied for table people.; ask for the right to read it")
+    assert text.startswith(loopback(server, "ada:***"))
+
+
+@needs_server
+def test_connections_that_are_refused_say_what_to_correct(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    password = "the server refuses the user or the password; set PGPASSWORD or ~/.pgpass, or correct the user"
+    kind = Code.FILE_INVALID
+    assert "falsch" not in refused(loopback(server, "ada:falsch"), password, kind)
+    refused(loopback(server, "ada"), password, kind)
+    monkeypatch.setenv("PGPASSWORD", "geheim")
+    assert opened(loopback(server, "ada"), "SELECT 1 AS pid").source == loopback(server, "ada")
+    refused(server.url(user="nobody"), "the server knows no such user; correct data.source", kind)
+    refused(server.url(database="nosuch"), "the server has no such database; correct the name", kind)
+    unreachable = "the server cannot be reached; correct host and port in data.source, or start the server"
+    refused(f"postgresql:///x?host={server.folder}/nowhere", unreachable, kind)
+    refused("postgresql://ada:geheim@127.0.0.1:1/x", unreachable, kind)
+    text = refused("postgresql://ada:ge@heim@127.0.0.1:1/x", unreachable, kind)
+    assert "heim" not in text
+    for broken in ("ada:ge#heim/x@127.0.0.1/x", "ada:geheim@127.0.0.1:x/y", "ada:geheim@h/x?geheim=1"):
+        text = refused(f"postgresql://{broken}", "the server cannot be asked|cannot be reached", kind)
+        assert "heim" not in text.removeprefix(shown(f"postgresql://{broken}"))
+
+
+@needs_server
+def test_what_breaks_off_says_after_how_many_rows_and_shows_no_value(server: Postgres) -> None:
+    series = "FROM generate_series(1, 1000000) i"
+    text = refused(
+        server.url(), r"data.query has failed after [\d,]+ rows \(invalid input syntax for type integer: …\)",
+        query=f"SELECT repeat('x', 99) AS x, CASE WHEN i = 900000 THEN ('Ada' || i)::int ELSE i END AS pid {series}",
+    )  # fmt: skip
+    assert "Ada" not in text
+    query = f"SELECT i AS pid, repeat('x', 200) AS x {series}"
+    stream = opened(server.url(), query)
+    blocks = stream.blocks(stream.names)
+    first = next(blocks)
+    assert first.nbytes < 64 << 20
+    server.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%200%' AND pid <> pg_backend_pid()"
+    )
+    with pytest.raises(InputError, match=r"the connection was lost after [\d,]+ rows; start again"):
+        list(blocks)
+    late = f"{server.url()}&options=-cstatement_timeout%3D100"
+    refused(late, "because it took too long; ask for fewer rows, or for a longer statement_timeout", Code.FILE_INVALID,
+            query="SELECT pg_sleep(9)::text AS pid")  # fmt: skip

@@ -1,0 +1,49 @@
+"""Writes cells as text, as a CSV file has them: for tables whose cells are values of any type."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import uuid
+from decimal import Decimal
+
+_WHOLE = 1 << 63  # whole floats below it are written with all digits, others with an exponent
+
+
+def written(value: object) -> str | None:
+    """Returns a cell as text; None if it is empty, or NaN. Raises TypeError if it is none that a CSV file can hold.
+
+    Whole numbers have no point (3.0 is ``3``), others as many digits as they need; dates and times are ISO 8601.
+    """
+    if value is None or isinstance(value, str):
+        return value or None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        whole = value.is_integer() and abs(value) < _WHOLE
+        return str(int(value)) if whole else None if math.isnan(value) else repr(value)
+    if isinstance(value, Decimal):
+        return _decimal(value)
+    if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return _duration(value)
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    raise TypeError(type(value).__name__)
+
+
+def _decimal(value: Decimal) -> str | None:
+    if not value.is_finite():
+        return None if value.is_nan() else repr(float(value))
+    return str(int(value)) if abs(value) < _WHOLE and value == int(value) else f"{value:f}"
+
+
+def _duration(value: datetime.timedelta) -> str:
+    """Writes hours, minutes and seconds, as Excel shows a duration: ``30:15:00``."""
+    sign, size = ("-", -value) if value < datetime.timedelta() else ("", value)
+    minutes, seconds = divmod(size.days * 86_400 + size.seconds, 60)
+    fraction = f".{size.microseconds:06d}" if size.microseconds else ""
+    return f"{sign}{minutes // 60}:{minutes % 60:02d}:{seconds:02d}{fraction}"

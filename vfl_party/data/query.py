@@ -1,0 +1,77 @@
+"""What tables of all databases have in common: the query, sentences about errors, passes that are compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from vfl_common.config.data import DataSettings, secrets, shown
+from vfl_common.errors import Code, InputError
+from vfl_common.text import clean
+from vfl_party.data import checks
+
+_READS = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*+(?:select|with|values|table|from)\b", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile("\"[^\"]*\"|'[^']*'|`[^`]*`|»[^«]*«|«[^»]*»|„[^“]*“")
+_LONGEST = 300  # characters of a server's words
+
+
+def query_of(settings: DataSettings) -> str:
+    """Returns ``data.query`` without a semicolon at its end. Raises InputError if it is missing, or does not read."""
+    source, query = shown(settings.source), (settings.query or "").rstrip().removesuffix(";").rstrip()
+    if not query:
+        raise checks.unusable(source, "needs data.query, a SELECT whose rows are the table")
+    if not _READS.match(query):
+        raise checks.unusable(source, "data.query must read and nothing else; write one SELECT")
+    return query
+
+
+def missing_package(source: str, package: str) -> InputError:
+    """Returns the error for a package that a database needs and that is not installed."""
+    text = f"{shown(source)}: needs {package}, which is not installed: pip install {package}"
+    return InputError(Code.CONFIG_INVALID, text)
+
+
+def words(text: str, source: str, *, quoted: bool) -> str:
+    """Returns the first line of a server's words, without passwords; without what it quotes if that may be a value."""
+    line = text.strip().partition("\n")[0]
+    for secret in secrets(source):
+        line = line.replace(secret, "***")
+    return clean(line if quoted else _QUOTED.sub("…", line), _LONGEST)
+
+
+class Passes:
+    """Compares the passes over a query's rows by their number and ids, in order, as far as they reach the end.
+
+    Not every database can hold a state of its tables for several queries, and none has an order without ORDER BY.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._first: tuple[int, bytes] | None = None
+
+    def compare(self, found: Pass) -> None:
+        """Takes a pass that has reached its end. Raises InputError if it differs from the first one."""
+        seen = found.rows, b"".join(column.digest() for column in found.digests)
+        if self._first is None:
+            self._first = seen
+        before, now = self._first[0], found.rows
+        if seen != self._first:
+            what = f"{before:,} rows and then {now:,}" if before != now else "other rows, or the same in another order"
+            advice = "write ORDER BY with the id's columns, and read while nobody writes into the tables"
+            raise checks.unreadable(self._source, f"data.query gives {what}, read again; {advice}")
+
+
+class Pass:
+    """What is noted of one pass: how many rows, and digests of the columns of the id."""
+
+    def __init__(self, ids: int) -> None:
+        self.rows = 0
+        self.digests = [blake2b(digest_size=16) for _ in range(ids)]
+
+    def add(self, n: int, ids: Iterable[Sequence[Any]]) -> None:
+        """Takes the next ``n`` rows and the values of each column of their ids."""
+        self.rows += n
+        for digest, values in zip(self.digests, ids, strict=True):
+            digest.update("".join(f"{value}\x1e" for value in values).encode("utf-8", "surrogatepass"))

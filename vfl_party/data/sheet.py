@@ -1,0 +1,174 @@
+"""Reads the rows of an Excel sheet from its XML, as a stream.
+
+openpyxl's own reader keeps something of every row, says nothing of merged cells, and cannot tell an empty cell from a
+formula whose value is not in the file. All else of a workbook is openpyxl's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+from xml.parsers import expat
+
+LAST_ROW, LAST_COLUMN = 1 << 20, 1 << 14  # of a sheet, by Excel's limits
+_LONGEST_TEXT = 1 << 20  # characters of a cell; Excel has at most 32,767
+_LONGEST_TOKEN = 1 << 20  # bytes of a tag
+_CHUNK = 1 << 16
+_MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
+_DATA, _ROW, _CELL, _FORMULA = (f"{_MAIN}{name}" for name in ("sheetData", "row", "c", "f"))
+_TEXTS = {f"{_MAIN}{name}" for name in ("v", "t")}
+_PHONETIC = f"{_MAIN}rPh"  # how a word is spoken; its text is no part of the cell's
+_MERGED = re.compile(rb"<(?:[\w.-]+:)?mergeCell\s[^<>]*?ref=[\"']([A-Z]+)([0-9]+):([A-Z]+)([0-9]+)[\"']")
+_OVERLAP = 1 << 10  # bytes: longer than such a tag
+
+
+class Cell(NamedTuple):
+    """A cell as the file has it.
+
+    column: from 1. kind: ``n`` number, ``s`` index of a shared text, ``str`` and ``inlineStr`` text, ``b`` boolean,
+    ``d`` ISO date, ``e`` error. style: its index. text: the value's; '' if there is none.
+    """
+
+    column: int
+    kind: str
+    style: int
+    text: str
+    is_formula: bool
+
+
+class Range(NamedTuple):
+    """A range of cells, rows and columns from 1, both ends included."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+Row = tuple[
+    int, list[Cell]
+]  # the row's number, from 1; its cells, from left to right, also empty ones that have a format
+
+
+def sheet_rows(file: BinaryIO) -> Iterator[Row]:
+    """Reads rows from a sheet's XML, also empty ones that the file has. Raises ValueError or ExpatError if damaged."""
+    parser = _Parser()
+    while not parser.done and (chunk := file.read(_CHUNK)):
+        yield from parser.feed(chunk)
+    if not parser.done:
+        raise ValueError("the sheet has no end")
+
+
+def merged_ranges(file: BinaryIO) -> Iterator[Range]:
+    """Finds the ranges of merged cells, which follow the rows in a sheet's XML."""
+    rest = b""
+    while chunk := file.read(1 << 20):
+        text = rest + chunk
+        end = 0
+        for found in _MERGED.finditer(text) if b"mergeCell" in text else ():  # the search of each tag is slow
+            end = found.end()
+            left, top, right, bottom = found.groups()
+            yield Range(int(top), column_number(left.decode()), int(bottom), column_number(right.decode()))
+        rest = text[max(end, len(text) - _OVERLAP) :]
+
+
+def column_number(letters: str) -> int:
+    """Returns the number of a column: 28 of AB. Raises ValueError if there is no such column."""
+    number = 0
+    for letter in letters:
+        number = number * 26 + ord(letter) - 64
+        if not ("A" <= letter <= "Z" and number <= LAST_COLUMN):
+            raise ValueError("there is no such column")
+    return number
+
+
+def cell_name(column: int, row: int) -> str:
+    """Returns a cell's name, such as B4."""
+    letters = ""
+    while column:
+        column, letter = divmod(column - 1, 26)
+        letters = chr(65 + letter) + letters
+    return f"{letters}{row}"
+
+
+class _Parser:
+    """Takes a sheet's XML in pieces, and gives the rows that are complete."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._rows: list[Row] = []
+        self._cells: list[Cell] = []
+        self._numbers: dict[str, int] = {}  # of columns, by their letters
+        self._row = self._column = self._style = self._fed = 0
+        self._kind, self._is_formula = "n", False
+        self._text: list[str] = []
+        self._in_text = self._in_phonetic = False
+        self._expat = expat.ParserCreate("utf-8", " ")
+        self._expat.buffer_text = True
+        self._expat.StartElementHandler = self._start
+        self._expat.EndElementHandler = self._end
+        self._expat.CharacterDataHandler = self._add
+        self._expat.StartDoctypeDeclHandler = self._refuse
+
+    def feed(self, chunk: bytes) -> list[Row]:
+        """Takes the next piece; returns the rows that it completes."""
+        self._fed += len(chunk)
+        self._expat.Parse(chunk)
+        if self._fed - self._expat.CurrentByteIndex > _LONGEST_TOKEN:
+            raise ValueError("a tag is too long")
+        rows, self._rows = self._rows, []
+        return rows
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if name == _CELL:
+            self._begin(attributes)
+        elif name in _TEXTS:
+            self._in_text = not self._in_phonetic
+        elif name == _FORMULA:
+            self._is_formula = True
+        elif name == _ROW:
+            before, self._row = self._row, int(attributes.get("r", self._row + 1))
+            if not before < self._row <= LAST_ROW:
+                raise ValueError("rows are not in order")
+            self._cells, self._column = [], 0
+        elif name == _PHONETIC:
+            self._in_phonetic = True
+
+    def _begin(self, attributes: dict[str, str]) -> None:
+        before, name = self._column, attributes.get("r")
+        if name is None:
+            self._column += 1
+        else:
+            letters = name.rstrip("0123456789")
+            number = self._numbers.get(letters)
+            if number is None:
+                number = self._numbers[letters] = column_number(letters)
+            self._column = number
+        if not before < self._column <= LAST_COLUMN:
+            raise ValueError("cells are not in order")
+        self._kind, self._style = attributes.get("t", "n"), int(attributes.get("s", 0))
+        self._text, self._is_formula = [], False
+
+    def _add(self, text: str) -> None:
+        if self._in_text:
+            self._text.append(text)
+            if len(self._text) > 1 and sum(map(len, self._text)) > _LONGEST_TEXT:
+                raise ValueError("a cell is too long")
+
+    def _end(self, name: str) -> None:
+        if name == _CELL:
+            text = "".join(self._text)
+            self._cells.append(Cell(self._column, self._kind, self._style, text, self._is_formula))
+        elif name in _TEXTS:
+            self._in_text = False
+        elif name == _ROW:
+            self._rows.append((self._row, self._cells))
+            self._cells = []
+        elif name == _PHONETIC:
+            self._in_phonetic = False
+        elif name == _DATA:
+            self.done = True
+
+    def _refuse(self, *_declared: Any) -> None:
+        raise ValueError("a document type is declared")
