@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from vfl_common.config.data import DataSettings, unaligned_of
+from vfl_common.config.data import DataSettings, shown, unaligned_of
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -79,7 +79,7 @@ def open_party(
     unaligned = load(more, False) if more is not None else None
     advice = label_taken(name, data) if labels and name != recipe.active.name else ""
     if advice:
-        log.warning("%s: %s", data.source, advice, extra={"event": "advice"})
+        log.warning("%s: %s", shown(data.source), advice, extra={"event": "advice"})
     return Opened(recipe, name, data, encoder, table, unaligned, labels, advice)
 
 

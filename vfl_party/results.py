@@ -20,7 +20,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_party.data import Labels, Table
 from vfl_party.data.ids import SEPARATOR, Ids
-from vfl_party.data.images import FILE
+from vfl_party.data.sources.images import FILE
 from vfl_party.metrics import scores
 from vfl_party.phase import Predictions
 from vfl_party.rows import Prepared

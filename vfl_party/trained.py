@@ -26,9 +26,9 @@ from vfl_common.files import private_file
 from vfl_common.run_folder import RunFolder
 from vfl_party.context import MakeEncoder
 from vfl_party.data import Labels, Preprocessor, Table, loading
-from vfl_party.data.arrays import channels_first, row_ids
-from vfl_party.data.frames import as_arrow, is_arrays
-from vfl_party.data.images import to_unit
+from vfl_party.data.sources.arrays import channels_first, row_ids
+from vfl_party.data.sources.frames import as_arrow, is_arrays
+from vfl_party.data.sources.images import to_unit
 from vfl_party.models import forward
 from vfl_party.party import build_models, load_models
 from vfl_party.phase import Tree

@@ -19,8 +19,8 @@ from tests.harness.waiting import wait_until
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, is_database, reader_of, resolved, secrets, shown, unaligned_of
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_party.data.cells import written
-from vfl_party.data.database import open_database
+from vfl_party.data.sources.cells import written
+from vfl_party.data.sources.database import open_database
 from vfl_party.data.stream import Stream
 
 PEOPLE = "CREATE TABLE people (pid, age, weight, town)"

@@ -17,8 +17,8 @@ from openpyxl import Workbook
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.data.excel import open_excel
-from vfl_party.data.sheet import cell_name, column_number
+from vfl_party.data.sources.excel import open_excel
+from vfl_party.data.sources.sheet import cell_name, column_number
 from vfl_party.data.stream import Stream
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
@@ -24,8 +28,9 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Table, collect, files, load_table, loading, space
-from vfl_party.data.files import open_parquet
+from vfl_party.data import Table, collect, load_table, loading, space
+from vfl_party.data.sources import files
+from vfl_party.data.sources.files import open_parquet
 from vfl_party.rows import Prepared, prepare
 
 N = 300
@@ -80,7 +85,25 @@ def parquet_folder(folder: Path) -> str:
     return str(folder / "p")
 
 
-SOURCES: list[Callable[[Path], str]] = [csv, csv_gz, semicolons, one_parquet, parquet_folder]
+def excel(folder: Path) -> str:
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet("rows")
+    sheet.append(frame().column_names)
+    for row in frame().to_pylist():
+        sheet.append(list(row.values()))
+    book.save(folder / "x.xlsx")
+    return str(folder / "x.xlsx")
+
+
+def sqlite(folder: Path) -> str:
+    with contextlib.closing(sqlite3.connect(folder / "x.db")) as base, base:
+        base.execute("CREATE TABLE people (id TEXT, a REAL, b INTEGER, town TEXT, d TEXT, one REAL, y TEXT, part TEXT)")
+        rows = [[str(cell) if isinstance(cell, date) else cell for cell in row.values()] for row in frame().to_pylist()]
+        base.executemany("INSERT INTO people VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    return f"sqlite:///{folder / 'x.db'}"
+
+
+SOURCES: list[Callable[[Path], str]] = [csv, csv_gz, semicolons, one_parquet, parquet_folder, excel, sqlite]
 
 
 def small_blocks(patch: pytest.MonkeyPatch) -> None:
@@ -92,6 +115,8 @@ def small_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def settings_of(source: str, **more: Any) -> DataSettings:
+    if source.startswith("sqlite"):
+        more["query"] = "SELECT * FROM people ORDER BY rowid"
     given = {"label": "y", "split": "part", "missing": "mean", "duplicates": "first", "id": ("id",)}
     return DataSettings(source=source, **{**given, **more})
 
@@ -156,9 +181,10 @@ def test_streamed_and_whole_are_the_same_bytes(
 
 
 def test_every_source_gives_the_same_table(tmp_path: Path) -> None:
-    one, *others = (load_table(settings_of(source(tmp_path)), with_label=True) for source in (one_parquet, csv, csv_gz))
+    alike = (one_parquet, csv, csv_gz, parquet_folder, excel, sqlite)
+    one, *others = (load_table(settings_of(source(tmp_path)), with_label=True) for source in alike)
     given = loading({"p0": frame()})(settings_of("frame of p0"), True)
-    for other in (*others, given, load_table(settings_of(parquet_folder(tmp_path)), with_label=True)):
+    for other in (*others, given):
         same_tables(one, other)
 
 

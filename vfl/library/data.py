@@ -78,7 +78,7 @@ def with_data(tables: dict[str, Any], data: Mapping[str, Any]) -> tuple[dict[str
 
 def _with_id(table: dict[str, Any], frame: Any) -> dict[str, Any]:
     """Takes the column ``id`` if nothing says which column has the ids."""
-    from vfl_party.data.frames import is_lazy
+    from vfl_party.data.sources.frames import is_lazy
 
     if is_lazy(frame):  # refused when it is read
         return table
@@ -94,7 +94,7 @@ def write_frames(frames: Mapping[str, Any], parties: Mapping[str, Any], folder: 
     """
     import pyarrow.parquet
 
-    from vfl_party.data.frames import as_arrow, is_arrays, write_arrays
+    from vfl_party.data.sources.frames import as_arrow, is_arrays, write_arrays
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = dict(parties)

@@ -124,8 +124,8 @@ def _has_features(recipe: Recipe, name: str) -> bool:
 
 def _in_order(found: dict[str, list[Any]], settings: DataSettings, frame: Any) -> dict[str, list[Any]]:
     """Returns predictions in the order of a frame, with its own ids; without one, as they are."""
-    from vfl_party.data.frames import own_ids
     from vfl_party.data.ids import SEPARATOR, kept_rows
+    from vfl_party.data.sources.frames import own_ids
     from vfl_party.results import id_names
 
     if frame is None:

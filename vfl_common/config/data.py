@@ -19,6 +19,8 @@ _SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL)
 _DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")  # need no +DRIVER to be known
 _PASSWORD = re.compile(r"(://[^:@/?]*:)(.*)(@)", re.DOTALL)  # to the last @: a password may hold one that is not %40
 _SECRET = re.compile(r"([?&;][^=&;]*(?:pass|pwd|secret|token|key)[^=&;]*=)([^&;]*)", re.IGNORECASE)
+TEXT_FILES = tuple(ending + packed for packed in ("", ".gz") for ending in (".csv", ".tsv", ".txt"))
+IMAGES = "index.csv"  # in a folder of images: lists them
 _EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")  # the last two are old formats, and are refused in a sentence
 
 IdRule = Annotated[  # a step that spells an id as the other parties do; ``vfl_party.data.ids`` has them
@@ -103,10 +105,10 @@ class ViewSettings(Section):
 class DataSettings(Section):
     """One party's data.
 
-    ``source`` is a path (``.csv``, ``.csv.gz``, ``.parquet``, ``.npz``, or a folder of images with an index file), or
-    a named set: ``sklearn:digits``, ``sklearn:breast_cancer``, ``torchvision:MNIST``, …. ``NAME:REST`` is what the
-    plug-in NAME reads: a table. A path that looks so is written as ``./NAME:REST``. Also ``.xlsx`` and ``.xlsm``; and
-    databases, ``postgresql://…``, ``sqlite:///PATH`` and other URLs of SQLAlchemy, from which ``query`` takes a table.
+    ``source`` is a path (``TEXT_FILES``, ``.parquet`` or a folder of such files, ``.xlsx``, ``.xlsm``, ``.npz``, or a
+    folder of images with an index file); a database (``postgresql://…``, ``sqlite:///PATH`` and other URLs of
+    SQLAlchemy), from which ``query`` takes a table; or a named set: ``sklearn:digits``, ``torchvision:MNIST``, ….
+    ``NAME:REST`` is what the plug-in NAME reads: a table. A path that looks so is written as ``./NAME:REST``.
 
     ``parts``: each is read and prepared by its own settings, the first has the label, and ``source`` is only words for
     messages; ``in_common``: other rows than those of all parts are left out. ``vfl.simulation.baselines`` makes such
@@ -166,7 +168,7 @@ class DataSettings(Section):
     def is_table(self) -> bool:
         """Whether the source is a file of a table, a database, a table in memory, or what a plug-in reads."""
         if is_path(self.source):
-            return is_excel(self.source) or self.source.endswith((".csv", ".csv.gz", ".parquet"))
+            return not self.source.lower().endswith(".npz") and not (Path(self.source) / IMAGES).is_file()
         return not self.is_named
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data.ids import first_repeated
 from vfl_party.data.space import parts, release
@@ -34,7 +34,7 @@ def unusable(source: str, what: str) -> InputError:
 
 def rows(source: str, *numbers: int) -> str:
     """Names one row or two: ``row 4 below the header`` of a CSV file, or of a folder's index; ``row 4`` of others."""
-    header = source.lower().endswith((".csv", ".csv.gz")) or Path(source).is_dir()
+    header = source.lower().endswith((*TEXT_FILES, ".xlsx", ".xlsm")) or (Path(source) / IMAGES).is_file()
     word = "row" if len(numbers) == 1 else "rows"
     return f"{word} {' and '.join(map(str, numbers))}{' below the header' if header else ''}"
 

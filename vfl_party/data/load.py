@@ -13,16 +13,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import FRAME, DataSettings, reader_of
+from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of, shown
 from vfl_common.errors import VflError
 from vfl_party.data import checks
-from vfl_party.data.arrays import read_npz
 from vfl_party.data.collect import Columns, Rows, collect
-from vfl_party.data.files import PARQUET, TEXT, holds_parquet, open_parquet, open_text
-from vfl_party.data.frames import frame_rows
 from vfl_party.data.ids import IdCounts, Ids, in_order, normalised
-from vfl_party.data.images import read_image_folder, to_unit
-from vfl_party.data.named import read_sklearn, read_torchvision
+from vfl_party.data.sources.arrays import read_npz
+from vfl_party.data.sources.database import open_database
+from vfl_party.data.sources.excel import open_excel
+from vfl_party.data.sources.files import PARQUET, holds_parquet, open_parquet, open_text
+from vfl_party.data.sources.frames import frame_rows
+from vfl_party.data.sources.images import read_image_folder, to_unit
+from vfl_party.data.sources.named import read_sklearn, read_torchvision
 from vfl_party.data.space import Space
 from vfl_party.data.stream import Stream
 from vfl_party.data.table import Table
@@ -31,7 +33,7 @@ from vfl_party.plugins import PlugIns
 
 log = logging.getLogger(__name__)
 
-TABLES = (*TEXT, PARQUET)  # endings of files that are tables
+TABLES = (*TEXT_FILES, PARQUET, ".xlsx", ".xlsm")  # endings of files that are tables
 PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision"))
 
 
@@ -64,7 +66,7 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     It spells the ids by the rules, checks all rows, cuts them to the party's view, leaves out those without an id and
     those that ``data.duplicates`` drops, and sorts the others. Raises InputError.
     """
-    source = settings.source
+    source = shown(settings.source)
     checks.require_rows(source, len(rows))
     ids = normalised(rows.ids, settings.id_rules or ())
     order = in_order(ids, settings.duplicates)
@@ -94,7 +96,7 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
 
 def read_rows(settings: DataSettings, with_label: bool) -> Rows:
     """Reads the rows of a source: the first step of ``load_table``. Raises InputError."""
-    source, reader = settings.source, reader_of(settings.source)
+    source, reader = settings.source, None if settings.is_database else reader_of(settings.source)
     if reader == "sklearn":
         return read_sklearn(settings, with_label)
     if reader == "torchvision":
@@ -108,14 +110,16 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
         return read_image_folder(settings, with_label)
     if source.lower().endswith(".npz"):
         return read_npz(settings, with_label)
-    kinds = "a .csv, .tsv, .txt (each also .gz), .parquet or .npz file, a folder of images or Parquet files,"
-    kinds = f"{kinds} sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
+    kinds = "a .csv, .tsv, .txt (each also .gz), .parquet, .xlsx or .npz file, a folder of images or Parquet files,"
+    kinds = f"{kinds} the URL of a database, sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
     raise checks.unreadable(source, f"has no known kind; give data.source as one of {kinds}")
 
 
 def open_table(settings: DataSettings) -> Stream | None:
     """Opens a table that is read in blocks of rows; None if the source is of another kind. Raises InputError."""
     source, path = settings.source, Path(settings.source)
+    if settings.is_database:
+        return open_database(settings)
     if not path.exists():
         text = "no such file or folder; correct data.source, or mount the volume that holds it"
         raise checks.unreadable(source, text)
@@ -124,7 +128,9 @@ def open_table(settings: DataSettings) -> Stream | None:
     name = path.name.lower()
     if name.endswith(PARQUET):
         return open_parquet(settings)
-    return open_text(settings) if name.endswith(TEXT) else None
+    if is_excel(source):
+        return open_excel(settings)
+    return open_text(settings) if name.endswith(TEXT_FILES) else None
 
 
 def column_names(source: str) -> tuple[str, ...]:
@@ -149,7 +155,7 @@ def _frame_of(source: str, name: str) -> Any:
 
 
 def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Table:
-    source, view = settings.source, settings.view
+    source, view = table.source, settings.view
     if columns.numeric_names:
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":
@@ -171,7 +177,7 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
 
 def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings) -> Table:
     """Adds images to a table. Quarters and halves stay images; runs of pixels are columns without ``image_shape``."""
-    source, view = settings.source, settings.view
+    source, view = table.source, settings.view
     if view is not None and view.scheme == "columns":
         pixels_NF = pixels.reshape(len(pixels), -1)
         run = column_run(source, pixels_NF.shape[1], view)

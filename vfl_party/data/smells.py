@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, shown
 from vfl_party.data import checks, written
 from vfl_party.data.collect import Columns, Rows
 from vfl_party.data.ids import IdCounts, in_order, normalised
@@ -45,7 +45,7 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
         elif alike > total / 2:
             strange = int(np.flatnonzero(~like)[0])  # words are in the order in which they come
             row = _first_row(cells.codes_NK[:, k], strange)
-            where, word = checks.rows(settings.source, row + 1), words[strange][:MOST_SHOWN]
+            where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MOST_SHOWN]
             text = f"{alike:,} of {total:,} cells of {name!r} are {kind}; {word!r} in {where} is none"
             yield f"{text}, so that the column holds {len(words):,} categories"
         if alike > total / 2:

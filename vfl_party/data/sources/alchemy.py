@@ -18,8 +18,8 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.cells import written
-from vfl_party.data.query import Pass, Passes, missing_package, query_of, words
+from vfl_party.data.sources.cells import written
+from vfl_party.data.sources.query import Pass, Passes, missing_package, query_of, words
 from vfl_party.data.stream import Stream
 
 if TYPE_CHECKING:

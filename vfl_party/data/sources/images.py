@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import IMAGES, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.collect import Columns, Rows, collect
-from vfl_party.data.files import open_text
+from vfl_party.data.sources.files import open_text
 
-INDEX, FILE = "index.csv", "file"
+FILE = "file"
 _CHANNELS = {"1": "L", "L": "L", "LA": "L", "I;16": "I;16"}  # all other modes are read as RGB
 
 
@@ -25,10 +25,10 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     All have one size, and the channels of the first: 1 for grey, else 3. Raises InputError with the index's row.
     """
     source = settings.source
-    index = str(Path(source) / INDEX)
+    index = str(Path(source) / IMAGES)
     checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
     if not Path(index).is_file():
-        raise checks.unreadable(source, f"has no {INDEX}, which lists its images in a column {FILE!r}; write one")
+        raise checks.unreadable(source, f"has no {IMAGES}, which lists its images in a column {FILE!r}; write one")
     ids = settings.id or (FILE,)
     listed = {"source": index, "id": ids, "columns": (FILE,), "categorical": (FILE,), "view": None}
     alone = settings.model_copy(update=listed)

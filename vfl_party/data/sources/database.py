@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vfl_common.config.data import DataSettings
-from vfl_party.data.alchemy import open_alchemy
-from vfl_party.data.postgres import open_postgres
+from vfl_party.data.sources.alchemy import open_alchemy
+from vfl_party.data.sources.postgres import open_postgres
 from vfl_party.data.stream import Stream
 
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.arrays import channels_first, row_ids
 from vfl_party.data.choice import choose_features
 from vfl_party.data.collect import Rows, columns_of
+from vfl_party.data.sources.arrays import channels_first, row_ids
 
 SKLEARN = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 TARGET, PART = "target", "part"  # the name of every set's label, and of torchvision's own split

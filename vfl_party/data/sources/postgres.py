@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError, InternalError
 from vfl_party.data import checks
-from vfl_party.data.query import Pass, Passes, missing_package, query_of, words
+from vfl_party.data.sources.query import Pass, Passes, missing_package, query_of, words
 from vfl_party.data.stream import Stream
 
 _CONNECT_S = 20  # to wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.arrays import array_rows, row_ids
 from vfl_party.data.collect import Rows, collect, id_texts
 from vfl_party.data.ids import Id, normalised
+from vfl_party.data.sources.arrays import array_rows, row_ids
 from vfl_party.data.stream import Stream
 
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.data import checks
-from vfl_party.data.cells import written
-from vfl_party.data.sheet import Cell, Range, Row, cell_name, merged_ranges, sheet_rows
+from vfl_party.data.sources.cells import written
+from vfl_party.data.sources.sheet import Cell, Range, Row, cell_name, merged_ranges, sheet_rows
 from vfl_party.data.stream import Stream
 
 INSTALL = "pip install openpyxl"
@@ -41,7 +41,7 @@ def open_excel(settings: DataSettings) -> Stream:
     book = _Book.open(source)
     sheet, notes = _chosen(book, settings.sheet)
     reading = _Sheet.of(book, sheet)
-    return Stream(source, tuple(reading.columns), True, reading.blocks, notes)
+    return Stream(source, tuple(reading.columns), True, reading.blocks, notes=notes)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Readers: files, folders, databases, named sets and tables in memory."""
