@@ -18,7 +18,7 @@ from PIL import Image
 from vfl_common.config.data import DataSettings, unaligned_of
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, loading
-from vfl_party.data.ids import SEPARATOR, IdCounts, kept_rows, normalised
+from vfl_party.data.ids import SEPARATOR, IdCounts, in_order, kept_rows, normalised
 
 SIMPLE = ("trim", "casefold", "nfkc", "digits", "email")
 TEXTS = st.lists(st.none() | st.text(max_size=8), max_size=12)
@@ -119,6 +119,18 @@ def test_the_policy_decides_which_rows_stay(ids: list[str | None]) -> None:
     assert kept_rows(ids, "error") == first
     counts = IdCounts.of(pa.array(ids, pa.large_string()), len(drop))
     assert (counts.rows, counts.missing, counts.kept) == (len(ids), times[None], len(drop))
+
+
+@given(
+    ids=st.lists(st.none() | st.text(max_size=20) | st.sampled_from(["a", "a\x00", "a\x00\x00", "b" * 70]), max_size=30)
+)
+def test_rows_are_in_the_order_of_the_utf_8_bytes_of_their_ids(ids: list[str | None]) -> None:
+    for start in (0, 3):  # of an array that begins in the middle of another, too
+        given_ids = pa.array(ids, pa.large_string()).slice(start)
+        texts = ids[start:]
+        first = [row for row, each in enumerate(texts) if each is not None and each not in texts[:row]]
+        wanted = sorted(first, key=lambda row: str(texts[row]).encode())
+        assert in_order(given_ids, "first").tolist() == wanted
 
 
 CSV = "who,at,x\n A,1,1\nb,2,2\na,1,3\n,3,4\nC,1,5\n"

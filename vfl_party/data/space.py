@@ -6,6 +6,7 @@ while they are mapped, so ``release`` unmaps what has been read.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import tempfile
@@ -21,6 +22,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 
 PART = 1 << 14  # rows that are worked on at once
+MOST_PIECES = 64  # files, while rows are put in order
 MOST_TOUCHED = 1 << 12  # rows, anywhere: the kernel maps 64 KiB around each
 Array = npt.NDArray[Any]
 
@@ -55,21 +57,61 @@ class Space:
             return np.memmap(file, dtype, "r+", shape=shape)
 
     def taken(self, values: Array, rows: npt.NDArray[np.int64]) -> Array:
-        """Returns ``values[rows]``. Raises InputError if the disk has no room for it."""
-        return self.concatenated([values], [rows])
+        """Returns ``values[rows]``, for rows of which each is there once. Raises InputError if the disk has no room."""
+        if getattr(values, "_mmap", None) is None:
+            return values[rows]
+        into = self.empty((len(rows), *values.shape[1:]), values.dtype)
+        for start, found in self._dealt(values, rows):
+            into[start : start + len(found)] = found
+            release(into)
+        return into
 
-    def concatenated(self, arrays: Sequence[Array], rows: Sequence[npt.NDArray[np.int64]] | None = None) -> Array:
-        """Returns arrays one below the other; of each only ``rows``, if they are given. Raises InputError."""
-        chosen = rows if rows is not None else [np.arange(len(each), dtype=np.int64) for each in arrays]
-        into = self.empty((sum(map(len, chosen)), *arrays[0].shape[1:]), arrays[0].dtype)
+    def _dealt(self, values: Array, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Array]]:
+        """Yields ``values[rows]`` in pieces: (the place of the first row, the rows).
+
+        A mapped file is slow to read row by row. So it is read from its beginning, each row is written to the end of
+        the file of its piece, and each piece is put in order in memory.
+        """
+        places_N = np.full(len(values), -1, np.int64)
+        places_N[rows] = np.arange(len(rows))
+        size = max(1, self.most_bytes // (4 * max(1, values[:1].nbytes)), len(rows) // MOST_PIECES + 1)
+        with contextlib.ExitStack() as files:
+            pieces = [files.enter_context(self._file(values.nbytes)) for _ in range(0, len(rows), size)]
+            for part in parts(len(values)):
+                piece_B = places_N[part] // size
+                order_B = np.argsort(piece_B, kind="stable")
+                found, piece_B = values[part][order_B], piece_B[order_B]
+                ends = np.searchsorted(piece_B, np.arange(len(pieces) + 1))
+                for piece, first, end in zip(pieces, ends[:-1], ends[1:], strict=True):
+                    self._append(piece, found[first:end])
+                release(values)
+            for number, piece in enumerate(pieces):
+                mine = places_N[places_N // size == number] - number * size  # in the order of the file
+                piece.seek(0)
+                found = np.fromfile(piece, values.dtype).reshape(len(mine), *values.shape[1:])
+                sorted_ = np.empty_like(found)
+                sorted_[mine] = found
+                yield number * size, sorted_
+
+    def concatenated(self, arrays: Sequence[Array]) -> Array:
+        """Returns arrays one below the other. Raises InputError if the disk has no room for it."""
+        into = self.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
         end = 0
-        for values, wanted in zip(arrays, chosen, strict=True):
-            for part in parts(len(wanted), MOST_TOUCHED):
-                found = values[wanted[part]]
+        for values in arrays:
+            for part in parts(len(values)):
+                found = values[part]
                 into[end : end + len(found)] = found
                 end += len(found)
                 release(values, into)
         return into
+
+    def _append(self, file: IO[bytes], rows: Array) -> None:
+        """Writes rows to the end of a file. Raises InputError if the disk is full."""
+        try:
+            file.write(np.ascontiguousarray(rows).data)
+            file.flush()
+        except OSError as error:
+            raise self._full(rows.nbytes, error) from None
 
     def growing(self, width: int, dtype: npt.DTypeLike) -> Growing:
         """Returns a matrix of ``width`` columns that grows by blocks of rows."""
@@ -119,14 +161,10 @@ class Growing:
         return self._rows * self._width * self._dtype.itemsize
 
     def _write(self) -> None:
-        try:
-            if self._file is None:
-                self._file = self._space._file(self._size)
-            for block_NF in self._blocks:
-                self._file.write(np.ascontiguousarray(block_NF, self._dtype).data)
-            self._file.flush()
-        except OSError as error:
-            raise self._space._full(self._size, error) from None
+        if self._file is None:
+            self._file = self._space._file(self._size)
+        for block_NF in self._blocks:
+            self._space._append(self._file, block_NF)
         self._blocks.clear()
 
 
