@@ -1,4 +1,4 @@
-"""What a large table costs: ``python -m benchmarks.large [--rows N] [--reading-rows N] [--folder PLACE]``.
+"""What a large table costs: ``python -m benchmarks.large [--rows N] [--reading-rows N] [--postgresql]``.
 
 Two parties train one epoch of split training on Parquet files of N rows, 50 columns together: seconds of reading and of
 the epoch, peak memory of each party. Before that, one table is read from Parquet, CSV and PostgreSQL, in processes that
@@ -27,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.large_tables import PARTIES, one_csv, one_parquet, parquet_files
 from benchmarks.ours import VFL
+from tests.harness.postgres import postgres
 from vfl.simulation.federation import to_toml
 from vfl_common.files import read_lines
 
@@ -142,7 +143,7 @@ def train(files: dict[str, Path], batch: int, folder: Path) -> dict[str, Any]:
 @click.option("--columns", default=50, show_default=True)
 @click.option("--batch", default=4096, show_default=True)
 @click.option("--repeats", default=3, show_default=True, help="Turns of reading.")
-@click.option("--postgresql", metavar="URL", help="A server in which a table may be made, to read it.")
+@click.option("--postgresql", is_flag=True, help="Reads from PostgreSQL too: a server that is started for it.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Keeps the tables; default: a temporary one.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Writes all figures to a file.")
 def main(
@@ -151,7 +152,7 @@ def main(
     columns: int,
     batch: int,
     repeats: int,
-    postgresql: str | None,
+    postgresql: bool,
     folder: Path | None,
     json_file: Path | None,
 ) -> None:
@@ -166,8 +167,10 @@ def main(
                 figures[kind] = [reading(way, str(path)) for _ in range(repeats) for way in WAYS]
                 print_readings(kind, figures[kind], console)
             if postgresql:
-                query = fill(postgresql, sources["Parquet"])
-                figures["PostgreSQL"] = [reading(way, postgresql, query) for _ in range(repeats) for way in WAYS]
+                with postgres() as server:
+                    url = server.url()
+                    query = fill(url, sources["Parquet"])
+                    figures["PostgreSQL"] = [reading(way, url, query) for _ in range(repeats) for way in WAYS]
                 print_readings("PostgreSQL", figures["PostgreSQL"], console)
         if rows:
             files = parquet_files(kept, rows, columns)

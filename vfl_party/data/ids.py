@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 
 from vfl_common.config.data import Duplicates
 from vfl_common.errors import Code, InputError
+from vfl_party.data.space import parts
 
 SEPARATOR = "\x1f"  # between the columns of an id: Unicode's own unit separator
 Id = str | None
@@ -197,21 +198,46 @@ def _order(ids: pa.LargeStringArray) -> Positions:
     The bytes are compared eight at a time, the last ones first: four times as fast as one id with another. Where an id
     ends, its bytes are 0; of ids that differ in nothing else the shorter one comes first.
     """
-    offsets = np.frombuffer(ids.buffers()[1], np.int64)[ids.offset : ids.offset + len(ids) + 1]
-    starts, lengths = offsets[:-1], np.diff(offsets)
+    starts, lengths, data = _bytes(ids)
     longest = int(lengths.max(initial=0))
     if longest > _LONGEST or not longest:
         rows: Positions = pc.array_sort_indices(ids).to_numpy().astype(np.int64)  # a stable sort
         return rows
-    data = np.frombuffer(ids.buffers()[2], np.uint8, count=int(offsets[-1]))
-    eight = np.lib.stride_tricks.sliding_window_view(np.append(data, np.zeros(_LONGEST, np.uint8)), 8)
-    order = np.argsort(lengths.astype(np.uint8), kind="stable")
+    order = None if lengths.min() == longest else np.argsort(lengths.astype(np.uint8), kind="stable")
     for start in reversed(range(0, longest, 8)):
-        words = eight[starts + start].view(">u8").reshape(-1).astype(np.uint64)
-        words &= _FIRST_BYTES[np.clip(lengths - start, 0, 8)]
-        if len(words) > 1 and words.min() != words.max():
-            order = order[np.argsort(words[order], kind="stable")]
+        words_N = _words(starts, lengths, data, start)
+        if order is None:
+            order = np.argsort(words_N, kind="stable")
+        elif words_N.min() != words_N.max():
+            words_N = words_N[order]
+            order = order[np.argsort(words_N, kind="stable")]
+    assert order is not None  # noqa: S101 - an id has a byte
     return order
+
+
+def _bytes(ids: pa.LargeStringArray) -> tuple[Positions, npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Returns where each id begins in the bytes of all, how many it has, and the bytes."""
+    offsets = np.frombuffer(ids.buffers()[1], np.int64)[ids.offset : ids.offset + len(ids) + 1]
+    data = ids.buffers()[2]
+    return offsets[:-1], np.diff(offsets).astype(np.int32), np.frombuffer(data if data is not None else b"", np.uint8)
+
+
+def _words(
+    starts: Positions, lengths: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], start: int
+) -> npt.NDArray[np.uint64]:
+    """Returns eight bytes of each id, from its byte ``start``, as a number; 0 for bytes that it has not."""
+    words_N = np.zeros(len(starts), np.uint64)
+    eight = np.lib.stride_tricks.sliding_window_view(data, 8) if len(data) >= 8 else None
+    for part in parts(len(starts), _CHUNK):
+        at_B, counts_B = starts[part] + start, np.clip(lengths[part] - start, 0, 8)
+        found_B = np.zeros(len(at_B), np.uint64)
+        inside_B = at_B + 8 <= len(data)
+        if eight is not None:
+            found_B[inside_B] = eight[at_B[inside_B]].view(">u8").reshape(-1)
+        for row in np.flatnonzero(~inside_B).tolist():  # the last ids
+            found_B[row] = int.from_bytes(data[at_B[row] :][:8].tobytes().ljust(8, b"\0"), "big")
+        words_N[part] = found_B & _FIRST_BYTES[counts_B]
+    return words_N
 
 
 def _arrow(part: Any) -> Any:

@@ -67,9 +67,14 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     those that ``data.duplicates`` drops, and sorts the others. Raises InputError.
     """
     source = shown(settings.source)
-    checks.require_rows(source, len(rows))
+    n = len(rows)
+    checks.require_rows(source, n)
     ids = normalised(rows.ids, settings.id_rules or ())
+    rows = replace(rows, ids=())  # of a large table they are many
+    release_unused = pa.default_memory_pool().release_unused
+    release_unused()
     order = in_order(ids, settings.duplicates)
+    release_unused()
     counts = IdCounts.of(ids, len(order))
     if settings.duplicates == "error":
         checks.require_unique(source, ids, counts.repeated)
@@ -91,7 +96,7 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
         raise checks.unusable(source, "has no feature columns beside the id; check data.columns, data.drop, data.label")
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
-    return table if len(order) == len(rows) and (np.diff(order) > 0).all() else table.select(order)
+    return table if len(order) == n and (np.diff(order) > 0).all() else table.select(order)
 
 
 def read_rows(settings: DataSettings, with_label: bool) -> Rows:
