@@ -15,7 +15,7 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Features, Labels, Preprocessor, Table
-from vfl_party.data.space import parts
+from vfl_party.data.space import parts, release
 from vfl_party.seeds import Rows, cut_order, derive_seed, permutation, split_rows, stratified_order
 
 _CHUNK = 1 << 14  # ids that are hashed at once
@@ -49,7 +49,7 @@ class Prepared:
             for part in parts(len(tensor)):
                 digest.update(tensor[part].contiguous().numpy().data)
                 if self.features is not None:
-                    self.features.mapped.touch(len(tensor[part]))
+                    release(*self.features.arrays)
         return digest.hexdigest()
 
 

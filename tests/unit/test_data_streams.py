@@ -31,6 +31,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, collect, load_table, loading, space
 from vfl_party.data.sources import files
 from vfl_party.data.sources.files import open_parquet
+from vfl_party.data.space import MappedArray
 from vfl_party.rows import Prepared, prepare
 
 N = 300
@@ -111,7 +112,6 @@ def small_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "BLOCK", 7)
     patch.setattr(files, "BLOCK_BYTES", 1000)
     patch.setattr(space, "PART", 11)
-    patch.setattr(space, "MOST_TOUCHED", 13)
 
 
 def settings_of(source: str, **more: Any) -> DataSettings:
@@ -164,7 +164,7 @@ def test_streamed_and_whole_are_the_same_bytes(
     small_blocks(monkeypatch)
     mapped = whole.model_copy(update={"memory_mib": 0, "scratch": str(tmp_path / "scratch")})
     other = load_table(mapped, with_label=True)
-    assert isinstance(other.numeric_NF, np.memmap)
+    assert isinstance(other.numeric_NF, MappedArray)
     same_tables(one, other)
     second = prepared(other, mapped, kind)
     assert first.preprocessor == second.preprocessor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.join import part_of
-from vfl_party.data.space import Mapped, Space, parts, release
+from vfl_party.data.space import MappedArray, Space, parts, release
 from vfl_party.data.table import Categories, Table, counted
 from vfl_party.devices import index_on
 from vfl_party.models import InputSpec
@@ -35,19 +35,20 @@ class Features:
 
     x: float32 [N, F] or [N, C, H, W]; categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a
     category not seen in training, 1 a missing one, 2 one that augmentation hides (self-supervised methods alone).
+    arrays: the same as NumPy has them, if they are on the CPU.
     """
 
     x: torch.Tensor
     categories: torch.Tensor | None = None
     cardinalities: tuple[int, ...] = ()
-    mapped: Mapped = field(default_factory=Mapped)
+    arrays: tuple[npt.NDArray[Any], ...] = ()
 
     @classmethod
     def of(cls, x: Floats, categories: Codes | None = None, cardinalities: tuple[int, ...] = ()) -> Features:
         """Returns the encoder inputs in arrays, which are not copied."""
         codes = None if categories is None else torch.from_numpy(categories)
         arrays = (x,) if categories is None else (x, categories)
-        return cls(torch.from_numpy(x), codes, cardinalities, Mapped(arrays))
+        return cls(torch.from_numpy(x), codes, cardinalities, arrays)
 
     @property
     def spec(self) -> InputSpec:
@@ -55,17 +56,18 @@ class Features:
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there are any."""
-        self.mapped.touch(len(rows))
+        if any(isinstance(each, MappedArray) for each in self.arrays):
+            wanted = np.asarray(rows)
+            found = (each.rows(wanted) if isinstance(each, MappedArray) else each[wanted] for each in self.arrays)
+            return tuple(map(torch.from_numpy, found))
         index = index_on(torch.as_tensor(rows), self.x.device)
         x_B = self.x.index_select(0, index)
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
 
     def followed_by(self, other: Features, space: Space) -> Features:
         """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises InputError."""
-        categories = None
-        if self.categories is not None and other.categories is not None:
-            categories = space.concatenated([self.categories.numpy(), other.categories.numpy()])
-        return Features.of(space.concatenated([self.x.numpy(), other.x.numpy()]), categories, self.cardinalities)
+        x, *categories = (space.concatenated(each) for each in zip(self.arrays, other.arrays, strict=True))
+        return Features.of(x, categories[0] if categories else None, self.cardinalities)
 
     def to(self, device: torch.device | str) -> Features:
         """Returns the same rows on a device."""

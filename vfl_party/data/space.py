@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from vfl_common.errors import Code, InputError
 
 PART = 1 << 14  # rows that are worked on at once
 MOST_PIECES = 64  # files, while rows are put in order
-MOST_TOUCHED = 1 << 12  # rows, anywhere: the kernel maps 64 KiB around each
 Array = npt.NDArray[Any]
 
 
@@ -54,7 +54,7 @@ class Space:
                 os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
                 raise self._full(size, error) from None
-            return np.memmap(file, dtype, "r+", shape=shape)
+            return MappedArray.of(file, dtype, shape)
 
     def taken(self, values: Array, rows: npt.NDArray[np.int64]) -> Array:
         """Returns ``values[rows]``, for rows of which each is there once. Raises InputError if the disk has no room."""
@@ -132,6 +132,31 @@ class Space:
 IN_MEMORY = Space("", 1 << 62)
 
 
+class MappedArray(np.memmap[Any, Any]):
+    """An array in a file without a name. ``descriptor``: of the file; None for a part of an array."""
+
+    descriptor: int | None = None
+
+    @classmethod
+    def of(cls, file: IO[bytes], dtype: npt.DTypeLike, shape: tuple[int, ...]) -> MappedArray:
+        """Maps a file of this size; it may be closed afterwards."""
+        made = cls(file, dtype, "r+", shape=shape)
+        made.descriptor = os.dup(file.fileno())
+        weakref.finalize(made, os.close, made.descriptor)
+        return made
+
+    def rows(self, rows: npt.NDArray[np.int64]) -> Array:
+        """Returns the given rows, read from the file and not through memory.
+
+        The kernel maps up to 2 MiB around each row that is read through memory: few batches would map the whole file.
+        """
+        if self.descriptor is None or not len(self):
+            return np.asarray(self[rows])
+        size, place = self[:1].nbytes, self.descriptor
+        found = bytearray().join([os.pread(place, size, offset) for offset in (rows * size).tolist()])
+        return np.frombuffer(found, self.dtype).reshape(len(rows), *self.shape[1:])
+
+
 class Growing:
     """A matrix that grows by blocks of rows: in memory at first, in a file once it is too large."""
 
@@ -154,7 +179,7 @@ class Growing:
             empty = np.empty((0, self._width), self._dtype)
             return np.concatenate(self._blocks) if self._blocks else empty
         with self._file as file:
-            return np.memmap(file, self._dtype, "r+", shape=(self._rows, self._width))
+            return MappedArray.of(file, self._dtype, (self._rows, self._width))
 
     @property
     def _size(self) -> int:
@@ -166,21 +191,6 @@ class Growing:
         for block_NF in self._blocks:
             self._space._append(self._file, block_NF)
         self._blocks.clear()
-
-
-class Mapped:
-    """Arrays from which batches are gathered: unmaps mapped ones after some batches, so that memory stays as it is."""
-
-    def __init__(self, arrays: Sequence[Array] = ()) -> None:
-        self._arrays = [each for each in arrays if getattr(each, "_mmap", None) is not None]
-        self._rows = 0
-
-    def touch(self, rows: int) -> None:
-        """Notes that ``rows`` rows are to be read."""
-        self._rows += rows
-        if self._arrays and self._rows > MOST_TOUCHED:
-            release(*self._arrays)
-            self._rows = rows
 
 
 def parts(n: int, size: int | None = None) -> Iterator[slice]:
