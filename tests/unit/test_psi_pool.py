@@ -40,7 +40,12 @@ def masking() -> Iterator[Masking]:
 
 
 def ours() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "vfl_party.psi.worker" in each.cmdline()]
+    """Returns the workers. A process has no command line in the moment in which its program begins."""
+    found = wait_until(
+        lambda: {each: each.cmdline() for each in psutil.Process().children() if runs(each)},
+        lambda lines: all(lines.values()),
+    )
+    return [each for each, line in found.items() if "vfl_party.psi.worker" in line]
 
 
 def runs(process: psutil.Process) -> bool:
