@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +27,12 @@ from vfl_party.data.space import IN_MEMORY, Growing, Space
 from vfl_party.data.stream import Stream
 from vfl_party.data.table import Categories
 
+log = logging.getLogger(__name__)
+
 SPLITS = ("train", "validation", "test")  # the values of a column that ``data.split`` names
 BLOCK = 1 << 16  # rows that are converted at once
 MOST_WORDS = 1 << 20  # categories of a column; more are text that says nothing about other rows
+EVERY_S = 10.0  # the log says how many rows have been read
 MOST_ODD = 1_000  # cells that are kept of a column that turns out to be written otherwise
 
 
@@ -194,10 +199,13 @@ class _Pass:
 
     def over(self, blocks: Iterator[pa.RecordBatch], notes: tuple[str, ...] = ()) -> Rows:
         """Reads all blocks. Raises InputError."""
-        schema = None
+        schema, said_s = None, time.monotonic()
         for batch in blocks:
             schema = batch.schema
             self.add(batch)
+            if time.monotonic() - said_s > EVERY_S:
+                log.info("%s: %s rows are read", self._source, f"{self._rows:,}", extra={"event": "reading"})
+                said_s = time.monotonic()
         checks.require_rows(self._source, self._rows)
         assert schema is not None  # noqa: S101 - there are rows
         ids = [pa.chunked_array(each) for each in self._ids]
