@@ -60,6 +60,11 @@ READ: dict[str, tuple[bytes | str, dict[str, Any], dict[str, list[Any]]]] = {
     "points between thousands": ("id;a;b\n1;1.234,5;1.234\n2;3,0;12.345\n", {}, {"a": [1234.5, 3], "b": [1234, 12345]}),
     "commas between thousands": ('id,a\n1,"77,516"\n2,5\n', {}, {"a": [77516, 5]}),
     "spaces between thousands": ("id;a\n1;1\u00a0234,5\n2;1\u202f000\n", {}, {"a": [1234.5, 1000]}),
+    "French whole numbers": ("id;a\n1;20 000\n2;3\n", {}, {"a": [20000, 3]}),
+    "Swiss whole numbers": ("id;a\n1;20'000\n2;3\u2019000\n", {}, {"a": [20000, 3000]}),
+    "spaces that are said": ("id;a\n1;20 000\n", {"thousands": " "}, {"a": [20000]}),
+    "points beside commas": ("id;a;b\n1;0,25;10.000\n2;0,5;9.000\n", {}, {"a": [0.25, 0.5], "b": [10000, 9000]}),
+    "points with a comma that is said": ("id;a\n1;85.705\n", {"decimal": ","}, {"a": [85705]}),
     "Swiss thousands": ("id;a\n1;1'234.5\n2;3\n", {}, {"a": [1234.5, 3]}),
     "millions": ("id;a\n1;1.234.567\n2;12\n", {}, {"a": [1234567, 12]}),
     "a comma that is said": ("id;a\n1;1,234\n", {"decimal": ","}, {"a": [pytest.approx(1.234)]}),
@@ -92,9 +97,11 @@ def test_read_right(tmp_path: Path, case: str) -> None:
     assert columns(written(tmp_path, content, "x.txt" if "ending" in case else "x.csv"), **settings) == wanted
 
 
+LATE = "id;a\n" + "".join(f"{row};{row % 900}\n" for row in range(11_000)) + "x;1.234\n"
 REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
     "a point of two meanings": ("id;a\n1;1.234\n", {}, "'a' .* in two ways: .* point.*data.decimal .* data.thousands"),
     "a comma of two meanings": ("id;a\n1;1,234\n", {}, "'a' .* in two ways: .* comma.*data.decimal .* data.thousands"),
+    "a late point of two meanings": (LATE, {}, "'a' .* in two ways: .* point.*data.decimal .* data.thousands"),
     "day or month": ("id,d\n1,01/02/2024\n", {}, "'d' .* day and month cannot be told apart; set data.dates"),
     "lines before the names": ("Export\n\nid;a\n1;2\n", {}, "named in line 3, .*; set data.skip_lines = 2"),
     "two encodings": ("id,a\n1,ö\n".encode() + "2,ü\n".encode("cp1252"), {}, "UTF-8 in some places .* data.encoding"),
@@ -129,25 +136,35 @@ def test_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
 
 NUMBERS = "".join(f"{row},{row}\n" for row in range(400))
 NOTED: dict[str, tuple[str, str]] = {
-    "a stray word": (f"id,a\n{NUMBERS}x,unknown\n", "400 of 401 cells of 'a' are numbers; 'unknown' in row 401 below"),
+    "a stray word": (
+        f"id,a\n{NUMBERS}x,unknown\n",
+        "400 of 401 cells of 'a' are numbers, but row 401 .* 'unknown'",
+    ),
     "a stray date": (
         "id,a\n" + "1,2024-01-31\n2,2024-02-01\n3,soon\n",
-        "2 of 3 cells of 'a' are dates; 'soon' in row 3",
+        "2 of 3 cells of 'a' are dates, but row 3 .* has 'soon'",
     ),
     "two ways of numbers": (
         "id,a\n1,39%\n2,4\n",
-        "'a' .* look like numbers, written in several ways",
+        "'a' is read as .* look like numbers, such as '.+'; data.decimal",
     ),
-    "a minus behind": ("id,a\n1,3-\n2,4\n", "'a' .* look like numbers, written in several ways"),
-    "a minus of a typesetter": ("id,a\n1,\u22123\n2,4\n", "'a' holds categories, .* look like numbers"),
-    "what accountants owe": ("id,a\n1,(3)\n2,4\n", "'a' holds categories, .* look like numbers"),
-    "years of two digits": ("id;a\n1;31.01.24\n2;1.2.24\n", "'a' holds categories, .* look like dates"),
+    "a minus behind": (
+        "id,a\n1,3-\n2,4\n",
+        "'a' is read as .* look like numbers, such as '.+'; data.decimal",
+    ),
+    "a minus of a typesetter": ("id,a\n1,\u22123\n2,4\n", "'a' is read as categories, .* look like numbers, such as"),
+    "what accountants owe": ("id,a\n1,(3)\n2,4\n", "'a' is read as categories, .* look like numbers, such as"),
+    "years of two digits": (
+        "id;a\n1;31.01.24\n2;1.2.24\n",
+        "'a' is read as .* look like dates, such as '31.01.24'; data.dates",
+    ),
     "a category a row": ("id,a\n" + "".join(f"{row},name{row}x\n" for row in range(40)), "'a' has 40 categories in 40"),
+    "words of one meaning": ("id,a\n1,Ja\n2,ja\n3,nein\n", "categories of 'a' differ by .* such as 'Ja' and 'ja'"),
     "ids of one person": (
         "id,a\nA1,1\na1 ,2\nb,3\n",
-        "1 ids differ .* by spaces or case alone; rows.id_rules",
+        "1 id differs from another by spaces or capitals alone; add",
     ),
-    "rounded ids": ("id,a\n1.2E+05,1\n2,2\n", "1 ids look like 1.2E.05: a spreadsheet has rounded them"),
+    "rounded ids": ("id,a\n1.2E+05,1\n2,2\n", "1 id looks like 1.2E.05: a spreadsheet has rounded them"),
 }
 
 
@@ -171,6 +188,7 @@ def test_a_table_in_order_smells_of_nothing(tmp_path: Path) -> None:
 
 KEYS, DAYS = "data.decimal, data.thousands", "days since 1970-01-01; data.dates, data.categorical"
 NAMES = "the names of most columns are numbers: if the file has no line that names them, add one"
+CODES = "if they are codes, list the column in data.categorical"
 GUESSED: dict[str, tuple[bytes | str, list[str]]] = {
     "nothing": ("id,a\n1,2\n", []),
     "a separator": ("id;a\n1;2\n", ["cells are separated by ';'; data.separator"]),
@@ -183,6 +201,7 @@ GUESSED: dict[str, tuple[bytes | str, list[str]]] = {
         "id,a\n1,2024-01-31\n",
         [f"column 'a' holds dates: read as {DAYS}"],
     ),
+    "a code": ("id,a\n1,01234\n2,5\n", [f"numbers of 'a' begin with 0, as postcodes and codes do; {CODES}"]),
     "a sign": ("id,a\n1,5%\n", ["% is dropped from the numbers of 'a'"]),
     "no names": (
         "id,1,2,3\n1,2,3,4\n",
@@ -206,3 +225,21 @@ def test_what_is_found_does_not_depend_on_the_first_rows_alone(tmp_path: Path) -
     assert found[7] == "7"  # as it stands in the file, not as a number
     dates = "".join(f"{row:05};31.01.2024\n" for row in range(20_000))
     assert columns(written(tmp_path, f"id;d\n{dates}x;word\n"))["d"][-1] == "word"
+
+
+def test_a_decimal_point_anywhere_decides(tmp_path: Path) -> None:
+    assert columns(written(tmp_path, LATE + "y;0.5\n"))["a"][-2:] == [pytest.approx(1.234), 0.5]
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="decimal and thousands are two signs"):
+        DataSettings(source="x.csv", decimal=".", thousands=".")
+    with pytest.raises(ValueError, match=r"skip_lines is for text files, and x.xlsx is a workbook; remove it"):
+        DataSettings(source="x.xlsx", skip_lines=2)
+
+
+def test_labels_of_one_meaning_are_noted(tmp_path: Path) -> None:
+    path = written(tmp_path, "id,a,y\n1,2,Ja\n2,3,ja \n3,4,nein\n")
+    settings = DataSettings(source=str(path), id=("id",), label="y")
+    (found,) = smells(read_rows(settings, True), settings)
+    assert found == "labels in 'y' differ by spaces or capitals alone, such as 'Ja' and 'ja '; write them alike"

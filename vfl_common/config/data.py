@@ -156,6 +156,11 @@ class DataSettings(Section):
         return columns
 
     def model_post_init(self, _context: Any) -> None:
+        if self.decimal is not None and self.decimal == self.thousands:
+            raise ValueError("decimal and thousands are two signs; both are the same here")
+        text_only = [key for key in ("separator", "encoding", "skip_lines") if getattr(self, key)]
+        if text_only and is_excel(self.source):
+            raise ValueError(f"{text_only[0]} is for text files, and {self.source} is a workbook; remove it")
         roles = [name for name in (*self.id, self.label, self.split) if name is not None]
         if len(set(roles)) < len(roles):
             raise ValueError("id, label and split are columns of their own; two of them have the same name")

@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,7 @@ def _find(
     for name in settings.numeric:
         if isinstance(readings.get(name), written.Words):
             readings[name] = written.Numbers(found.style)
-    return written.Findings(readings, found.style, found.notes)
+    return replace(found, readings=readings)
 
 
 @dataclass
@@ -207,6 +207,8 @@ class _Pass:
                 log.info("%s: %s rows are read", self._source, f"{self._rows:,}", extra={"event": "reading"})
                 said_s = time.monotonic()
         checks.require_rows(self._source, self._rows)
+        if self._found is not None and self._found.points is not None and not self.odd:
+            self._found.points.decide()
         assert schema is not None  # noqa: S101 - there are rows
         ids = [pa.chunked_array(each) for each in self._ids]
         said = (*notes, *(self._found.notes if self._found is not None else ()))
@@ -287,6 +289,8 @@ class _Pass:
         column = pc.cast(column, pa.string())
         values = reading.read(column)
         if values is not None:
+            if self._found.points is not None and isinstance(reading, written.Numbers):
+                self._found.points.look(name, column, reading)
             return _floats(values)
         if name in self._settings.numeric:
             return self._no_number(name, column, reading)

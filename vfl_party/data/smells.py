@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ def smells(rows: Rows, settings: DataSettings) -> Iterator[str]:
     """Yields a sentence for each thing that looks wrong, in the order of the columns."""
     if settings.id:
         yield from _ids(rows, settings)
+    if rows.labels is not None and rows.labels.dtype == object:
+        yield from _alike(f"labels in {settings.label!r}", sorted(set(rows.labels.tolist())))
     if isinstance(rows.features, Columns):
         for k, name in enumerate(rows.features.categorical_names):
             if name not in settings.categorical:
@@ -41,17 +44,38 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
     for kind, like in (("numbers", numbers), ("dates", dates)):
         alike = int(counts[like].sum())
         if total and alike == total:
-            yield f"column {name!r} holds categories, and all of its cells look like {kind}, written in several ways"
+            text = f"column {name!r} is read as categories, though its cells look like {kind}"
+            yield f"{text}, such as {_unread(words, kind)!r}; {_KEYS[kind]}"
         elif alike > total / 2:
             strange = int(np.flatnonzero(~like)[0])  # words are in the order in which they come
             row = _first_row(cells.codes_NK[:, k], strange)
             where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MOST_SHOWN]
-            text = f"{alike:,} of {total:,} cells of {name!r} are {kind}; {word!r} in {where} is none"
-            yield f"{text}, so that the column holds {len(words):,} categories"
+            text = f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}"
+            yield f"{text}, so the column is read as {len(words):,} categories; correct the cell, or empty it"
         if alike > total / 2:
             return
+    yield from _alike(f"categories of {name!r}", words)
     if total >= FEW_ROWS and len(words) > total / 2:
         yield f"column {name!r} has {len(words):,} categories in {total:,} rows; list it in data.drop if it is a name"
+
+
+_KEYS = {
+    "numbers": "data.decimal and data.thousands say how they are written",
+    "dates": 'data.dates says how they are written, such as "%d.%m.%y" for two digits of the year',
+}
+
+
+def _unread(words: Sequence[str], kind: str) -> str:
+    """Returns a word that is no number or date in the usual form, if there is one."""
+    usual = written.Numbers() if kind == "numbers" else written.Dates("%d.%m.%Y")
+    return next((word for word in words if usual.read(pa.array([word])) is None), words[0])[:MOST_SHOWN]
+
+
+def _alike(what: str, words: Sequence[str]) -> Iterator[str]:
+    times = Counter(word.strip().casefold() for word in words)
+    twice = [word[:MOST_SHOWN] for word in words if times[word.strip().casefold()] > 1]
+    if twice:
+        yield f"{what} differ by spaces or capitals alone, such as {twice[0]!r} and {twice[1]!r}; write them alike"
 
 
 def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
@@ -68,7 +92,10 @@ def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
     alike = [normalised(rows.ids, each) for each in (rules, (*rules, "trim", "casefold"))]
     kept = [IdCounts.of(ids, len(in_order(ids, "first"))).kept for ids in alike]
     if kept[1] < kept[0]:
-        yield f"{kept[0] - kept[1]:,} ids differ from others by spaces or case alone; rows.id_rules, data.id_rules"
+        count = kept[0] - kept[1]
+        found = "1 id differs from another" if count == 1 else f"{count:,} ids differ from others"
+        yield f'{found} by spaces or capitals alone; add "trim" or "casefold" to rows.id_rules'
     rounded = pc.sum(pc.match_substring_regex(alike[0], _ROUNDED)).as_py() or 0
     if rounded:
-        yield f"{rounded:,} ids look like 1.2E+05: a spreadsheet has rounded them; write them again as text"
+        found = "1 id looks" if rounded == 1 else f"{rounded:,} ids look"
+        yield f"{found} like 1.2E+05: a spreadsheet has rounded them; write them again as text"

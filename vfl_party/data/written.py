@@ -26,6 +26,7 @@ MISSING = pa.array(  # in a column of numbers or dates
 )
 _SIGNS = ("%", "€", "$", "£", "¥")  # before or after a number; they are dropped if every number of a column has one
 _SPACES = " \u00a0\u202f"  # plain, no-break and narrow: between thousands
+_BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019]"}  # what people type for it
 _DAY_US = 86_400_000_000
 _TIMES = ("", " %H:%M", " %H:%M:%S")
 _PLAIN_DATES, _DAY_FIRST, _MONTH_FIRST = (
@@ -107,13 +108,39 @@ class Words:
 Reading = Numbers | Dates | Words
 
 
+class Points:
+    """Looks whether numbers such as 1.234 can be read in two ways: nothing in the whole table shows a decimal point."""
+
+    def __init__(self, source: str) -> None:
+        self._source, self._grouped, self._shown = source, "", False
+
+    def look(self, name: str, text: pa.Array, reading: Numbers) -> None:
+        """Looks at some cells of a column of numbers."""
+        if self._shown:
+            return
+        text = _without(text, reading.sign)
+        pointed = text.filter(pc.match_substring(text, "."))
+        if len(pointed):
+            self._shown = not _all(pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})$"))
+            self._grouped = self._grouped or name
+
+    def decide(self) -> None:
+        """Raises InputError if a column has such numbers, and none has others with a point."""
+        if self._grouped and not self._shown:
+            raise _two_ways(self._source, self._grouped, "point", ".")
+
+
 @dataclass(frozen=True)
 class Findings:
-    """How each column is read; ``style``: of the numbers; ``notes``: sentences for people."""
+    """How each column is read.
+
+    style: of the numbers; notes: sentences for people; points: None if a point can only be the decimal one.
+    """
 
     readings: Mapping[str, Reading]
     style: Style = PLAIN
     notes: tuple[str, ...] = field(default=())
+    points: Points | None = None
 
 
 def find(source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool) -> Findings:
@@ -135,7 +162,18 @@ def find(source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *,
             text = f"column {name!r} holds dates{form}: read as days since 1970-01-01"
             notes.append(f"{text}; data.dates, data.categorical")
     notes += [f"{sign} is dropped from the numbers of {checks.listed(names)}" for sign, names in signs.items()]
-    return Findings(readings, style, tuple(notes))
+    numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
+    zeros = [name for name in numbers if _begins_with_zero(sample[name])]
+    if zeros:
+        text = f"numbers of {checks.listed(zeros)} begin with 0, as postcodes and codes do"
+        notes.append(f"{text}; if they are codes, list the column in data.categorical")
+    said = commas or settings.decimal is not None or settings.thousands is not None
+    points = Points(source) if style == PLAIN and not said else None
+    return Findings(readings, style, tuple(notes), points)
+
+
+def _begins_with_zero(text: pa.Array) -> bool:
+    return pc.any(pc.match_substring_regex(_present(text), "^0[0-9]+$")).as_py() is True
 
 
 def days(times: pa.Array) -> pa.Array:
@@ -162,7 +200,7 @@ def _all(mask: pa.Array) -> bool:
 
 def _pattern(style: Style) -> str:
     """Returns a regular expression of the numbers of a style; thousands may be separated, or not."""
-    between = f"[{_SPACES}]" if style.thousands == " " else re.escape(style.thousands)
+    between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
     groups = f"[0-9]{{1,3}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""
     decimal = re.escape(style.decimal)
     return f"^[+-]?(?:(?:{groups}[0-9]+)(?:{decimal}[0-9]*)?|{decimal}[0-9]+)(?:[eE][+-]?[0-9]+)?$"
@@ -170,7 +208,7 @@ def _pattern(style: Style) -> str:
 
 def _plainly(text: pa.Array, style: Style) -> pa.Array:
     if style.thousands:
-        between = f"[{_SPACES}]" if style.thousands == " " else re.escape(style.thousands)
+        between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
         text = pc.replace_substring_regex(text, between, "")
     return pc.replace_substring(text, style.decimal, ".") if style.decimal != "." else text
 
@@ -194,53 +232,47 @@ def _numbers(text: pa.Array, style: Style) -> Numbers | None:
 def _style(
     source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool
 ) -> tuple[Style, list[str]]:
-    """Returns the style of all numbers: the one by which most columns are numbers that otherwise are none."""
+    """Returns the style by which most columns are numbers; the plain one if no other has more of them."""
+    fits = _fitting(settings)
+    bare = {name: _without(text, _sign(text)) for name, text in sample.items()}
+    odd = [name for name, text in bare.items() if Numbers(fits[0]).read(text) is None]
+    if not odd:
+        return fits[0], []
+    read = {style: _readable(bare, style) for style in fits}
+    most = max(map(len, read.values()))
+    best = [style for style, columns in read.items() if len(columns) == most]
+    found = best[0]
+    other = next((each for each in best if each.decimal != found.decimal), found)
+    differ = [name for name, values in read[found].items() if not values.equals(read[other].get(name, values))]
+    if differ:
+        if not commas:
+            raise _two_ways(source, differ[0], "comma", ",")
+        found = found if found.decimal == "." else other  # what stands in a file with commas is mostly English
+    names = [name for name in odd if name in read[found]]
+    if not names:
+        return found, []
+    shown = checks.listed(sorted(names), most=3)
+    return found, [f"numbers are read with {found.said}, as in {shown}; data.decimal, data.thousands"]
+
+
+def _fitting(settings: DataSettings) -> list[Style]:
+    """Returns the styles that the settings allow, the plainest first."""
     decimal, thousands = settings.decimal, settings.thousands
     if decimal is not None and thousands is not None:
-        return Style(decimal, thousands), []
-    fits = [
-        each
-        for each in (PLAIN, Style(",", ""), *_STYLES)
-        if decimal in (None, each.decimal) and thousands in (None, each.thousands)
-    ]
-    if decimal is not None or thousands is not None:
-        fits = fits or [Style(decimal or ("," if thousands == "." else "."), thousands or "")]
-    bare = {name: _without(text, _sign(text)) for name, text in sample.items()}
-    odd = {name: text for name, text in bare.items() if Numbers().read(text) is None}
-    votes = {each: {name for name, text in odd.items() if Numbers(each).read(text) is not None} for each in fits}
-    most = max(map(len, votes.values()))
-    if most == 0:
-        plain = {name: text for name, text in bare.items() if name not in odd}
-        if not commas and decimal is None and thousands is None:
-            _refuse_if_grouped(source, plain)
-        return fits[0], []
-    best = [each for each, names in votes.items() if len(names) == most]
-    kinds = {each.decimal for each in best}
-    if len(kinds) > 1 and not commas:
-        name = min(votes[best[0]])
-        raise _two_ways(source, name, "comma", ",")
-    found = next((each for each in best if each.decimal == "."), best[0]) if len(kinds) > 1 else best[0]
-    names = checks.listed(sorted(votes[found]), most=3)
-    return found, [f"numbers are read with {found.said}, as in {names}; data.decimal, data.thousands"]
+        return [Style(decimal, thousands)]
+    styles = (PLAIN, Style(",", ""), *_STYLES)
+    return [each for each in styles if decimal in (None, each.decimal) and thousands in (None, each.thousands)]
+
+
+def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Array]:
+    found = {name: Numbers(style).read(text) for name, text in columns.items()}
+    return {name: values for name, values in found.items() if values is not None}
 
 
 def _without(text: pa.Array, sign: str) -> pa.Array:
     """Returns the cells without a sign at one of their ends, and without white space."""
     mark = re.escape(sign)
     return pc.replace_substring_regex(_present(text), f"^{mark}\\s*|\\s*{mark}$", "") if sign else _present(text)
-
-
-def _refuse_if_grouped(source: str, columns: Mapping[str, pa.Array]) -> None:
-    """Refuses numbers such as 1.234 if nothing shows whether the point is the decimal one."""
-    grouped = []
-    for name, text in columns.items():
-        pointed = text.filter(pc.match_substring(text, "."))
-        if len(pointed) and not _all(pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})$")):
-            return  # here it is
-        if len(pointed):
-            grouped.append(name)
-    if grouped:
-        raise _two_ways(source, grouped[0], "point", ".")
 
 
 def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
@@ -250,8 +282,6 @@ def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
 
 
 def _dates(source: str, name: str, text: pa.Array, settings: DataSettings) -> Dates | None:
-    if pc.drop_null(_present(text)).null_count == len(text):
-        return None
     if settings.dates is not None:
         given = Dates(settings.dates)
         return given if given.read(text) is not None else None
