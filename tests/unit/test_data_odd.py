@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
+from vfl_party.data import collect as collecting
 from vfl_party.data import load_table, read_rows
+from vfl_party.data.collect import collect
 from vfl_party.data.smells import smells
+from vfl_party.data.sources import files
 
 NAN = "missing"
 
@@ -82,6 +89,12 @@ READ: dict[str, tuple[bytes | str, dict[str, Any], dict[str, list[Any]]]] = {
     "American dates": ("id,d\n1,01/31/2024\n2,02/01/2024\n", {}, {"d": [19753, 19754]}),
     "British dates": ("id,d\n1,31/01/2024\n2,01/02/2024\n", {}, {"d": [19753, 19754]}),
     "dates that are said": ("id,d\n1,01/02/2024\n", {"dates": "%d/%m/%Y"}, {"d": [19754]}),
+    "dates without signs": ("id,d\n1,20240131\n2,20240201\n", {"dates": "%Y%m%d"}, {"d": [19753, 19754]}),
+    "years of two digits, as it is said": ("id;d\n1;31.01.24\n", {"dates": "%d.%m.%y"}, {"d": [19753]}),
+    "names of months": ("id,d\n1,31-Jan-2024\n", {"dates": "%d-%b-%Y"}, {"d": [19753]}),
+    "many lines that are skipped": ("x\n" * 250 + "id,a\n1,2\n", {"skip_lines": 250}, {"a": [2]}),
+    "line breaks in a cell, of Windows": ('id,a\r\n1,"x\r\ny"\r\n', {}, {"a": ["x\ny"]}),
+    "quotation marks within quotation marks": ('id,a\n1,"5"" pipe"\n2,""\n', {}, {"a": ['5" pipe', None]}),
     "dates as categories": ("id,d\n1,2024-01-31\n", {"categorical": ["d"]}, {"d": ["2024-01-31"]}),
     "a day that is none": ("id;d\n1;31.02.2024\n2;1.2.2024\n", {}, {"d": ["31.02.2024", "1.2.2024"]}),
     "quotation marks for inches": ('id,a\n1,5" pipe\n2,6\n', {}, {"a": ['5" pipe', "6"]}),
@@ -112,6 +125,30 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
     "an open quotation mark": ('id,a\n1,x\n2,"y\n3,z\n', {}, "line 3 opens a quotation mark .*; correct it"),
     "a cell too few": ("id,a\n1,2\n2\n", {}, "row 2 below the header has 1 cells, .* has 2; correct it"),
     "a cell too many": ("id,a\n1,2\n2,3,4\n", {}, "row 2 below the header has 3 cells, .* has 2; correct it"),
+    "a long open cell": (
+        'id,a\n1,"x\n' + "2,y\n" * 50_000,
+        {},
+        "line 2 opens a quotation mark",
+    ),
+    "text after a cell that is closed": ('id,a,b\n1,1,"B"ob\n2,2,Al\n', {}, "in line 2 text follows a quotation mark"),
+    "two open quotation marks": (
+        'id,a,b\n1,1,"Bob\n2,2,Al\n3,3,"Carl\n4,4,D\n',
+        {},
+        "in line 2 text follows",
+    ),
+    "a long row after skipped lines": (
+        "x\ny\nid,a\n1,2\n2,3,4\n",
+        {"skip_lines": 2},
+        "row 2 below the header has 3",
+    ),
+    "a form that fits no dates": (
+        "id;d\n1;31.01.2024\n",
+        {"dates": "nonsense"},
+        "'nonsense' fits the cells of no",
+    ),
+    "a day that is none, as it is said": ("id,d\n1,31/02/24\n", {"dates": "%d/%m/%y"}, "fits the cells of no column"),
+    "an encoding that makes no text": ("id,a\n1,2\n", {"encoding": "rot13"}, "'rot13' is not known .* take utf-8"),
+    "a separator of another script": ("id,a\n1,2\n", {"separator": "€"}, "'€' is no sign of ASCII; write"),
     "two columns of one name": ("id,a,a\n1,2,3\n", {}, "two columns called 'a'; rename one"),
     "names in capitals": ("ID,a\n1,2\n", {}, "no column 'id', which data.id names; the nearest: 'ID', 'a'"),
     "a spreadsheet called CSV": (b"PK\x03\x04\x00", {}, "is a ZIP or Excel file, .*; write it again as CSV"),
@@ -243,3 +280,35 @@ def test_labels_of_one_meaning_are_noted(tmp_path: Path) -> None:
     settings = DataSettings(source=str(path), id=("id",), label="y")
     (found,) = smells(read_rows(settings, True), settings)
     assert found == "labels in 'y' differ by spaces or capitals alone, such as 'Ja' and 'ja '; write them alike"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 1 << 20])
+@given(cells=st.lists(st.text(st.sampled_from('a,"\r\n'), max_size=6), min_size=1, max_size=8))
+def test_bytes_are_the_same_in_pieces_of_any_size(size: int, cells: list[str]) -> None:
+    """What a writer has quoted is sound; line ends have one byte; nothing is lost."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([[cell, "x"] for cell in cells])
+    given_bytes = text.getvalue().encode()
+    data = files._Bytes(io.BytesIO(given_bytes), ",", lines=True)
+    found = b""
+    while piece := data.read(size):
+        found += piece
+    assert found == given_bytes.replace(b"\r\n", b"\n")
+    assert data.sound
+
+
+def test_a_file_that_is_replaced_after_it_was_opened_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "id,age,income\n1,20,1000\n")
+    settings = DataSettings(source=str(path), id=("id",))
+    stream = files.open_text(settings)
+    written(tmp_path, "id,income,age\n1,1000,20\n", "y.csv").replace(path)
+    with pytest.raises(InputError, match="was changed while it was read"):
+        collect(stream, settings, False)
+
+
+def test_times_of_one_column_have_a_zone_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "id,d\n1,2024-01-31T12:00:00\n2,2024-01-31T12:00:00+02:00\n"
+    whole = columns(written(tmp_path, content))
+    monkeypatch.setattr(collecting, "BLOCK", 1)
+    assert columns(written(tmp_path, content)) == whole
+    assert whole["d"] == ["2024-01-31T12:00:00", "2024-01-31T12:00:00+02:00"]

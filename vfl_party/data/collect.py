@@ -30,7 +30,7 @@ from vfl_party.data.table import Categories
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")  # the values of a column that ``data.split`` names
-BLOCK = 1 << 16  # rows that are converted at once
+BLOCK, MOST_CELLS = 1 << 16, 1 << 22  # rows and cells that are converted at once
 MOST_WORDS = 1 << 20  # categories of a column; more are text that says nothing about other rows
 EVERY_S = 10.0  # the log says how many rows have been read
 MOST_ODD = 1_000  # cells that are kept of a column that turns out to be written otherwise
@@ -95,10 +95,11 @@ def columns_of(arrow: pa.Table, settings: DataSettings) -> Columns:
 
 def _blocks(stream: Stream, chosen: Chosen, settings: DataSettings) -> Iterator[pa.RecordBatch]:
     """Yields blocks of the chosen columns, of at most ``BLOCK`` rows each and ``limit`` rows in all."""
-    left = settings.limit if settings.limit is not None else 1 << 62
-    for batch in stream.blocks(chosen.all_names()):
-        for start in range(0, min(batch.num_rows, left), BLOCK):
-            yield batch.slice(start, min(BLOCK, left - start))
+    left, names = settings.limit if settings.limit is not None else 1 << 62, chosen.all_names()
+    rows = min(BLOCK, max(1, MOST_CELLS // len(names)))
+    for batch in stream.blocks(names):
+        for start in range(0, min(batch.num_rows, left), rows):
+            yield batch.slice(start, min(rows, left - start))
         left -= min(batch.num_rows, left)
         if left == 0:
             return
@@ -129,11 +130,12 @@ def _find(
         name: pa.concat_arrays([*pc.cast(first[name], pa.string()).chunks, pa.array(odd.get(name, ()), pa.string())])
         for name in wanted
     }
-    found = written.find(stream.source, sample, settings, commas=stream.separator == ",")
+    marked = stream.separator is None
+    found = written.find(stream.source, sample, settings, commas=stream.separator == ",", marked=marked)
     readings = {name: written.Words() if name in words else reading for name, reading in found.readings.items()}
     for name in settings.numeric:
         if isinstance(readings.get(name), written.Words):
-            readings[name] = written.Numbers(found.style)
+            readings[name] = written.Numbers(found.style, marked=marked)
     return replace(found, readings=readings)
 
 
@@ -194,6 +196,7 @@ class _Pass:
         self._label: list[npt.NDArray[Any]] = []
         self._split: list[npt.NDArray[np.int32]] = []
         self._numeric: tuple[str, ...] | None = None  # once the first block has come
+        self._others: tuple[str, ...] = ()
         self._numbers: Growing | None = None
         self._codes: Growing | None = None
 
@@ -217,7 +220,7 @@ class _Pass:
     def add(self, batch: pa.RecordBatch) -> None:
         """Adds rows. Raises InputError."""
         for each, name in zip(self._ids, self._chosen.id, strict=True):
-            each.append(id_texts(self._source, name, batch.column(name)))
+            each.append(id_texts(self._source, name, self._text(batch.column(name))))
         if self._chosen.label is not None:
             self._label.append(self._label_block(self._chosen.label, batch.column(self._chosen.label)))
         if self._chosen.split is not None:
@@ -227,7 +230,7 @@ class _Pass:
         with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused as such
             for row_B, name in zip(block_FB, numeric, strict=True):
                 row_B[:] = self._number_block(name, batch.column(name))
-        others = [name for name in self._chosen.features if name not in numeric]
+        others = self._others
         codes_BK = np.empty((batch.num_rows, len(others)), np.int32)
         for k, name in enumerate(others):
             codes_BK[:, k] = self._codes_of(name, batch.column(name))
@@ -239,7 +242,7 @@ class _Pass:
     def columns(self, schema: pa.Schema) -> Columns:
         """Returns the features of all rows."""
         numeric = self._begin(schema)
-        others = tuple(name for name in self._chosen.features if name not in numeric)
+        others = self._others
         assert self._numbers is not None and self._codes is not None  # noqa: S101, PT018 - begun above
         texts = tuple(self._words[name].texts() if name in self._words else () for name in others)
         return Columns(self._numbers.finish(), numeric, Categories(self._codes.finish(), texts), others)
@@ -249,6 +252,8 @@ class _Pass:
         if self._numeric is None:
             features = self._chosen.features
             self._numeric = tuple(name for name in features if self._is_numeric(name, schema.field(name).type))
+            known = set(self._numeric)
+            self._others = tuple(name for name in features if name not in known)
             self._numbers = self._space.growing(len(self._numeric), np.float32)
             self._codes = self._space.growing(len(features) - len(self._numeric), np.int32)
         return self._numeric
@@ -304,9 +309,15 @@ class _Pass:
         what = f"column {name!r} is in data.numeric and holds text in {where}"
         raise checks.unusable(self._source, f"{what}; correct the value, or take the column out of data.numeric")
 
+    def _text(self, column: pa.Array) -> pa.Array:
+        """Returns a column of written cells as they stand, without marks; others unchanged."""
+        if self._found is None or not self._found.marked:
+            return column
+        return written.plain(pc.cast(column, pa.string()))
+
     def _codes_of(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         try:
-            return self._words.setdefault(name, _Words(self._source, name)).codes(column)
+            return self._words.setdefault(name, _Words(self._source, name)).codes(self._text(column))
         except pa.ArrowException:
             what = f"column {name!r} is in data.categorical and holds {column.type}, which cannot be written as text"
             raise checks.unusable(self._source, f"{what}; drop it") from None
@@ -341,7 +352,7 @@ class _Pass:
         return values
 
     def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
-        column = _plain(column)
+        column = _plain(self._text(column))
         text = pc.cast(column, pa.string()) if _is_text(column.type) else pa.nulls(len(column), pa.string())
         codes = pc.index_in(text, value_set=pa.array(SPLITS)).fill_null(-1).to_numpy(zero_copy_only=False)
         if (codes < 0).any():

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_party.data import checks
+from vfl_party.data.stream import NUMBER
 
 SAMPLE = 10_000  # rows
 MISSING = pa.array(  # in a column of numbers or dates
@@ -27,7 +28,7 @@ MISSING = pa.array(  # in a column of numbers or dates
 _SIGNS = ("%", "€", "$", "£", "¥")  # before or after a number; they are dropped if every number of a column has one
 _SPACES = " \u00a0\u202f"  # plain, no-break and narrow: between thousands
 _BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019]"}  # what people type for it
-_DAY_US = 86_400_000_000
+_DAY_S, _A_SECOND = 86_400.0, {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _TIMES = ("", " %H:%M", " %H:%M:%S")
 _PLAIN_DATES, _DAY_FIRST, _MONTH_FIRST = (
     tuple(date + time for date in dates for time in _TIMES)
@@ -56,13 +57,23 @@ _STYLES = tuple(Style(*each) for each in (",.", ", ", ".,", ". ", ".'", ",'"))
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of numbers. ``sign``: what is dropped from each of them, such as %."""
+    """A column of numbers.
+
+    sign: what is dropped from each of them, such as %. marked: whether cells that were numbers have ``NUMBER`` before
+    them.
+    """
 
     style: Style = PLAIN
     sign: str = ""
+    marked: bool = False
 
     def read(self, text: pa.Array) -> pa.Array | None:
         """Returns float64, null if missing; None if some cell is no number."""
+        if self.marked:
+            found = Numbers(self.style, self.sign).read(unmarked(text))
+            is_number = pc.fill_null(pc.starts_with(text, NUMBER), False)
+            given = pc.if_else(is_number, pc.utf8_slice_codeunits(text, 1), pa.scalar(None, text.type))
+            return None if found is None else pc.if_else(is_number, pc.cast(given, pa.float64()), found)
         text = _present(text)
         if self.sign:
             bare = _without(text, self.sign)
@@ -81,22 +92,23 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Dates:
-    """A column of dates or times, read as days since 1970-01-01. ``form``: as for strptime; '' for ISO 8601."""
+    """A column of dates or times, read as days since 1970-01-01.
+
+    form: as for strptime; '' for ISO 8601. zoned: whether ISO times have a zone.
+    """
 
     form: str = ""
+    zoned: bool = False
 
     def read(self, text: pa.Array) -> pa.Array | None:
         """Returns float64, null if missing; None if some cell is no date of this form."""
         text = _present(text)
-        kinds = ("us", None), ("us", "UTC")
-        if self.form:
-            with contextlib.suppress(pa.ArrowInvalid):
-                times = pc.strptime(text, format=self.form, unit="us")
-                return days(times) if _all(pc.equal(pc.day(times), _day_of(text, self.form))) else None
-            return None
-        for unit, zone in kinds:
-            with contextlib.suppress(pa.ArrowInvalid):
-                return days(pc.cast(text, pa.timestamp(unit, zone)))
+        with contextlib.suppress(pa.ArrowInvalid):
+            if not self.form:
+                return days(pc.cast(text, pa.timestamp("us", "UTC" if self.zoned else None)))
+            times = pc.strptime(text, format=self.form, unit="s")
+            if _all(pc.equal(_bare(pc.strftime(times, format=self.form)), _bare(text))):
+                return days(times)
         return None
 
 
@@ -118,7 +130,7 @@ class Points:
         """Looks at some cells of a column of numbers."""
         if self._shown:
             return
-        text = _without(text, reading.sign)
+        text = _without(unmarked(text), reading.sign)
         pointed = text.filter(pc.match_substring(text, "."))
         if len(pointed):
             self._shown = not _all(pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})$"))
@@ -134,26 +146,30 @@ class Points:
 class Findings:
     """How each column is read.
 
-    style: of the numbers; notes: sentences for people; points: None if a point can only be the decimal one.
+    style: of the numbers; notes: sentences for people; points: None if a point can only be the decimal one; marked: see
+    ``Numbers``.
     """
 
     readings: Mapping[str, Reading]
     style: Style = PLAIN
     notes: tuple[str, ...] = field(default=())
     points: Points | None = None
+    marked: bool = False
 
 
-def find(source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool) -> Findings:
+def find(
+    source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool, marked: bool = False
+) -> Findings:
     """Finds out how columns are to be read, from their first cells.
 
-    ``commas``: whether the table separates cells by commas. Raises InputError if numbers or dates can be read in two
-    ways and no setting says which.
+    commas: whether the table separates cells by commas; marked: see ``Numbers``. Raises InputError if numbers or dates
+    can be read in two ways and no setting says which.
     """
-    style, notes = _style(source, sample, settings, commas=commas)
+    style, notes = _style(source, {name: unmarked(text) for name, text in sample.items()}, settings, commas=commas)
     readings: dict[str, Reading] = {}
     signs: dict[str, list[str]] = {}
     for name, text in sample.items():
-        reading = _numbers(text, style) or (_dates(source, name, text, settings) if name != settings.label else None)
+        reading = _reading(source, name, text, style, settings, marked=marked)
         readings[name] = reading or Words()
         if isinstance(reading, Numbers) and reading.sign:
             signs.setdefault(reading.sign, []).append(name)
@@ -161,15 +177,29 @@ def find(source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *,
             form = f" of the form {reading.form}" if reading.form else ""
             text = f"column {name!r} holds dates{form}: read as days since 1970-01-01"
             notes.append(f"{text}; data.dates, data.categorical")
+    if settings.dates is not None and not any(isinstance(each, Dates) for each in readings.values()):
+        text = f"data.dates = {settings.dates!r} fits the cells of no column"
+        raise checks.unusable(source, f'{text}; write it as strptime has it, such as "%d.%m.%Y", or remove it')
     notes += [f"{sign} is dropped from the numbers of {checks.listed(names)}" for sign, names in signs.items()]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
     zeros = [name for name in numbers if _begins_with_zero(sample[name])]
     if zeros:
         text = f"numbers of {checks.listed(zeros)} begin with 0, as postcodes and codes do"
         notes.append(f"{text}; if they are codes, list the column in data.categorical")
-    said = commas or settings.decimal is not None or settings.thousands is not None
-    points = Points(source) if style == PLAIN and not said else None
-    return Findings(readings, style, tuple(notes), points)
+    decided = commas or settings.decimal is not None or settings.thousands is not None
+    points = Points(source) if style == PLAIN and not decided else None
+    return Findings(readings, style, tuple(notes), points, marked)
+
+
+def _reading(
+    source: str, name: str, text: pa.Array, style: Style, settings: DataSettings, *, marked: bool
+) -> Reading | None:
+    """Returns how a column is read: dates as the settings say come before numbers, such as 20240131; None for words."""
+    if settings.dates is None or name == settings.label:
+        return _numbers(text, style, marked) or (_dates(source, name, text) if name != settings.label else None)
+    said = Dates(settings.dates)
+    empty = _present(text).null_count == len(text)
+    return said if not empty and said.read(text) is not None else _numbers(text, style, marked)
 
 
 def _begins_with_zero(text: pa.Array) -> bool:
@@ -178,14 +208,16 @@ def _begins_with_zero(text: pa.Array) -> bool:
 
 def days(times: pa.Array) -> pa.Array:
     """Returns dates and times as days since 1970-01-01, float64."""
-    micros = pc.cast(pc.cast(times, pa.timestamp("us", getattr(times.type, "tz", None))), pa.int64())
-    return pc.divide(pc.cast(micros, pa.float64()), float(_DAY_US))
+    kind = times.type
+    if pa.types.is_date32(kind):
+        return pc.cast(pc.cast(times, pa.int32()), pa.float64())
+    unit = "ms" if pa.types.is_date64(kind) else kind.unit
+    return pc.divide(pc.cast(pc.cast(times, pa.int64()), pa.float64(), safe=False), _DAY_S * _A_SECOND[unit])
 
 
-def _day_of(text: pa.Array, form: str) -> pa.Array:
-    """Returns the day of the month as it is written: strptime makes 2 March of 31 February."""
-    named = re.sub("%([dmY])", r"(?P<\1>[0-9]+)", re.escape(form.partition(" ")[0]).replace("\\%", "%"))
-    return pc.cast(pc.struct_field(pc.extract_regex(text, f"^{named}"), "d"), pa.int64())
+def _bare(text: pa.Array) -> pa.Array:
+    """Returns dates without zeros before numbers, in lower case. strptime makes 2 March of 31 February: not so here."""
+    return pc.replace_substring_regex(pc.utf8_lower(text), "(^|[^0-9])0+([0-9])", r"\1\2")
 
 
 def _present(text: pa.Array) -> pa.Array:
@@ -222,8 +254,8 @@ def _sign(text: pa.Array) -> str:
     return ""
 
 
-def _numbers(text: pa.Array, style: Style) -> Numbers | None:
-    for found in (Numbers(style), Numbers(style, _sign(text))):
+def _numbers(text: pa.Array, style: Style, marked: bool) -> Numbers | None:
+    for found in (Numbers(style, marked=marked), Numbers(style, _sign(unmarked(text)), marked)):
         if found.read(text) is not None:
             return found
     return None
@@ -269,6 +301,16 @@ def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Arr
     return {name: values for name, values in found.items() if values is not None}
 
 
+def unmarked(text: pa.Array) -> pa.Array:
+    """Returns the cells that were text, null for those that were numbers."""
+    return pc.if_else(pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text)
+
+
+def plain(text: pa.Array) -> pa.Array:
+    """Returns the cells without the mark of numbers."""
+    return pc.replace_substring_regex(text, f"^{NUMBER}", "")
+
+
 def _without(text: pa.Array, sign: str) -> pa.Array:
     """Returns the cells without a sign at one of their ends, and without white space."""
     mark = re.escape(sign)
@@ -281,12 +323,9 @@ def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
     return checks.unusable(source, f"column {name!r} holds numbers that can be read in two ways: {ways}; {remedy}")
 
 
-def _dates(source: str, name: str, text: pa.Array, settings: DataSettings) -> Dates | None:
-    if settings.dates is not None:
-        given = Dates(settings.dates)
-        return given if given.read(text) is not None else None
+def _dates(source: str, name: str, text: pa.Array) -> Dates | None:
     iso = pc.match_substring_regex(_present(text), r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:$|[T ])")
-    for found in (Dates(),) if _all(iso) else ():
+    for found in (Dates(), Dates(zoned=True)) if _all(iso) else ():
         if found.read(text) is not None:
             return found
     if not _all(pc.match_substring_regex(_present(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")):
@@ -313,7 +352,7 @@ def _four(form: str, text: pa.Array) -> bool:
 
 def unlike(text: pa.Array, reading: Numbers) -> pa.Array:
     """Returns the cells that are not written as ``reading`` says."""
-    present = pc.drop_null(_present(text))
+    present = pc.drop_null(_present(unmarked(text)))
     return present.filter(pc.invert(pc.match_substring_regex(_without(present, reading.sign), _pattern(reading.style))))
 
 

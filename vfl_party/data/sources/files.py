@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
@@ -29,6 +31,8 @@ _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codec
 _TWICE = re.compile(b"\xc3[\x80-\xbf]")  # a letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has
 _READ = 1 << 20
 BLOCK_BYTES = 1 << 24
+MOST_ROWS = 1 << 16  # of a block
+_BUFFER = 1 << 16  # bytes of a Parquet column that are read at once
 
 
 # --- text -----------------------------------------------------------------------------------------------------------
@@ -47,13 +51,14 @@ class Layout:
 
 def open_text(settings: DataSettings) -> Stream:
     """Opens a file of separated cells: the first line names the columns. Raises InputError."""
-    source, layout = settings.source, _layout(settings)
+    source, before = settings.source, _state(settings.source)
+    layout = _layout(settings)
     places = {name: str(place) for place, name in enumerate(layout.names)}
     named = tuple(name for name in layout.names if name)
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chosen = [places[name] for name in wanted]
-        with _unchanged(source):
+        with _unchanged(source, before):
             for batch in _text_blocks(source, layout, chosen):
                 yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
 
@@ -72,9 +77,9 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
     try:
         with (
             _open(source) as file,
-            _Marks(file) as marks,
+            _Bytes(file, layout.separator, lines=not layout.encoding.startswith("utf-16")) as data,
             arrow_csv.open_csv(
-                marks,
+                data,
                 arrow_csv.ReadOptions(
                     use_threads=False,
                     block_size=BLOCK_BYTES,
@@ -92,14 +97,14 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
             for batch in reader:
                 seen += batch.num_rows
                 yield batch
-            if marks.count % 2:
-                _refuse_open_quote(source, layout)
+            if not data.sound:
+                _refuse_wrong_quotes(source, layout)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         if isinstance(error, pa.ArrowInvalid) and "Empty CSV" in str(error):
             return
         if ragged:
             row = ragged[0]
-            where = checks.rows(source, row.number - 1) if row.number else f"a row after {seen:,}"
+            where = checks.rows(source, row.number - 1 - layout.skip) if row.number else f"a row after {seen:,}"
             what = f"{where} has {row.actual_columns} cells, but the header has {row.expected_columns}"
             raise checks.unreadable(source, f"{what}; correct it, or set data.separator or data.skip_lines") from None
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
@@ -107,40 +112,79 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
         raise _not_text(source) from None
 
 
-class _Marks(io.RawIOBase):
-    """Passes bytes on, and counts quotation marks."""
+class _Bytes(io.RawIOBase):
+    """Passes the bytes of a file on, with line ends of one byte, and looks whether quotation marks stand as they must.
 
-    def __init__(self, file: Any) -> None:
-        self._file, self.count = file, 0
+    Each one that opens a cell must stand at its beginning, and each one that closes it at its end. ``sound`` is false
+    if one does not; then it may also be an ordinary sign, as in ``5" pipe``.
+    """
+
+    def __init__(self, file: Any, separator: str, *, lines: bool) -> None:
+        self._file, self._lines = file, lines
+        self._ends = np.zeros(256, bool)
+        self._ends[[ord(sign) for sign in (separator, "\n", "\r", '"')]] = True
+        self._kept, self._before, self._open, self._ended = b"", b"\n", False, False
+        self._right = True
+
+    @property
+    def sound(self) -> bool:
+        return self._right and not self._open
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        data: bytes = self._file.read(None if size < 0 else size)
-        self.count += data.count(b'"')
+        """Returns as many bytes as are wanted, fewer only at the end: Arrow takes fewer for the end."""
+        while not self._ended and (size < 0 or len(self._kept) < size):
+            data = self._file.read(max(size, _READ))
+            if data.endswith(b"\r"):
+                data += self._file.read(1)
+            self._ended = not data
+            if self._lines:
+                data = data.replace(b"\r\n", b"\n")
+            self._look(data)
+            self._kept += data
+        end = len(self._kept) if size < 0 else size
+        data, self._kept = self._kept[:end], self._kept[end:]
         return data
 
+    def _look(self, data: bytes) -> None:
+        places = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"')) if b'"' in data else np.empty(0, np.int64)
+        around = np.frombuffer(self._before + data + b"\n", np.uint8)
+        opens = (np.arange(len(places)) % 2 == 0) ^ self._open
+        beside = np.where(opens, around[places], around[places + 2])
+        at_end = ~opens & (places == len(data) - 1)  # what follows comes with the next bytes: they look back
+        if self._open is False and self._before == b'"' and data and not self._ends[data[0]]:
+            self._right = False
+        self._right = self._right and bool((self._ends[beside] | at_end).all())
+        self._open ^= len(places) % 2 == 1
+        self._before = data[-1:] or self._before
 
-def _refuse_open_quote(source: str, layout: Layout) -> None:
-    """Raises InputError if the file ends within quotation marks: all after the first of them is one cell then."""
-    start = 0
-    with _open(source) as file, io.TextIOWrapper(file, encoding=layout.encoding, newline="") as text:
-        rows = csv.reader(text, delimiter=layout.separator, strict=True)
-        try:
+
+def _refuse_wrong_quotes(source: str, layout: Layout) -> None:
+    """Raises InputError if a quotation mark is not closed, or if text follows one that closes a cell."""
+    before = csv.field_size_limit(1 << 30)
+    try:
+        with _open(source) as file, io.TextIOWrapper(file, encoding=layout.encoding, newline="") as text:
+            start, rows = 0, csv.reader(text, delimiter=layout.separator, strict=True)
             for _ in rows:
                 start = rows.line_num
-        except csv.Error as error:
-            if "unexpected end" in str(error):
-                what = f"line {start + 1} opens a quotation mark that nothing closes"
-                raise checks.unreadable(source, f"{what}; correct it") from None
+    except csv.Error as error:
+        if "unexpected end" in str(error):
+            what = f"line {start + 1} opens a quotation mark that nothing closes"
+        else:
+            what = f"in line {start + 1} text follows a quotation mark that closes a cell"
+        remedy = 'a quotation mark within a cell is written twice ("")'
+        raise checks.unreadable(source, f"{what}; correct it: {remedy}") from None
+    finally:
+        csv.field_size_limit(before)
 
 
 def _layout(settings: DataSettings) -> Layout:
     """Finds encoding, separator and names. Raises InputError."""
     source = settings.source
     encoding, guessed = _encoding(settings)
-    lines = _first_lines(source, encoding)
+    lines = _first_lines(source, encoding, settings.skip_lines + _SAMPLE_LINES)
     notes = [guessed] if guessed else []
     skip = settings.skip_lines
     _refuse_other_kinds(source, lines)
@@ -153,6 +197,10 @@ def _layout(settings: DataSettings) -> Layout:
     if any("\0" in line for line in lines):
         raise checks.unreadable(source, 'holds zero bytes; if it is UTF-16, set data.encoding = "utf-16-le"')
     separator = settings.separator or _separator(lines[skip:])
+    if not separator.isascii():
+        raise checks.unusable(
+            source, f"data.separator = {separator!r} is no sign of ASCII; write the file with another"
+        )
     if settings.separator is None and separator != ",":
         notes.append(f"cells are separated by {SEPARATORS[separator]}; data.separator")
     try:
@@ -183,7 +231,10 @@ def _refuse_other_lines(settings: DataSettings, lines: Sequence[str], skip: int)
     """Raises InputError if a later line has the id's columns: lines before it must be skipped."""
     for number, line in enumerate(lines[skip + 1 :], skip + 1):
         for separator in SEPARATORS:
-            cells = {name.strip() for name in next(csv.reader([line], delimiter=separator), [])}
+            try:
+                cells = {name.strip() for name in next(csv.reader([line], delimiter=separator), [])}
+            except csv.Error:
+                continue
             if settings.id and set(settings.id) <= cells:
                 what = f"its columns are named in line {number + 1}, and not in line {skip + 1}"
                 raise checks.unusable(settings.source, f"{what}; set data.skip_lines = {number}")
@@ -194,8 +245,9 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     source = settings.source
     if settings.encoding is not None:
         try:
+            "".encode(settings.encoding)  # refuses codecs that make no text, such as rot13
             return codecs.lookup(settings.encoding).name, ""
-        except LookupError:
+        except (LookupError, ValueError):
             text = f"data.encoding = {settings.encoding!r} is not known to Python; take utf-8, cp1252 or utf-16"
             raise checks.unusable(source, text) from None
     try:
@@ -228,10 +280,10 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     raise checks.unreadable(source, text)
 
 
-def _first_lines(source: str, encoding: str) -> list[str]:
+def _first_lines(source: str, encoding: str, most: int) -> list[str]:
     try:
         with _open(source) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
-            return [line for line, _ in zip(text, range(_SAMPLE_LINES), strict=False)]
+            return list(itertools.islice(text, most))
     except UnicodeError:
         raise _not_in(source, encoding) from None
     except (OSError, ValueError, pa.ArrowException):
@@ -254,7 +306,8 @@ def _separator(lines: Sequence[str]) -> str:
 
 
 def _open(source: str) -> Any:
-    return pa.input_stream(source, compression="gzip" if source.lower().endswith(".gz") else None)
+    file = Path(source).open("rb")  # noqa: SIM115 - Arrow closes it; it cannot open a name that is not UTF-8
+    return pa.input_stream(file, compression="gzip" if source.lower().endswith(".gz") else None)
 
 
 def _not_in(source: str, encoding: str) -> Exception:
@@ -277,6 +330,7 @@ def open_parquet(settings: DataSettings) -> Stream:
     """
     source, path = settings.source, Path(settings.source)
     files = sorted(path.rglob(f"*{PARQUET}")) if path.is_dir() else [path]
+    before = {file: _state(str(file)) for file in files}
     schema = _schema(source, files[0])
     for file in files[1:]:
         other = _schema(source, file)
@@ -285,7 +339,7 @@ def open_parquet(settings: DataSettings) -> Stream:
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file in files:
-            with _unchanged(str(file)), _reading(source):
+            with _unchanged(str(file), before[file]), _reading(source):
                 yield from _parquet_blocks(file, list(wanted))
 
     return Stream(source, tuple(schema.names), False, blocks)
@@ -297,8 +351,9 @@ def holds_parquet(folder: Path) -> bool:
 
 
 def _parquet_blocks(file: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:
-    with parquet.ParquetFile(file, pre_buffer=False) as opened:
-        for batch in opened.iter_batches(columns=wanted, use_threads=False):
+    rows = min(MOST_ROWS, max(1, BLOCK_BYTES // (8 * max(1, len(wanted)))))
+    with parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER) as opened:
+        for batch in opened.iter_batches(batch_size=rows, columns=wanted, use_threads=False):
             batch.validate(full=True)
             yield batch.select(wanted)
 
@@ -328,10 +383,14 @@ def _reading(source: str) -> Iterator[None]:
 
 
 @contextmanager
-def _unchanged(source: str) -> Iterator[None]:
-    """Raises InputError if a file is not the same after it was read as before."""
-    before = _state(source)
+def _unchanged(source: str, before: tuple[int, int, int]) -> Iterator[None]:
+    """Raises InputError if a file is not the one that was opened, before or after it is read."""
+    _require_same(source, before)
     yield
+    _require_same(source, before)
+
+
+def _require_same(source: str, before: tuple[int, int, int]) -> None:
     if _state(source) != before:
         raise checks.unreadable(source, "was changed while it was read; start again when nobody writes it")
 
