@@ -114,8 +114,9 @@ def prediction_data(settings: DataSettings | None, source: Path | None, state: T
     if settings.parts:
         return _parts_of_training(settings, source, preprocessor)
     if changed.is_table and preprocessor.image_shape is None and settings.view is None:
-        names = (*preprocessor.numeric_names, *preprocessor.categorical_names)
-        return changed.model_copy(update={"label": None, "drop": (), "columns": names})
+        numeric, categorical = preprocessor.numeric_names, preprocessor.categorical_names
+        kinds = {"columns": (*numeric, *categorical), "numeric": numeric, "categorical": categorical}
+        return changed.model_copy(update={"label": None, "drop": (), **kinds})
     return changed
 
 
