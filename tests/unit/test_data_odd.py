@@ -172,7 +172,7 @@ NOTED: dict[str, tuple[str, str]] = {
 def test_what_smells_is_noted(tmp_path: Path, case: str) -> None:
     content, pattern = NOTED[case]
     settings = DataSettings(source=str(written(tmp_path, content)), id=("id",))
-    found = list(smells(read_rows(settings, False), settings))
+    found = [smell.text for smell in smells(read_rows(settings, False), settings)]
     assert len(found) == 1
     with pytest.raises(AssertionError, match=pattern):  # for the message if it does not match
         raise AssertionError(found[0])
@@ -241,5 +241,5 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 def test_labels_of_one_meaning_are_noted(tmp_path: Path) -> None:
     path = written(tmp_path, "id,a,y\n1,2,Ja\n2,3,ja \n3,4,nein\n")
     settings = DataSettings(source=str(path), id=("id",), label="y")
-    (found,) = smells(read_rows(settings, True), settings)
+    (found,) = (smell.text for smell in smells(read_rows(settings, True), settings))
     assert found == "labels in 'y' differ by spaces or capitals alone, such as 'Ja' and 'ja '; write them alike"
