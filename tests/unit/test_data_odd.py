@@ -243,3 +243,10 @@ def test_labels_of_one_meaning_are_noted(tmp_path: Path) -> None:
     settings = DataSettings(source=str(path), id=("id",), label="y")
     (found,) = (smell.text for smell in smells(read_rows(settings, True), settings))
     assert found == "labels in 'y' differ by spaces or capitals alone, such as 'Ja' and 'ja '; write them alike"
+
+
+def test_a_smell_says_which_column_it_is_about(tmp_path: Path) -> None:
+    rows = "".join(f"{row},{row},3{row % 2}.01.24,{'Ja' if row else 'ja'}\n" for row in range(9))
+    settings = DataSettings(source=str(written(tmp_path, f"id,a,d,w\nx,x,soon,Ja\n{rows}")), id=("id",))
+    found = [(smell.column, smell.mostly) for smell in smells(read_rows(settings, False), settings)]
+    assert found == [("a", "numbers"), ("d", "dates"), ("w", "")]

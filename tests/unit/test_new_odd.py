@@ -87,7 +87,7 @@ def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> N
     ("values", "which"),
     [
         (("yes", "no"), "'yes', the second in alphabetical order"),
-        (("Yes", "no"), "'no', the second in alphabetical order"),
+        (("Yes", "no"), "'no', the second in alphabetical order, capitals first"),
         (("Ja", "Nein"), "'Nein', the second in alphabetical order"),
         (("a", "Z"), "'a', the second in alphabetical order, capitals first"),
         (("2", "1"), "2, the larger number"),
