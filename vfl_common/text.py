@@ -24,6 +24,11 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_NAMES])} and {more} more" if more > 0 else ", ".join(names)
 
 
+def printable(name: str) -> str:
+    """Returns a name as it is; if it holds what cannot be seen, such as a line break, as Python writes it in quotes."""
+    return name if name.isprintable() else repr(name)
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises ValueError, for a person, if it is none."""
     host, _, port = address.rpartition(":")

@@ -112,7 +112,7 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
         if data.id and not ids:  # the rows to align come first
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
-        notes.extend(Finding("data", True, text, note=True) for text in smells(rows, data))
+        notes.extend(Finding("data", True, smell.text, note=True) for smell in smells(rows, data))
         return tabulate(rows, data, with_label)
 
     try:

@@ -209,7 +209,7 @@ NOTED: dict[str, tuple[str, str]] = {
 def test_what_smells_is_noted(tmp_path: Path, case: str) -> None:
     content, pattern = NOTED[case]
     settings = DataSettings(source=str(written(tmp_path, content)), id=("id",))
-    found = list(smells(read_rows(settings, False), settings))
+    found = [smell.text for smell in smells(read_rows(settings, False), settings)]
     assert len(found) == 1
     with pytest.raises(AssertionError, match=pattern):  # for the message if it does not match
         raise AssertionError(found[0])
@@ -278,7 +278,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 def test_labels_of_one_meaning_are_noted(tmp_path: Path) -> None:
     path = written(tmp_path, "id,a,y\n1,2,Ja\n2,3,ja \n3,4,nein\n")
     settings = DataSettings(source=str(path), id=("id",), label="y")
-    (found,) = smells(read_rows(settings, True), settings)
+    (found,) = (smell.text for smell in smells(read_rows(settings, True), settings))
     assert found == "labels in 'y' differ by spaces or capitals alone, such as 'Ja' and 'ja '; write them alike"
 
 
@@ -312,3 +312,10 @@ def test_times_of_one_column_have_a_zone_or_none(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(collecting, "BLOCK", 1)
     assert columns(written(tmp_path, content)) == whole
     assert whole["d"] == ["2024-01-31T12:00:00", "2024-01-31T12:00:00+02:00"]
+
+
+def test_a_smell_says_which_column_it_is_about(tmp_path: Path) -> None:
+    rows = "".join(f"{row},{row},3{row % 2}.01.24,{'Ja' if row else 'ja'}\n" for row in range(9))
+    settings = DataSettings(source=str(written(tmp_path, f"id,a,d,w\nx,x,soon,Ja\n{rows}")), id=("id",))
+    found = [(smell.column, smell.mostly) for smell in smells(read_rows(settings, False), settings)]
+    assert found == [("a", "numbers"), ("d", "dates"), ("w", "")]

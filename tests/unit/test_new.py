@@ -116,7 +116,8 @@ def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
     assert "numbers     age  (data.categorical in bank.toml)" in said
     assert "categories  product  (data.numeric in bank.toml)" in said
     assert "left out    name: too many different texts  (data.drop in bank.toml)" in said
-    assert "label       'default' has 2 different values: binary  (--task, or task.kind in recipe.toml)" in said
+    label = "'default' is binary; scores, AUC and f1 are of 1, the larger number"
+    assert f"label       {label}  (--task, or task.kind in recipe.toml)" in said
     assert "server      127.0.0.1:7000 on this machine  (server in bank.toml)" in said
     heard = run(*SHOP)
     assert (

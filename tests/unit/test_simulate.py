@@ -121,6 +121,7 @@ def test_toml_survives_writing() -> None:
         "name": 'a "quoted" ü\n',
         "lr": 1e-05,
         "yes": True,
+        "a\x7fb": "DEL \x7f",
         "empty": [],
         "model": {"hidden": [1, 2], "encoder": {"kind": "mlp", "a b": 1}},
         "parties": [{"name": "x"}, {"name": "y", "encoder": {"kind": "cnn"}}],

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from vfl_common.errors import Code, InputError
-from vfl_common.text import host_and_port, listed
+from vfl_common.text import host_and_port, listed, printable
 
 Check = Callable[[str], str]
 
@@ -56,7 +56,8 @@ def among(names: Sequence[str], source: str, flag: str) -> Check:
     def check(name: str) -> str:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-            hint = f"the nearest: {listed(near)}" if near else f"it has {listed(names)}"
+            found = listed([printable(each) for each in near or names])
+            hint = f"the nearest: {found}" if near else f"it has {found}"
             raise InputError(Code.DATA_INVALID, f"{source}: has no column {name!r}, which {flag} names; {hint}")
         return name
 

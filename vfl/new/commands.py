@@ -8,9 +8,24 @@ from typing import Any
 
 import click
 
-_data = click.option("--data", metavar="FILE", help="Your table: .csv, .csv.gz or .parquet.")
+_data = click.option(
+    "--data",
+    metavar="FILE",
+    help=(
+        "Your table: a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, .xlsm), .parquet or a folder"
+        ' of such files, or the URL of a database, with --set query="SELECT …".'
+    ),
+)
 _id = click.option("--id", "id_", multiple=True, metavar="COLUMN", help="Says who a row is about; several are one id.")
 _drop = click.option("--drop", multiple=True, metavar="COLUMN", help="A column to leave out.")
+_set = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="How the table is read: sheet, query, separator, encoding, skip_lines, decimal, thousands, dates, categorical,"
+    " numeric or limit, as in [data] of a party file; once for each key. A value is TOML or plain text.",
+)
 _server = click.option("--server", metavar="HOST:PORT", help="Where the server will listen. [default: this machine]")
 _advertise = click.option(
     "--advertise", metavar="HOST:PORT", help="Active party: where the others reach it, if not on this machine."
@@ -27,7 +42,7 @@ _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
 def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of both commands, in this order."""
-    for option in (_force, _out, _advertise, _server, _drop, _id, _data):
+    for option in (_force, _out, _advertise, _server, _drop, _id, _set, _data):
         command = option(command)
     return command
 
@@ -63,6 +78,7 @@ def new() -> None:
 )
 def recipe(
     data: str | None,
+    sets: tuple[str, ...],
     id_: tuple[str, ...],
     drop: tuple[str, ...],
     server: str | None,
@@ -83,7 +99,7 @@ def recipe(
     """
     from vfl.new.flow import Given, Wishes, new_recipe
 
-    given = Given(data, id_, label, drop, server, advertise, out, force)
+    given = Given(data, id_, label, drop, server, advertise, out, force, sets)
     new_recipe(given, Wishes(active, passives, task, align))
 
 
@@ -101,6 +117,7 @@ def recipe(
 @click.option("--label", metavar="COLUMN", help="Active party: the column to predict.")
 def party(
     data: str | None,
+    sets: tuple[str, ...],
     id_: tuple[str, ...],
     drop: tuple[str, ...],
     server: str | None,
@@ -121,4 +138,4 @@ def party(
     """
     from vfl.new.flow import Given, new_party
 
-    new_party(Given(data, id_, label, drop, server, advertise, out, force), recipe_path, name)
+    new_party(Given(data, id_, label, drop, server, advertise, out, force, sets), recipe_path, name)

@@ -9,9 +9,10 @@ from typing import Any
 
 from vfl.new.look import Look
 from vfl.new.rules import Sizes, Task
+from vfl.new.settings import keys_of
 from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse
-from vfl_common.config.data import is_path
+from vfl_common.config.data import DataSettings, is_path, resolved
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -69,16 +70,17 @@ def party_tables(
     recipe: Path,
     server: str,
     advertise: str | None,
-    source: str,
+    table: DataSettings,
     id_: tuple[str, ...],
     look: Look,
     *,
     label: str | None,
     out: Path,
 ) -> dict[str, Any]:
-    """Returns the keys of a party file in ``out``. ``advertise``: as in ``PartyFile``."""
+    """Returns the keys of a party file in ``out``. ``advertise``: as in ``PartyFile``; ``table``: how it is read."""
     data: dict[str, Any] = {
-        "source": relative(source, out) if is_path(source) else source,
+        "source": _source(table.source, out),
+        **keys_of(table),
         "id": id_[0] if len(id_) == 1 else list(id_),
     }
     if label is not None:
@@ -94,6 +96,13 @@ def party_tables(
         tables |= {"listen": f"0.0.0.0:{advertise.rpartition(':')[2]}", "advertise": advertise}
     tls = {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"}
     return tables | {"tls": tls, "data": data}
+
+
+def _source(source: str, out: Path) -> str:
+    """Returns a source as a file in ``out`` names it; a file of SQLite has its full path if ``out`` is elsewhere."""
+    if is_path(source):
+        return relative(source, out)
+    return source if out.resolve() == Path.cwd().resolve() else resolved(source, Path())
 
 
 def relative(path: str, folder: Path) -> str:

@@ -12,9 +12,11 @@ from vfl.new import ask, rules
 from vfl.new.files import RECIPE, party_tables, party_text, recipe_tables, recipe_text, refuse_existing, write_all
 from vfl.new.look import Read, look, read_values, reader
 from vfl.new.say import is_here, said_digest, say, say_addresses, say_recipe, say_table
+from vfl.new.settings import settings_for, telling_flags
+from vfl_common.config.data import DataSettings, shown
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.text import listed
+from vfl_common.text import listed, printable
 from vfl_party.data import TABLES, column_names
 
 HERE = "127.0.0.1:7000"
@@ -32,6 +34,7 @@ class Given:
     advertise: str | None
     out: Path
     force: bool
+    sets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,21 @@ class Wishes:
     align: str
 
 
+@telling_flags()
 def new_recipe(given: Given, wishes: Wishes) -> None:
     """Writes the recipe and the active party's file. Raises InputError."""
     out, recipe_path = given.out, given.out / RECIPE
     refuse_existing(recipe_path, force=given.force)
-    source, names = _table(given)
+    table, names = _table(given)
+    source = shown(table.source)
     active = _name(wishes.active, "--active", "Name of this party, which knows the label", _stem(source))
     path = out / f"{active}.toml"
     refuse_existing(path, force=given.force)
     passives = _passives(wishes.passives)
     label = _label(given, names, source)
-    id_, values = _id(given, names, label, source)
-    id_rules = rules.id_rules_for(read_values(source, id_).different)
-    found = look(source, id_, id_rules, lambda name: values((name,)), label=label, drop=_drop(given, names, source))
+    id_, values = _id(given, names, label, table)
+    id_rules = rules.id_rules_for(read_values(table, id_).different)
+    found = look(table, id_, id_rules, lambda name: values((name,)), label=label, drop=_drop(given, names, source))
     task = rules.task_of(found.labels, f"{source}: label column {label!r}", label, wishes.task)
     server, advertise = _addresses(given, active)
     sizes = rules.sizes_for(found.rows)
@@ -64,7 +69,7 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     features = bool(found.numbers or found.categories)
     tables = recipe_tables(rules.recipe_name(label), task, active, passives, settings, sizes, features=features)
     text, recipe = recipe_text(tables, recipe_path)
-    own = party_tables(active, recipe_path, server, advertise, source, id_, found, label=label, out=out)
+    own = party_tables(active, recipe_path, server, advertise, table, id_, found, label=label, out=out)
     write_all({recipe_path: text, path: party_text(own, path)}, force=given.force)
     say_table(found, id_, path)
     if not features:
@@ -78,30 +83,35 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     say("next", f"vfl certs ca, then vfl certs issue {recipe.server} {active}")
 
 
+@telling_flags()
 def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     """Writes the file of a party of the recipe. Raises InputError."""
     recipe = load_recipe(recipe_path)
     name = _place(recipe, recipe_path, name)
     path = given.out / f"{name}.toml"
+    if path.exists() and path.samefile(recipe_path):
+        text = f"{path}: is the recipe, and the file of {name} would replace it; give the recipe another file name"
+        raise InputError(Code.CONFIG_INVALID, text)
     refuse_existing(path, force=given.force)
-    source, names = _table(given)
+    table, names = _table(given)
+    source = shown(table.source)
     active = name == recipe.active.name
     if given.label is not None and not active:
         text = f"--label is for {recipe.active.name}, the recipe's active party; remove it, or put the column in --drop"
         raise InputError(Code.CONFIG_INVALID, text)
     label = _label(given, names, source) if active else None
-    id_, values = _id(given, names, label, source)
+    id_, values = _id(given, names, label, table)
     id_rules, drop = recipe.rows.id_rules, _drop(given, names, source)
-    found = look(source, id_, id_rules, lambda each: values((each,)), label=label, drop=drop)
+    found = look(table, id_, id_rules, lambda each: values((each,)), label=label, drop=drop)
     features = bool(found.numbers or found.categories)
     place = recipe.party(name)
     if not features and place is not None and place.features:
-        text = f"{source}: has no columns of use beside the id; left out: {listed(list(found.drop))}"
+        text = f"{source}: has no columns of use beside the id; left out: {listed(list(map(printable, found.drop)))}"
         raise InputError(Code.DATA_INVALID, text)
     if label is not None:
         rules.task_of(found.labels, f"{source}: label column {label!r}", label, recipe.task.kind)
     server, advertise = _addresses(given, name) if active else (_server(given), None)
-    tables = party_tables(name, recipe_path, server, advertise, source, id_, found, label=label, out=given.out)
+    tables = party_tables(name, recipe_path, server, advertise, table, id_, found, label=label, out=given.out)
     write_all({path: party_text(tables, path)}, force=given.force)
     say("recipe", f"{recipe.name}, {said_digest(recipe)}")
     say_table(found, id_, path)
@@ -110,22 +120,29 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     say("ids", f"{spelt} {alike}", f"data.id_rules in {path}")
     say_addresses(server, advertise, path)
     say("wrote", f"{path}: stays here")
-    say("next", f"vfl certs request {name}, for the keeper of the CA to sign; then vfl-party check {path} --offline")
+    has_keys = (given.out / "certs" / f"{name}.pem").exists()
+    first = "" if has_keys else f"vfl certs request {name}, for the keeper of the CA to sign; then "
+    say("next", f"{first}vfl-party check {path} --offline")
 
 
 # --- questions ------------------------------------------------------------------------------------------------------
 
 
-def _table(given: Given) -> tuple[str, tuple[str, ...]]:
-    """Returns the table and the names of its columns. Raises InputError."""
+def _table(given: Given) -> tuple[DataSettings, tuple[str, ...]]:
+    """Returns how the table is read, and the names of its columns. Raises InputError."""
     here = [path.name for path in sorted(Path().iterdir()) if path.name.lower().endswith(TABLES)]
 
+    def names_in(source: str) -> tuple[str, ...]:
+        ids = tuple(dict.fromkeys(given.id))  # with it, the reader knows the line that names the columns
+        return column_names(settings_for(source, given.sets).model_copy(update={"id": ids}))
+
+    @telling_flags()
     def readable(text: str) -> str:
-        column_names(text)
+        names_in(text)
         return text
 
     source = ask.answer(given.data, "--data", "Your table", readable, default=here[0] if len(here) == 1 else "")
-    return source, column_names(source)
+    return settings_for(source, given.sets), names_in(source)
 
 
 def _stem(source: str) -> str:
@@ -137,7 +154,15 @@ def _stem(source: str) -> str:
 
 
 def _name(given: str | None, flag: str, question: str, default: str) -> str:
-    return ask.answer(given, flag, question, ask.party_name, default=default, sure=True)
+    return ask.answer(given, flag, question, own_name, default=default, sure=True)
+
+
+def own_name(name: str) -> str:
+    """Checks the name of a party, whose file must not be the recipe's. Raises InputError."""
+    if f"{ask.party_name(name)}.toml".casefold() == RECIPE:
+        what = f"{name!r}: a party of this name would have the recipe's file {RECIPE}"
+        raise InputError(Code.CONFIG_INVALID, f"{what}; give another --active or --passive")
+    return name
 
 
 def _passives(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -145,7 +170,7 @@ def _passives(given: tuple[str, ...]) -> tuple[str, ...]:
 
     def checked(text: str) -> str:
         names = [name.strip() for name in text.split(",")]
-        return ",".join(ask.party_name(name) for name in names)
+        return ",".join(own_name(name) for name in names)
 
     text = ask.answer(",".join(given) or None, "--passive", "Names of the other parties, with commas", checked)
     return tuple(text.split(","))
@@ -157,12 +182,13 @@ def _label(given: Given, names: Sequence[str], source: str) -> str:
     return ask.answer(given.label, "--label", "The column to predict", check, default=likely)
 
 
-def _id(given: Given, names: Sequence[str], label: str | None, source: str) -> tuple[tuple[str, ...], Read]:
+def _id(given: Given, names: Sequence[str], label: str | None, table: DataSettings) -> tuple[tuple[str, ...], Read]:
     """Returns the id columns, and what reads columns. Raises InputError."""
+    source = shown(table.source)
     names = [name for name in names if name != label]
     if not names:
         raise InputError(Code.DATA_INVALID, f"{source}: has no column beside the label; add the id column")
-    values, check = reader(source), ask.among(names, source, "--id")
+    values, check = reader(table), ask.among(names, source, "--id")
     if given.id:
         if label in given.id or len(set(given.id)) < len(given.id):
             text = f"--id {' --id '.join(given.id)}: the columns of the id and the label must be different ones"
@@ -172,7 +198,7 @@ def _id(given: Given, names: Sequence[str], label: str | None, source: str) -> t
     if guess.sure:
         return (guess.name,), values
     if not guess.name and all(values((name,)) is None for name in names):
-        read_values(source, (names[0],))  # says why, such as that there are no rows
+        read_values(table, (names[0],))  # says why, such as that there are no rows
     if not guess.name and not ask.at_terminal():
         text = f"{source}: no column has another value in each row, as an id has; name the id column with --id"
         raise InputError(Code.DATA_INVALID, text)
@@ -216,4 +242,4 @@ def _addresses(given: Given, active: str) -> tuple[str, str | None]:
 
 def _show_columns(given: str | None, names: Sequence[str]) -> None:
     if given is None and ask.at_terminal():
-        click.echo(f"Columns: {', '.join(names)}", err=True)
+        click.echo(f"Columns: {', '.join(map(printable, names))}", err=True)

@@ -97,14 +97,18 @@ def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> 
     if values == 1:
         raise _unusable(f"{what} has the same value in all rows, so there is nothing to learn; name another column")
     text = any(isinstance(value, str) for value in counts)
+    if wanted == "binary":
+        _refuse_alike(counts, what)
     if wanted is not None:
         return _as_wanted(wanted, values, text, what)
     if values == 2:
+        _refuse_alike(counts, what)
         return Task("binary")
     if text:
         if values > MOST_CLASSES or rows < 2 * values:
             found = f"{values:,} different texts in {rows:,} rows, and looks like an id or free text"
             raise _unusable(f"{what} has {found}; name another column, or give --task multiclass if these are classes")
+        _refuse_alike(counts, what)
         return Task("multiclass", values)
     numbers = cast(Iterable[float], counts)
     whole = all(float(value).is_integer() for value in numbers)
@@ -114,6 +118,14 @@ def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> 
     if whole and values <= MOST_NUMBERED and rows >= ROWS_A_CLASS * values:
         return Task("multiclass", values)
     return Task("regression")
+
+
+def _refuse_alike(counts: Counts, what: str) -> None:
+    """Raises InputError if values differ by capitals or blanks alone: few people mean two classes by them."""
+    texts = [value for value in counts if isinstance(value, str)]
+    if len({" ".join(text.casefold().split()) for text in texts}) < len(texts):
+        text = f"{what} has values that differ by capitals or blanks alone; write them alike"
+        raise _unusable(f"{text}, or give --task multiclass if they are classes of their own")
 
 
 def _as_wanted(wanted: str, values: int, text: bool, what: str) -> Task:

@@ -7,11 +7,13 @@ from pathlib import Path
 import click
 
 from vfl.new.look import Look
-from vfl.new.rules import Sizes
+from vfl.new.rules import Counts, Sizes
+from vfl.new.settings import flags_of
 from vfl_common.config.recipe import Recipe
-from vfl_common.text import host_and_port, listed
+from vfl_common.text import host_and_port, listed, printable
 
 _WIDTH = 12
+_LONGEST = 40  # characters of a label's value
 
 
 def say(about: str, text: str, change: str = "") -> None:
@@ -22,17 +24,19 @@ def say(about: str, text: str, change: str = "") -> None:
 def say_table(found: Look, id_: tuple[str, ...], path: Path) -> None:
     """Says what a table shows. ``path``: the party file."""
     for note in found.notes:
-        say("table", note)
+        say("table", note, ", ".join(flags_of(note)))
+    for text in found.odd:
+        say("look at", text, ", ".join(flags_of(text)))
     say("id", f"{listed(list(map(repr, id_)))}, of {found.rows:,} rows", "--id")
     if found.left_out:
         first = "; of rows that share an id the first stays" if found.repeated else ""
         say("rows", f"{found.left_out}{first}", f"data.duplicates in {path}")
     if found.numbers:
-        say("numbers", listed(found.numbers), f"data.categorical in {path}")
+        say("numbers", listed(list(map(printable, found.numbers))), f"data.categorical in {path}")
     if found.categories:
-        say("categories", listed(found.categories), f"data.numeric in {path}")
+        say("categories", listed(list(map(printable, found.categories))), f"data.numeric in {path}")
     for name, why in found.drop.items():
-        say("left out", f"{name}: {why}", f"data.drop in {path}")
+        say("left out", f"{printable(name)}: {why}", f"data.drop in {path}")
     if found.missing:
         say("missing", "numbers, in some rows; the column's mean takes their place", f"data.missing in {path}")
 
@@ -42,6 +46,8 @@ def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path
     task, rows = recipe.task, recipe.rows
     several = f" with {task.classes} classes" if task.classes is not None else ""
     text = f"{label!r} has {len(found.labels):,} different values: {task.kind}{several}"
+    if task.kind == "binary":
+        text = f"{label!r} is binary; scores, AUC and f1 are of {_second(found.labels)}"
     say("label", text, f"--task, or task.kind in {path}")
     if rows.align == "psi":
         text = f"the parties find those in common; fewer than {rows.at_least} end the run"
@@ -52,6 +58,16 @@ def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path
     training = f"for {found.rows:,} rows: batches of {sizes.batch_size}, at most {sizes.epochs} epochs"
     say("model", model, f"[model] in {path}")
     say("training", training, f"[[phases]] in {path}")
+
+
+def _second(labels: Counts) -> str:
+    """Words the class of a binary label to which scores belong, as ``vfl_party.data.labels`` sorts them."""
+    first, second = sorted(labels)  # all are numbers, or all are text
+    if not isinstance(second, str) or not isinstance(first, str):
+        return f"{second:g}, the larger number"
+    capitals = ", capitals first" if second.casefold() < first.casefold() else ""
+    short = second if len(second) <= _LONGEST else f"{second[:_LONGEST]}…"
+    return f"{short!r}, the second in alphabetical order{capitals}"
 
 
 def say_addresses(server: str, advertise: str | None, path: Path) -> None:

@@ -104,9 +104,14 @@ def _inline(value: Any) -> str:
         return "{ " + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_inline(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return _quoted(value)
 
 
 def _key(key: str) -> str:
     bare = key.replace("-", "").replace("_", "")
-    return key if bare.isascii() and bare.isalnum() else json.dumps(key, ensure_ascii=False)
+    return key if bare.isascii() and bare.isalnum() else _quoted(key)
+
+
+def _quoted(value: Any) -> str:
+    """Writes text, a number or a truth value as TOML, which unlike JSON allows no DEL."""
+    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007F")

@@ -138,11 +138,12 @@ def open_table(settings: DataSettings) -> Stream | None:
     return open_text(settings) if name.endswith(TEXT_FILES) else None
 
 
-def column_names(source: str) -> tuple[str, ...]:
+def column_names(settings: DataSettings) -> tuple[str, ...]:
     """Returns the names of a table's columns. Raises InputError if the source is no table, or cannot be read."""
-    stream = open_table(DataSettings(source=source))
+    stream = open_table(settings)
     if stream is None:
-        raise checks.unreadable(source, f"is no table that can be read; give a {', '.join(TABLES)} file")
+        what = f"is no table that can be read; give a {', '.join(TABLES)} file"
+        raise checks.unreadable(shown(settings.source), what)
     return stream.names
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,41 +24,58 @@ MOST_SHOWN = 24  # characters of a cell
 _ROUNDED = r"^[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+$"  # what Excel makes of long numbers
 
 
-def smells(rows: Rows, settings: DataSettings) -> Iterator[str]:
+@dataclass(frozen=True)
+class Smell:
+    """A sentence for a person. ``column``: the feature column that it is about; ``mostly``: what most cells of it are.
+
+    Those cells look like numbers or dates, but the column is read as categories.
+    """
+
+    text: str
+    column: str = ""
+    mostly: Literal["", "numbers", "dates"] = ""
+
+
+def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
     """Yields a sentence for each thing that looks wrong, in the order of the columns."""
     if settings.id:
-        yield from _ids(rows, settings)
+        yield from map(Smell, _ids(rows, settings))
     if rows.labels is not None and rows.labels.dtype == object:
-        yield from _alike(f"labels in {settings.label!r}", sorted(set(rows.labels.tolist())))
+        yield from map(Smell, _alike(f"labels in {settings.label!r}", sorted(set(rows.labels.tolist()))))
     if isinstance(rows.features, Columns):
         for k, name in enumerate(rows.features.categorical_names):
             if name not in settings.categorical:
                 yield from _words(rows.features, k, name, settings)
 
 
-def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Iterator[str]:
+def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Iterator[Smell]:
     cells, words = columns.categorical, columns.categorical.words[k]
     counts = counted(cells, k)[:-1]
     total, found = int(counts.sum()), pa.array(words, pa.string())
     numbers, dates = (
         each(found).to_numpy(zero_copy_only=False) for each in (written.look_like_numbers, written.look_like_dates)
     )
-    for kind, like in (("numbers", numbers), ("dates", dates)):
+    kinds: tuple[tuple[Literal["numbers", "dates"], npt.NDArray[np.bool_]], ...]
+    kinds = (("numbers", numbers), ("dates", dates))
+    for kind, like in kinds:
         alike = int(counts[like].sum())
         if total and alike == total:
             text = f"column {name!r} is read as categories, though its cells look like {kind}"
-            yield f"{text}, such as {_unread(words, kind)!r}; {_KEYS[kind]}"
+            yield Smell(f"{text}, such as {_unread(words, kind)!r}; {_KEYS[kind]}", name, kind)
         elif alike > total / 2:
             strange = int(np.flatnonzero(~like)[0])  # words are in the order in which they come
             row = _first_row(cells.codes_NK[:, k], strange)
             where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MOST_SHOWN]
             text = f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}"
-            yield f"{text}, so the column is read as {len(words):,} categories; correct the cell, or empty it"
+            text = f"{text}, so the column is read as {len(words):,} categories; correct the cell, or empty it"
+            yield Smell(text, name, kind)
         if alike > total / 2:
             return
-    yield from _alike(f"categories of {name!r}", words)
+    for text in _alike(f"categories of {name!r}", words):
+        yield Smell(text, name)
     if total >= FEW_ROWS and len(words) > total / 2:
-        yield f"column {name!r} has {len(words):,} categories in {total:,} rows; list it in data.drop if it is a name"
+        text = f"column {name!r} has {len(words):,} categories in {total:,} rows; list it in data.drop if it is a name"
+        yield Smell(text, name)
 
 
 _KEYS = {

@@ -1,0 +1,248 @@
+"""``vfl new`` with tables that need ``--set``, that smell, or whose names would do harm."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_new import BANK, ROWS, SHOP, refused, run, table, tables
+from vfl.certs.authority import create_authority, issue
+from vfl.new.commands import new
+from vfl.new.settings import flags_of, keys_of, settings_for
+from vfl_common.config.party import load_party
+from vfl_common.errors import Code, InputError
+from vfl_party.data import load_table
+
+
+@pytest.fixture(autouse=True)
+def _tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bank's and a shop's table in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{('yes', 'no')[n % 2]}")
+    table("shop.csv", "client_no,orders", lambda n: f"k{n},{n % 9}")
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_party_has_the_recipes_file() -> None:
+    Path("bank.csv").rename("recipe.csv")
+    args = ["recipe", "--data", "recipe.csv", "--passive", "shop", "--label", "default"]
+    for more in ([], ["--active", "recipe"], ["--active", "Recipe"], ["--active", "bank", "--passive", "recipe"]):
+        refused("would have the recipe's file recipe.toml; give another --active or --passive", *args, *more)
+    run(*args, "--active", "bank")
+    assert tables("bank.toml")["name"] == "bank"
+    Path("recipe.toml").rename("shop.toml")
+    refused("shop.toml: is the recipe, .* another file name", *SHOP, "--recipe", "shop.toml", "--force")
+
+
+def test_names_of_columns_cannot_add_lines() -> None:
+    evil = '"a\nwrote       x\x1b[2J"'
+    table("bank.csv", f"customer,age,{evil},default", lambda n: f"K{n},{n % 50},{n},{n % 2}")
+    said = run(*BANK)
+    assert "numbers     age, 'a\\nwrote       x\\x1b[2J'  (data.categorical" in said
+    assert "\x1b" not in said
+    assert not any(line.startswith("wrote       x") for line in said.splitlines())
+    table("bank.csv", f"customer,age,{evil},default", lambda n: f"K{n},{n % 50},text {n},{n % 2}")
+    said = run(*BANK, "--force")
+    assert "left out    'a\\nwrote       x\\x1b[2J': too many different texts" in said
+    assert tables("bank.toml")["data"]["drop"] == ["a\nwrote       x\x1b[2J"]
+    text = refused("has no column 'x'", *BANK, "--force", "--drop", "x", code=Code.DATA_INVALID)
+    assert "it has customer, age, 'a\\nwrote" in text
+
+
+def test_a_name_with_del_is_valid_toml() -> None:
+    table("bank.csv", "customer,age,a\x7fb,default", lambda n: f"K{n},{n % 50},text {n},{n % 2}")
+    run(*BANK)
+    assert tables("bank.toml")["data"]["drop"] == ["a\x7fb"]
+
+
+# --- what is said ---------------------------------------------------------------------------------------------------
+
+
+def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> None:
+    row = "K{0},{1},{2},31.{3:02}.{4:02},{5}"
+    table(
+        "bank.csv",
+        "customer,income,note,day,default",
+        lambda n: row.format(n, "unknown" if n == 7 else n * 3, f"text {n}", 1 + n % 12, n // 2, n % 2),
+    )
+    said = run(*BANK).splitlines()
+    odd = "119 of 120 cells of 'income' are numbers, but row 8 below the header has 'unknown'"
+    assert f"look at     {odd}, so the column is read as 120 categories; correct the cell, or empty it" in said
+    assert any(
+        line.startswith("look at     column 'day' is read as categories, though its cells look like dates")
+        and line.endswith("(--set dates=…)")
+        for line in said
+    )
+    assert "left out    income: most cells are numbers, but some are not read  (data.drop in bank.toml)" in said
+    assert "left out    day: most cells are dates, but some are not read  (data.drop in bank.toml)" in said
+    assert "left out    note: too many different texts  (data.drop in bank.toml)" in said
+    assert not any(line.startswith("look at") and "'note'" in line for line in said)  # it is left out anyway
+
+
+@pytest.mark.parametrize(
+    ("values", "which"),
+    [
+        (("yes", "no"), "'yes', the second in alphabetical order"),
+        (("Yes", "no"), "'no', the second in alphabetical order, capitals first"),
+        (("Ja", "Nein"), "'Nein', the second in alphabetical order"),
+        (("a", "Z"), "'a', the second in alphabetical order, capitals first"),
+        (("2", "1"), "2, the larger number"),
+        (("0.5", "1.5"), "1.5, the larger number"),
+    ],
+)
+def test_the_class_of_the_scores_is_said(values: tuple[str, str], which: str) -> None:
+    table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 2]}")
+    assert f"label       'default' is binary; scores, AUC and f1 are of {which}  (--task" in run(*BANK)
+
+
+def test_a_label_with_values_that_are_alike_is_refused() -> None:
+    values = ("Ja", "ja", "nein", "nein ")
+    table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 4]}")
+    alike = (
+        "label column 'default' has values that differ by capitals or blanks alone; write them alike, or .* multiclass"
+    )
+    for task in ([], ["--task", "binary"]):
+        text = refused(alike, *BANK, *task, code=Code.DATA_INVALID)
+        assert "nein" not in text
+    assert "multiclass with 4 classes" in run(*BANK, "--task", "multiclass")
+    table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 2]}")
+    refused(alike, *BANK, "--force", code=Code.DATA_INVALID)
+
+
+def test_what_is_next_depends_on_the_keys() -> None:
+    run(*BANK)
+    assert "next        vfl certs request shop, for the keeper" in run(*SHOP)
+    create_authority(Path("certs"), "f")
+    issue(Path("certs"), "shop")
+    assert "next        vfl-party check shop.toml --offline" in run(*SHOP, "--force")
+
+
+def test_help_says_what_is_read() -> None:
+    for command in ("recipe", "party"):
+        said = " ".join(run(command, "--help").split())
+        for kind in (".csv", ".tsv", ".gz", ".xlsx", ".parquet", "URL of a database"):
+            assert kind in said
+
+
+# --- --set ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_of_a_database(tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    database = sqlite3.connect("shop.db")
+    with database:
+        database.execute("create table clients (client_no text, orders integer, secret text)")
+        database.executemany("insert into clients values (?, ?, ?)", [(f"K{n}", n % 9, f"s{n}") for n in range(ROWS)])
+    database.close()
+    run(*BANK)
+    args = ["party", "--name", "shop", "--data", "sqlite:///shop.db"]
+    refused(r"needs data.query, .* \(here: --set query=…\)$", *args, code=Code.DATA_INVALID)
+    query = "select client_no, orders from clients"
+    run(*args, "--set", f"query={query}")
+    assert tables("shop.toml")["data"] == {"source": "sqlite:///shop.db", "query": query, "id": "client_no"}
+    Path("other").mkdir()
+    run(*args, "--set", f"query={query}", "--out", "other")
+    found = load_party(Path("other/shop.toml")).data
+    assert found is not None
+    assert len(load_table(found, with_label=False)) == ROWS
+    assert found.source == f"sqlite:///{tmp_path / 'shop.db'}"
+
+
+def test_a_password_is_not_said() -> None:
+    url = "postgresql://ann:hidden@127.0.0.1:1/shop"
+    assert "hidden" not in refused("needs data.query", *BANK, "--data", url, code=Code.DATA_INVALID)
+
+
+def test_a_sheet_of_several() -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for sheet in (book.active, book.create_sheet("2024")):
+        sheet.append(["client_no", "orders"])
+        for n in range(ROWS):
+            sheet.append([f"K{n}", n % 9])
+    book.save("shop.xlsx")
+    run(*BANK)
+    refused(r"name one in data.sheet \(here: --set sheet=…\)$", *SHOP, "--data", "shop.xlsx", code=Code.DATA_INVALID)
+    run(*SHOP, "--data", "shop.xlsx", "--set", "sheet=2024")
+    assert tables("shop.toml")["data"]["sheet"] == "2024"
+
+
+def test_numbers_of_two_meanings_and_lines_before_the_names() -> None:
+    run(*BANK)
+    table("shop.csv", "Export of May\n\nclient_no;spent", lambda n: f"K{n};1.{n:03}")
+    text = refused("named in line 3, .*; set data.skip_lines = 2", *SHOP, "--id", "client_no", code=Code.DATA_INVALID)
+    assert text.endswith("(here: --set skip_lines=2)")
+    skip = ["--set", "skip_lines=2"]
+    text = refused("'spent' holds numbers .* in two ways", *SHOP, *skip, code=Code.DATA_INVALID)
+    assert text.endswith("(here: --set decimal=., --set thousands=.)")
+    run(*SHOP, *skip, "--set", "decimal=.")
+    data = {"source": "shop.csv", "skip_lines": 2, "decimal": ".", "id": "client_no"}
+    assert tables("shop.toml")["data"] == data
+
+
+def test_columns_that_are_said_to_be_categories_stay() -> None:
+    run(*BANK)
+    table("shop.csv", "client_no,orders,word", lambda n: f"K{n},{n % 9},w{n}x")
+    said = run(*SHOP, "--set", 'categorical=["orders", "word"]')
+    assert "categories  orders, word" in said
+    assert "left out" not in said
+    assert tables("shop.toml")["data"]["categorical"] == ["orders", "word"]
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ("decimal=,", "decimal", ","),
+        ("thousands='", "thousands", "'"),
+        ("thousands=", "thousands", ""),
+        ('separator="\\t"', "separator", "\t"),
+        ("skip_lines=2", "skip_lines", 2),
+        ("sheet=2024", "sheet", "2024"),
+        ('sheet="2024"', "sheet", "2024"),
+        ("data.encoding=cp1252", "encoding", "cp1252"),
+        ("categorical=plz", "categorical", ["plz"]),
+        ("categorical=2024", "categorical", ["2024"]),
+        ("query=select 1\nas a", "query", "select 1\nas a"),
+    ],
+)
+def test_values_are_toml_or_plain_text(given: str, key: str, value: object) -> None:
+    source = {"sheet": "x.xlsx", "query": "sqlite:///x.db"}.get(key, "x.csv")
+    assert keys_of(settings_for(source, [given])) == {key: value}
+
+
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        (["decimals=,"], "--set 'decimals=,': is no known KEY=VALUE; did you mean 'decimal'"),
+        (["x"], "--set 'x': is no known KEY=VALUE; known keys: categorical, dates, decimal"),
+        (["decimal"], "--set 'decimal': has no value; write --set decimal=VALUE"),
+        (["id=customer"], "--set 'id=customer': use --id instead"),
+        (["scale=none"], "does not say how the table is read; change data.scale in the party file"),
+        (["decimal=,", "decimal=."], "decimal is given twice"),
+        (["decimal=;"], "--set: decimal: must be '.' or ',', and is ';'"),
+        (["skip_lines=two"], "--set: skip_lines: must be a whole number, and is 'two'"),
+        (["sheet=a"], "--set: sheet is for an Excel workbook; remove it"),
+        (["query=select 1"], "--set: query is for a database; remove it"),
+    ],
+)
+def test_wrong_keys_and_values_are_one_sentence(given: list[str], pattern: str) -> None:
+    text = refused(pattern, *BANK, *(word for each in given for word in ("--set", each)))
+    assert "\n" not in text
+
+
+def test_sentences_about_keys_name_the_flags() -> None:
+    assert flags_of("no key") == []
+    assert flags_of('set data.encoding = "utf-16-le"') == ["--set encoding=utf-16-le"]
+    assert flags_of('set data.dates to "%d/%m/%Y" or "%m/%d/%Y"') == ["--set dates=…"]
+    assert flags_of("data.dates, data.categorical; data.dates") == ["--set dates=…", "--set categorical=…"]
+    assert flags_of("correct data.source, data.id or data.drop; not data.missing") == ["--data", "--id", "--drop"]
+
+
+def test_errors_keep_their_code() -> None:
+    with pytest.raises(InputError, match=r"correct data.source.*\(here: --data\)") as caught:
+        new.main([*BANK, "--data", "none.csv"], standalone_mode=False)
+    assert caught.value.code is Code.FILE_INVALID
