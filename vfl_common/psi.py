@@ -13,4 +13,4 @@ def too_few(at_least: int, found: int) -> PeerError:
     """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``; peers do not learn how many."""
     text = f"fewer rows are held by all parties than rows.at_least = {at_least}"
     text = f"{text}; are ids spelt alike everywhere (rows.id_rules, and the order of the columns in data.id)?"
-    return PeerError(Code.ROWS_DIFFER, text).privately(f"{text}: {found}")
+    return PeerError(Code.ROWS_DIFFER, text).privately(f"{text} ({found:,} rows are held by all)")
