@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_plus
 
-_URL_LIKE = re.compile(
-    r"[a-z0-9_+.-]:/", re.IGNORECASE
-)  # anywhere: after jdbc:, or after a folder, with one slash left
+_URL_LIKE = re.compile(r"[a-z0-9_+.-]:/", re.IGNORECASE)  # also after jdbc:, or after a folder with one slash
 # To the last @: a password may hold one that is not %40.
 _PASSWORD = re.compile(r"(:/+[^:/?]*?(?::|%3a))(.*)(@)", re.DOTALL | re.IGNORECASE)
 _OPTION = re.compile(r"([?&;])([^=&;]*)=(\{(?:[^}]|\}\})*\}|[^&;]*)")

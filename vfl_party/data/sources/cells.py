@@ -23,8 +23,8 @@ def written(value: object) -> str | None:
     """Returns a cell as text; None if it is empty, or NaN.
 
     ``NUMBER`` is before numbers. Whole ones have no point (3.0 is ``3``), others as many digits as they need; dates and
-    times are ISO 8601. Raises TypeError if the cell is none that a CSV file can hold, MarkedError for a text that begins
-    with ``NUMBER``.
+    times are ISO 8601. Raises TypeError if the cell is none that a CSV file can hold, MarkedError if a text begins with
+    ``NUMBER``.
     """
     if value is None or isinstance(value, str):
         if value and value[0] == NUMBER:

@@ -7,7 +7,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from vfl_party.data.stream import Stream
 
 T = TypeVar("T")
 
+_TICK_S = 0.2
 _CONNECT_S = 20  # to wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise
 _BEGIN = (
     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",  # all passes see one state of the tables
@@ -160,6 +161,8 @@ def _awaited(cursor: Any, call: Callable[[], T]) -> T:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(call)
         try:
+            while not wait([waiting], _TICK_S).done:  # the signal alone does not always end a wait
+                pass
             return waiting.result()
         except KeyboardInterrupt:
             with contextlib.suppress(Exception):  # it has ended already
