@@ -2,9 +2,12 @@
 
 import datetime
 import gc
+import os
 import re
+import signal
 import sqlite3
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
@@ -16,12 +19,14 @@ import pytest
 
 from tests.harness.postgres import Postgres, postgres, programs
 from tests.harness.waiting import wait_until
-from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings, is_database, reader_of, resolved, secrets, shown, unaligned_of
+from vfl_common.config.base import Section, parse
+from vfl_common.config.data import DataSettings, is_database, reader_of, resolved, shown, unaligned_of
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_party.data.sources.cells import written
+from vfl_common.passwords import hidden, secrets
+from vfl_party.data import load_table
+from vfl_party.data.sources.cells import MarkedError, written
 from vfl_party.data.sources.database import open_database
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import NUMBER, Stream
 
 PEOPLE = "CREATE TABLE people (pid, age, weight, town)"
 ROWS = [("007", 40, 70.5, "Oslo"), ("7", None, 80.0, "Bonn"), ("02", 50, 1e20, "")]
@@ -33,6 +38,11 @@ def opened(source: str, query: str | None = "SELECT * FROM people", **settings: 
 
 def read(stream: Stream, *wanted: str) -> pa.Table:
     return pa.Table.from_batches(list(stream.blocks(wanted or stream.names)))
+
+
+def n(number: object) -> str:
+    """Returns a number as a source writes its number cells."""
+    return f"{NUMBER}{number}"
 
 
 def refused(source: str, pattern: str, code: Code = Code.DATA_INVALID, **settings: Any) -> str:
@@ -73,7 +83,7 @@ def test_relative_files_of_sqlite_start_at_the_party_files_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "text", "hidden"),
+    ("source", "text", "found"),
     [
         ("postgresql://ada:geheim@host/bank", "postgresql://ada:***@host/bank", ["geheim"]),
         ("postgresql://ada:ge@h/e:im@host/bank", "postgresql://ada:***@host/bank", ["ge@h/e:im"]),
@@ -81,20 +91,88 @@ def test_relative_files_of_sqlite_start_at_the_party_files_folder() -> None:
         ("postgresql://host/b?user=a&password=geheim", "postgresql://host/b?user=a&password=***", ["geheim"]),
         ("mysql+pymysql://:geheim@host/b?ssl_key=k", "mysql+pymysql://:***@host/b?ssl_key=***", ["geheim", "k"]),
         ("/home/a:b@c/people.csv", "/home/a:b@c/people.csv", []),
+        ("/data?key=3/people.csv", "/data?key=3/people.csv", []),
+        ("C:/data/people.csv", "C:/data/people.csv", []),
+        ("sqlite:///x.db?key=geheim", "sqlite:///x.db?key=***", ["geheim"]),
+        ("sqlite://ada:geheim@h/x.db", "sqlite://ada:***@h/x.db", ["geheim"]),
+        ("Postgresql://ada:geheim@h/x", "Postgresql://ada:***@h/x", ["geheim"]),
+        ("/base/POSTGRESQL:/ada:geheim@h/x", "/base/POSTGRESQL:/ada:***@h/x", ["geheim"]),
+        ("postgresql://ada@corp:geheim@h/x", "postgresql://ada@corp:***@h/x", ["geheim"]),
+        ("postgresql://ada%3Ageheim@h/x", "postgresql://ada%3A***@h/x", ["geheim"]),
+        ("postgresql://ada:ge%40heim@h/x", "postgresql://ada:***@h/x", ["ge%40heim", "ge@heim"]),
+        ("postgresql://h/x?pass%77ord=geheim&a=b", "postgresql://h/x?pass%77ord=***&a=b", ["geheim"]),
+        ("jdbc:postgresql://ada:geheim@h/x", "jdbc:postgresql://ada:***@h/x", ["geheim"]),
+        ("jdbc:sqlserver://h;password={ge;he}}im};a=b", "jdbc:sqlserver://h;password=***;a=b", ["{ge;he}}im}"]),
+        ("https://ada:geheim@h/x.csv", "https://ada:***@h/x.csv", ["geheim"]),
+        (
+            "mssql+pyodbc:///?a=b&odbc_connect=UID%3Dada%3BPWD%3Dgeheim%3BServer%3Dh",
+            "mssql+pyodbc:///?a=b&odbc_connect=***",
+            ["UID%3Dada%3BPWD%3Dgeheim%3BServer%3Dh", "UID=ada;PWD=geheim;Server=h", "geheim"],
+        ),
+        ("mssql+pyodbc:///?ODBC_Connect=PWD={a;b};x=y&c=d", "mssql+pyodbc:///?ODBC_Connect=***&c=d", None),
     ],
 )
-def test_passwords_are_not_shown(source: str, text: str, hidden: list[str]) -> None:
+def test_passwords_are_not_shown(source: str, text: str, found: list[str] | None) -> None:
     assert shown(source) == text
-    assert secrets(source) == hidden
+    assert shown(text) == text
+    assert found is None or secrets(source) == found
+    said = hidden(f"no way to {source} with {'; '.join(found or ())}", source)
+    assert not any(secret in said for secret in secrets(source) if len(secret) > 1)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "sqlite:///x.db?key=wrongsecret",
+        "sqlite://bob:wrongsecret@h/x.db",
+        "Postgresql+nosuch://bob:wrongsecret@h/db",
+        "jdbc:postgresql://bob:wrongsecret@h/db",
+        "https://bob:wrongsecret@h/x.csv",
+        "Https://bob:wrongsecret@h/x.csv",
+        "JDBC:postgresql://bob:wrongsecret@h/db",
+        "mssql+nosuch:///?odbc_connect=UID%3Dbob%3BPWD%3Dwrongsecret",
+    ],
+)
+def test_no_refusal_of_a_source_shows_its_password(source: str, tmp_path: Path) -> None:
+    settings = parse(DataSettings, {"source": source, "id": "pid"}, "bank.toml: data").absolute(tmp_path)
+    if settings.is_database:
+        settings = settings.model_copy(update={"query": "SELECT 1 AS pid"})
+    with pytest.raises(InputError) as caught:
+        load_table(settings, with_label=False)
+    assert "wrongsecret" not in str(caught.value)
+    assert "***" in str(caught.value)
+
+
+def test_a_source_in_the_place_of_a_table_shows_no_password() -> None:
+    class Outer(Section):
+        data: DataSettings
+
+    with pytest.raises(InputError, match=r"bank.toml: data: .*ada:\*\*\*@h") as caught:
+        parse(Outer, {"data": "postgresql://ada:geheim@h/x"}, "bank.toml")
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_scheme_may_be_in_capital_letters() -> None:
+    settings = DataSettings(source="Postgresql://Ada@Host/X", query="SELECT 1", unaligned="SQLite:///Y.db")
+    assert (settings.source, settings.unaligned) == ("postgresql://Ada@Host/X", "sqlite:///Y.db")
+    assert is_database("POSTGRES://host/x")
+
+
+def test_names_that_are_too_long_are_one_sentence() -> None:
+    settings = DataSettings(source="x" * 300 + ".csv", id=("pid",))
+    assert settings.is_table
+    with pytest.raises(InputError, match=r"cannot be read \(File name too long\); correct data.source"):
+        load_table(settings, with_label=False)
 
 
 def test_cells_of_all_types_are_written_as_text() -> None:
     moment = datetime.datetime(2024, 1, 31, 10, 0, 0, 5)
     key = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
     cells: list[tuple[Any, str | None]] = [
-        (None, None), ("", None), (" ", " "), ("007", "007"), (True, "true"), (False, "false"), (2**70, str(2**70)),
-        (3.0, "3"), (-0.0, "0"), (0.1, "0.1"), (1e20, "1e+20"), (float("nan"), None), (float("inf"), "inf"),
-        (Decimal("3.00"), "3"), (Decimal("0.10"), "0.10"), (Decimal("NaN"), None), (Decimal("1E-7"), "0.0000001"),
+        (None, None), ("", None), (" ", " "), ("007", "007"), (True, "true"), (False, "false"), (2**70, n(2**70)),
+        (3.0, n(3)), (-0.0, n(0)), (0.1, n(0.1)), (1e20, n("1e+20")), (float("nan"), None), (float("inf"), n("inf")),
+        (Decimal("3.00"), n(3)), (Decimal("0.10"), n("0.10")), (Decimal("NaN"), None),
+        (Decimal("1E-7"), n("0.0000001")), (-1.5, n(-1.5)), ("1.5", "1.5"), (f"x{NUMBER}", f"x{NUMBER}"),
         (moment, "2024-01-31T10:00:00.000005"), (moment.date(), "2024-01-31"), (moment.time(), "10:00:00.000005"),
         (datetime.timedelta(days=1, minutes=5), "24:05:00"), (datetime.timedelta(seconds=-1.5), "-0:00:01.500000"),
         (uuid.UUID(key), key),
@@ -104,6 +182,9 @@ def test_cells_of_all_types_are_written_as_text() -> None:
     for other in (b"x", [1], {"a": 1}, object()):
         with pytest.raises(TypeError, match=type(other).__name__):
             written(other)
+    for text in (NUMBER, f"{NUMBER}1.5"):
+        with pytest.raises(MarkedError, match=r"begins with the character U\+E000, which marks numbers"):
+            written(text)
 
 
 # --- SQLite ---------------------------------------------------------------------------------------------------------
@@ -124,8 +205,8 @@ def test_reads_a_query_of_sqlite_as_text(people: str) -> None:
     assert (stream.source, stream.names, stream.as_written) == (people, ("pid", "age", "kg", "town"), True)
     assert read(stream).to_pydict() == {
         "pid": ["7", "02", "007"],
-        "age": [None, "50", "40"],
-        "kg": ["80", "1e+20", "70.5"],
+        "age": [None, n(50), n(40)],
+        "kg": [n(80), n("1e+20"), n(70.5)],
         "town": ["Bonn", None, "Oslo"],
     }
     assert read(stream, "town", "pid").to_pydict() == {"town": ["Bonn", None, "Oslo"], "pid": ["7", "02", "007"]}
@@ -194,6 +275,12 @@ def test_mistakes_with_sqlite_are_one_sentence(people: str, tmp_path: Path) -> N
     refused(people, r'refuses data.query \(near "people": syntax error\)', query="SELECT pid FORM people")
     with pytest.raises(InputError, match=r"has no column 'wight', which data.columns names; the nearest: 'weight'"):
         read(opened(people), "pid", "wight")
+    refused(
+        people, "column 2 of data.query has no name; give it one with AS", query='SELECT pid, age AS "" FROM people'
+    )
+    marked = refused(people, r"column 'x': the text in row 2 begins with the character U\+E000, which marks",
+                     query="SELECT pid, iif(age, 'a', char(57344) || '12') AS x FROM people")  # fmt: skip
+    assert "12" not in marked.removeprefix(people)
     blob = refused(
         people, "column 'x' holds bytes in row 2, which is", query="SELECT pid, iif(age, age, x'00ff') AS x FROM people"
     )
@@ -409,6 +496,29 @@ def test_connections_that_are_refused_say_what_to_correct(server: Postgres, monk
     for broken in ("ada:ge#heim/x@127.0.0.1/x", "ada:geheim@127.0.0.1:x/y", "ada:geheim@h/x?geheim=1"):
         text = refused(f"postgresql://{broken}", "the server cannot be asked|cannot be reached", kind)
         assert "heim" not in text.removeprefix(shown(f"postgresql://{broken}"))
+
+
+@needs_server
+def test_ctrl_c_during_a_query_is_no_mistake_of_the_query(server: Postgres) -> None:
+    def waiting() -> str:
+        return server.run(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE query LIKE '%pg_sleep(60)%' AND state = 'active' AND pid <> pg_backend_pid()"
+        )
+
+    def interrupt() -> None:
+        wait_until(waiting, "1".__eq__)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stream = opened(server.url(), "SELECT pg_sleep(60)::text AS pid")
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            read(stream)
+    finally:
+        thread.join()
+    wait_until(waiting, "0".__eq__)
 
 
 @needs_server

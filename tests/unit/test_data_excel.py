@@ -19,7 +19,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data.sources.excel import open_excel
 from vfl_party.data.sources.sheet import cell_name, column_number
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import NUMBER, Stream
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 STRINGS = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
@@ -65,6 +65,11 @@ def texts(source: str, wanted: tuple[str, ...] | None = None, **settings: Any) -
     return pa.Table.from_batches(blocks).to_pydict() if blocks else {name: [] for name in names}
 
 
+def n(number: object) -> str:
+    """Returns a number as a source writes its number cells."""
+    return f"{NUMBER}{number}"
+
+
 def refused(source: str, pattern: str, code: Code = Code.DATA_INVALID, **settings: Any) -> str:
     """Opens and reads a workbook; returns the one sentence with which it is refused."""
     with pytest.raises(InputError, match=pattern) as caught:
@@ -92,9 +97,9 @@ def test_cells_are_written_as_in_a_csv_file(tmp_path: Path) -> None:
     assert stream.notes == ()
     assert texts(source) == {
         "text": ["007", "x y", " "],
-        "whole": ["7", "-5", "1000000000000000"],
-        "real": ["3", "1e+300", "-2.5"],
-        "more": ["0.1", "0.3333333333333333", "12345678"],
+        "whole": [n(7), n(-5), n(10**15)],
+        "real": [n(3), n("1e+300"), n(-2.5)],
+        "more": [n(0.1), n(1 / 3), n(12345678)],
         "truth": ["true", "false", None],
         "day": ["2024-01-31", "2024-01-31", None],
         "moment": ["2024-01-31T10:00:00", "2024-01-31T10:00:07.500000", None],
@@ -111,8 +116,8 @@ def test_cells_are_written_as_in_a_csv_file(tmp_path: Path) -> None:
         (datetime.time(10, 30), "h:mm", "10:30:00"),
         (datetime.timedelta(hours=30, minutes=15), "[h]:mm:ss", "30:15:00"),
         (123, "00000", "00123"),  # a postcode is shown so, and Excel writes it so into a CSV file
-        (123, "000.0", "123"),
-        (0.05, "0%", "0.05"),
+        (123, "000.0", f"{NUMBER}123"),
+        (0.05, "0%", f"{NUMBER}0.05"),
         ("=1/3", "0", None),
     ],
 )
@@ -144,7 +149,7 @@ def test_values_of_formulas_and_texts_of_every_kind(tmp_path: Path) -> None:
     found = texts(source)
     assert {name: column[0] for name, column in found.items()} == {
         "id": "a1",
-        "two": "2",
+        "two": n(2),
         "nothing": None,
         "truth": "true",
         "day": "2024-01-31T00:00:00",
@@ -247,9 +252,21 @@ def test_header_cells_become_text_and_the_table_may_start_anywhere(tmp_path: Pat
     rows: list[list[Any]] = [[], [], [None, "id", 2024, datetime.date(2024, 1, 31), 0.5, True], [None, "a", 1, 2, 3, 4]]
     source = save(tmp_path / "T.XLSX", *rows)
     assert opened(source).names == ("id", "2024", "2024-01-31", "0.5", "true")
-    assert texts(source)["0.5"] == ["3"]
-    assert texts(source, ("true", "id")) == {"true": ["4"], "id": ["a"]}
+    assert texts(source)["0.5"] == [n(3)]
+    assert texts(source, ("true", "id")) == {"true": [n(4)], "id": ["a"]}
     refused(source, "has no column 'x'", wanted=("x",))
+
+
+def test_spaces_around_a_name_are_no_part_of_it(tmp_path: Path) -> None:
+    source = save(tmp_path / "t.xlsx", [" id", "x y ", "\u00a0"], ["a", " b "])
+    assert texts(source) == {"id": ["a"], "x y": [" b "]}
+
+
+def test_a_text_that_begins_as_a_number_cell_does_is_refused(tmp_path: Path) -> None:
+    source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", f"{NUMBER}12"])
+    text = refused(source, r"cell B2 begins with the character U\+E000, which marks numbers here; remove it")
+    assert "12" not in text.removeprefix(source)
+    assert texts(source, ("id",)) == {"id": ["a"]}
 
 
 def test_a_column_with_values_needs_a_name(tmp_path: Path) -> None:
@@ -277,11 +294,11 @@ def test_empty_rows_and_columns_that_excel_keeps_are_ignored(tmp_path: Path) -> 
         sheet["A5"] = ""
 
     source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", None], ["b", 2], change=shape)
-    assert texts(source) == {"id": ["a", "b"], "x": [None, "2"]}
+    assert texts(source) == {"id": ["a", "b"], "x": [None, n(2)]}
     filled_down = '<row><c t="str"><f>""</f><v></v></c><c t="str"><f>""</f><v></v></c></row>' * 50
     row = '<row><c t="str"><v>a</v></c><c><v>1</v></c></row>'
     prepared = raw(tmp_path / "u.xlsx", header("id", "x") + row + filled_down)
-    assert texts(prepared) == {"id": ["a"], "x": ["1"]}
+    assert texts(prepared) == {"id": ["a"], "x": [n(1)]}
     assert texts(save(tmp_path / "v.xlsx", ["id", "x"])) == {"id": [], "x": []}
 
 
@@ -299,7 +316,7 @@ def test_rows_come_in_blocks_as_often_as_asked(tmp_path: Path) -> None:
         blocks = list(stream.blocks(wanted))
         assert [block.num_rows for block in blocks] == [4096, 4096, 1808]
         assert blocks[0].schema.names == list(wanted)
-        assert pa.Table.from_batches(blocks)["x"].to_pylist() == [str(row) for row in range(10_000)]
+        assert pa.Table.from_batches(blocks)["x"].to_pylist() == [n(row) for row in range(10_000)]
     first = next(iter(stream.blocks(("id",))))  # a pass may end early
     assert first.num_rows == 4096
 
@@ -324,6 +341,10 @@ def test_a_workbook_that_changes_is_told(tmp_path: Path) -> None:
     source = save(tmp_path / "t.xlsx", ["id"], ["a"])
     stream = opened(source)
     save(tmp_path / "t.xlsx", ["id"], ["a"], ["b"])
+    with pytest.raises(InputError, match="has changed while it was read; start again"):
+        list(stream.blocks(("id",)))
+    stream = opened(source)
+    Path(source).unlink()
     with pytest.raises(InputError, match="has changed while it was read; start again"):
         list(stream.blocks(("id",)))
 

@@ -298,3 +298,22 @@ def test_a_run_from_mapped_files_ends_with_the_same_parameters(tmp_path: Path, m
                 same_weights = zip(left.state_dict().values(), right.state_dict().values(), strict=True)
                 assert all(torch.equal(*pair) for pair in same_weights)
     assert found[0].metrics == found[1].metrics
+
+
+def test_numbers_of_a_workbook_are_read_as_they_stand(tmp_path: Path) -> None:
+    """A column of text with decimal commas beside them says nothing about them."""
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.append(["id", "weight", "price", "code"])
+    for row in range(1, 9):
+        sheet.append([row, 1 + row / 1000, f"{row}.234,50", 7 if row % 2 else "7a"])
+    book.save(tmp_path / "x.xlsx")
+    settings = DataSettings(source=str(tmp_path / "x.xlsx"), id=("id",))
+    table = load_table(settings, with_label=False)
+    assert table.numeric_names == ("weight", "price")
+    assert table.numeric_NF is not None
+    assert table.numeric_NF[:, 0].tolist() == pytest.approx([1 + row / 1000 for row in range(1, 9)])
+    assert table.numeric_NF[:, 1].tolist() == [row * 1000 + 234.5 for row in range(1, 9)]
+    assert list(table.ids) == [str(row) for row in range(1, 9)]
+    assert table.categorical is not None
+    assert table.categorical.texts()[:2, 0].tolist() == ["7", "7a"]

@@ -19,6 +19,7 @@ from vfl.launcher import processes
 from vfl.launcher.processes import Process, culprit, end_all, wait_all
 from vfl.simulation.federation import Federation, to_toml
 from vfl.simulation.live import Lines, Track, sentence
+from vfl.simulation.origin import Origin
 from vfl.studies.plan import load_study
 from vfl_common.config.base import read_toml
 from vfl_common.config.division import divide
@@ -147,6 +148,25 @@ def test_written_files_are_what_the_programs_read(tmp_path: Path) -> None:
 
 def progress(round_: int, batch: int = 0, batches: int = 0, **facts: Any) -> dict[str, Any]:
     return {"event": "progress", "phase": "train", "round": round_, "batch": batch, "batches": batches} | facts
+
+
+def test_only_the_owner_may_read_files_with_the_url_of_a_database(tmp_path: Path) -> None:
+    url = "postgresql://bob:secret@host/bank"
+    parties = {
+        "bank": {"source": url, "query": "SELECT 1", "id": "id", "label": "y"},
+        "shop0": {"source": "sklearn:wine"},
+    }
+    tables = recipe({"parties": parties}).model_dump(mode="json", exclude_defaults=True)
+    settings = recipe({"parties": parties})
+    data, run = divide(settings, tmp_path), tmp_path / "runs" / "r"
+    federation = Federation(settings, tmp_path / "runs", run / "federation", data, tmp_path)
+    federation.write(tables)
+    federation.write_party("bank", "127.0.0.1:1")
+    Origin(tmp_path, data).note(run)
+    holding = [path for path in run.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+    assert {path.name for path in holding} == {"bank.toml", "simulated.json"}
+    assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
+    assert Origin.of(run).data["bank"].source == url  # predictions read the source again
 
 
 def test_seconds_left_follow_the_pace_of_the_phase() -> None:

@@ -13,7 +13,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.division import settings_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.files import write_atomic
+from vfl_common.files import private_file, write_atomic
 
 REJOIN_S = 60.0  # nobody has to be called to start a process again
 _OFTEN = 10**9  # alignments a day: whoever simulates has all tables
@@ -72,7 +72,8 @@ class Federation:
             },
             "data": self.data[name].model_dump(mode="json", exclude_defaults=True, exclude_none=True),
         }
-        write_atomic(self.party_path(name), to_toml(tables))
+        with private_file(self.party_path(name)) as file:  # the URL of a database may hold a password
+            file.write(to_toml(tables).encode())
 
 
 def on_one_machine(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable, write_atomic
+from vfl_common.files import private_file, unwritable
 
 FILE = "simulated.json"
 
@@ -26,13 +26,18 @@ class Origin:
         return {name: own for each, of in self.data.items() for name, own in (of.parts or {each: of}).items()}
 
     def note(self, folder: Path) -> None:
-        """Writes it into a run's folder, which is made if missing. Raises InputError."""
+        """Writes it into a run's folder, which is made if missing. Raises InputError.
+
+        Only the owner may read it: the URL of a database may hold a password, without which nothing can be predicted.
+        """
         data = {name: each.model_dump(mode="json", exclude_defaults=True) for name, each in self.data.items()}
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(folder, error) from None
-        write_atomic(folder / FILE, json.dumps({"base": str(self.base.resolve()), "data": data}, indent=1) + "\n")
+        text = json.dumps({"base": str(self.base.resolve()), "data": data}, indent=1) + "\n"
+        with private_file(folder / FILE) as file:
+            file.write(text.encode())
 
     @classmethod
     def of(cls, folder: Path) -> Origin:

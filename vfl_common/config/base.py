@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import shown
 from vfl_common.text import clean
 
 S = TypeVar("S", bound="Section")
@@ -155,6 +156,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict | list | tuple):
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, str):
+        value = shown(value)  # data = "postgresql://…" has no table, and may have a password
         text = clean(value, _MOST_SHOWN)
         return repr(text if len(value) <= _MOST_SHOWN else f"{text}…")
     return str(value).lower()  # true, false, inf, nan

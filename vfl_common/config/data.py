@@ -10,15 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from vfl_common.config.base import Section, spelt
+from vfl_common.passwords import shown as shown  # for those who have a source
 
 FRAME = "frame of "  # before a party's name: the source is a table in memory, which the library was given
 _NAMED = re.compile(r"([a-z][a-z0-9_]+):")  # before the rest of a source that is no path; C:\ is one
 _SETS = ("sklearn", "torchvision")
-_URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://")  # of a database, as SQLAlchemy has it: DIALECT+DRIVER://
-_SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL)
+_URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://", re.IGNORECASE)  # SQLAlchemy's: DIALECT+DRIVER://
+_SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL | re.IGNORECASE)
 _DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")  # need no +DRIVER to be known
-_PASSWORD = re.compile(r"(://[^:@/?]*:)(.*)(@)", re.DOTALL)  # to the last @: a password may hold one that is not %40
-_SECRET = re.compile(r"([?&;][^=&;]*(?:pass|pwd|secret|token|key)[^=&;]*=)([^&;]*)", re.IGNORECASE)
 TEXT_FILES = tuple(ending + packed for packed in ("", ".gz") for ending in (".csv", ".tsv", ".txt"))
 IMAGES = "index.csv"  # in a folder of images: lists them
 _EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")  # the last two are old formats, and are refused in a sentence
@@ -42,25 +41,12 @@ def reader_of(source: str) -> str | None:
 def is_database(source: str) -> bool:
     """Returns whether a source is the URL of a database by its spelling; ``data.query`` makes any URL one."""
     url = _URL.match(source)
-    return url is not None and (url[2] is not None or url[1] in _DATABASES)
+    return url is not None and (url[2] is not None or url[1].lower() in _DATABASES)
 
 
 def is_excel(source: str) -> bool:
     """Returns whether a source is an Excel workbook, by its name."""
     return is_path(source) and source.lower().endswith(_EXCEL)
-
-
-def shown(source: str) -> str:
-    """Returns a source for people, without the password that the URL of a database may hold."""
-    if not _URL.match(source):
-        return source
-    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1***\3", source))
-
-
-def secrets(source: str) -> list[str]:
-    """Returns the passwords in the URL of a database, for those who must keep them out of a text."""
-    found = [_PASSWORD.search(source), *_SECRET.finditer(source)] if _URL.match(source) else []
-    return [match[2] for match in found if match and match[2]]
 
 
 def id_columns(given: Any) -> Any:
@@ -147,6 +133,12 @@ class DataSettings(Section):
     parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
     in_common: bool = False
 
+    @field_validator("source", "unaligned")
+    @classmethod
+    def _lower_scheme(cls, value: str | None) -> str | None:
+        url = _URL.match(value or "")
+        return value if value is None or url is None else url[0].lower() + value[url.end() :]
+
     @field_validator("id", mode="before")
     @classmethod
     def _columns(cls, value: Any) -> Any:
@@ -160,7 +152,7 @@ class DataSettings(Section):
             raise ValueError("decimal and thousands are two signs; both are the same here")
         text_only = [key for key in ("separator", "encoding", "skip_lines") if getattr(self, key)]
         if text_only and is_excel(self.source):
-            raise ValueError(f"{text_only[0]} is for text files, and {self.source} is a workbook; remove it")
+            raise ValueError(f"{text_only[0]} is for text files, and {shown(self.source)} is a workbook; remove it")
         roles = [name for name in (*self.id, self.label, self.split) if name is not None]
         if len(set(roles)) < len(roles):
             raise ValueError("id, label and split are columns of their own; two of them have the same name")
@@ -173,7 +165,7 @@ class DataSettings(Section):
     def is_table(self) -> bool:
         """Whether the source is a file of a table, a database, a table in memory, or what a plug-in reads."""
         if is_path(self.source):
-            return not self.source.lower().endswith(".npz") and not (Path(self.source) / IMAGES).is_file()
+            return not self.source.lower().endswith(".npz") and not _has_images(self.source)
         return not self.is_named
 
     @property
@@ -202,6 +194,13 @@ class DataSettings(Section):
     def is_named(self) -> bool:
         """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always ``target``."""
         return reader_of(self.source) in _SETS
+
+
+def _has_images(source: str) -> bool:
+    try:
+        return (Path(source) / IMAGES).is_file()
+    except OSError:  # a name that is too long, a folder that may not be looked into: told when it is read
+        return False
 
 
 def ids_only(settings: DataSettings) -> DataSettings:

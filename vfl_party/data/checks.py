@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings
+from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings, shown
 from vfl_common.errors import Code, InputError
 from vfl_party.data.ids import first_repeated
 from vfl_party.data.space import parts, release
@@ -24,12 +24,12 @@ from vfl_party.data.space import parts, release
 
 def unreadable(source: str, what: str) -> InputError:
     """Returns the error for a file that is missing or is not what its name says."""
-    return InputError(Code.FILE_INVALID, f"{source}: {what}")
+    return InputError(Code.FILE_INVALID, f"{shown(source)}: {what}")
 
 
 def unusable(source: str, what: str) -> InputError:
     """Returns the error for a file that can be read but has unusable content."""
-    return InputError(Code.DATA_INVALID, f"{source}: {what}")
+    return InputError(Code.DATA_INVALID, f"{shown(source)}: {what}")
 
 
 def rows(source: str, *numbers: int) -> str:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of, shown
 from vfl_common.errors import VflError
+from vfl_common.passwords import hidden
 from vfl_party.data import checks
 from vfl_party.data.collect import Columns, Rows, collect
 from vfl_party.data.ids import IdCounts, Ids, in_order, normalised
@@ -125,7 +126,11 @@ def open_table(settings: DataSettings) -> Stream | None:
     source, path = settings.source, Path(settings.source)
     if settings.is_database:
         return open_database(settings)
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise checks.unreadable(source, f"cannot be read ({error.strerror}); correct data.source") from None
+    if not exists:
         text = "no such file or folder; correct data.source, or mount the volume that holds it"
         raise checks.unreadable(source, text)
     if path.is_dir():
@@ -149,14 +154,14 @@ def column_names(settings: DataSettings) -> tuple[str, ...]:
 
 def _frame_of(source: str, name: str) -> Any:
     """Has a plug-in read ``NAME:REST``. Raises InputError."""
-    where = f"data.source = {source!r}"
+    where = f"data.source = {shown(source)!r}"
     read = PLUGINS.load(name, where)
     try:
         return read(source.removeprefix(f"{name}:"))
     except VflError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        why = hidden(f"{type(error).__name__}: {error}".partition("\n")[0], source)
         raise checks.unreadable(source, f"the plug-in fails ({why}); correct data.source, or the plug-in") from error
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-# Before a cell that was a number and not text, in a stream of text that comes from no text file: a character for
-# private use. Such a cell is read as it stands, whatever the way in which people have written other cells.
+# Before the text of a cell that was a number to its source, of Excel or a database: it has no decimal comma and no
+# thousands sign, whatever the cells beside it have. The character is for private use: no text begins with it.
 NUMBER = "\ue000"
 
 
@@ -20,7 +20,7 @@ class Stream:
         source: the table's name in sentences for people; it holds no password.
         names: of all columns, in the order of the table.
         as_written: whether cells are text as a person wrote it, whose type is to be found, as in a CSV file; if not,
-            columns have the types that the table declares. See ``NUMBER``.
+            columns have the types that the table declares. Cells that were numbers begin with ``NUMBER``.
         blocks: called with the names of the wanted columns; reads the table from its beginning and yields blocks of
             these columns, in this order. It may be called several times. It raises InputError if the table cannot be
             read, or has changed since it was opened.

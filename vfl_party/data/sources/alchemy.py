@@ -18,7 +18,7 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.sources.cells import written
+from vfl_party.data.sources.cells import MarkedError, written
 from vfl_party.data.sources.query import Pass, Passes, missing_package, query_of, words
 from vfl_party.data.stream import Stream
 
@@ -56,6 +56,9 @@ def open_alchemy(settings: DataSettings) -> Stream:
             connection.exec_driver_sql(begin)
     reading.first = reading.execute()
     reading.names = tuple(reading.first.keys())
+    if not all(name.strip() for name in reading.names):
+        place = next(place for place, name in enumerate(reading.names, 1) if not name.strip())
+        raise checks.unusable(source, f"column {place} of data.query has no name; give it one with AS")
     return Stream(source, reading.names, True, reading.blocks)
 
 
@@ -119,6 +122,10 @@ class _Reading:
         for number, row in enumerate(rows, before + 1):
             try:
                 texts.append(written(row[place]))
+            except MarkedError as error:
+                raise checks.unusable(
+                    shown(self.settings.source), f"column {name!r}: the text in row {number} {error}"
+                ) from None
             except TypeError as error:
                 what = f"column {name!r} holds {error} in row {number}, which is neither number, text nor date"
                 advice = "cast it in data.query, or leave it out"

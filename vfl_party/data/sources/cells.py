@@ -7,25 +7,34 @@ import math
 import uuid
 from decimal import Decimal
 
+from vfl_party.data.stream import NUMBER
+
 _WHOLE = 1 << 63  # whole floats below it are written with all digits, others with an exponent
 
 
-def written(value: object) -> str | None:
-    """Returns a cell as text; None if it is empty, or NaN. Raises TypeError if it is none that a CSV file can hold.
+class MarkedError(ValueError):
+    """A text that begins as the text of a number does, and cannot be told apart from it."""
 
-    Whole numbers have no point (3.0 is ``3``), others as many digits as they need; dates and times are ISO 8601.
+    def __init__(self) -> None:
+        super().__init__(f"begins with the character U+{ord(NUMBER):04X}, which marks numbers here; remove it")
+
+
+def written(value: object) -> str | None:
+    """Returns a cell as text; None if it is empty, or NaN.
+
+    ``NUMBER`` is before numbers. Whole ones have no point (3.0 is ``3``), others as many digits as they need; dates and
+    times are ISO 8601. Raises TypeError if the cell is none that a CSV file can hold, MarkedError if a text begins with
+    ``NUMBER``.
     """
     if value is None or isinstance(value, str):
+        if value and value[0] == NUMBER:
+            raise MarkedError
         return value or None
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        whole = value.is_integer() and abs(value) < _WHOLE
-        return str(int(value)) if whole else None if math.isnan(value) else repr(value)
-    if isinstance(value, Decimal):
-        return _decimal(value)
+    if isinstance(value, int | float | Decimal):
+        number = _number(value)
+        return None if number is None else NUMBER + number
     if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
@@ -33,6 +42,15 @@ def written(value: object) -> str | None:
     if isinstance(value, uuid.UUID):
         return str(value)
     raise TypeError(type(value).__name__)
+
+
+def _number(value: float | Decimal) -> str | None:
+    if isinstance(value, Decimal):
+        return _decimal(value)
+    if isinstance(value, int):
+        return str(value)
+    whole = value.is_integer() and abs(value) < _WHOLE
+    return str(int(value)) if whole else None if math.isnan(value) else repr(value)
 
 
 def _decimal(value: Decimal) -> str | None:

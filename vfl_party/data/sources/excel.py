@@ -19,9 +19,9 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.data import checks
-from vfl_party.data.sources.cells import written
+from vfl_party.data.sources.cells import MarkedError, written
 from vfl_party.data.sources.sheet import Cell, Range, Row, cell_name, merged_ranges, sheet_rows
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import NUMBER, Stream
 
 INSTALL = "pip install openpyxl"
 _BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18  # at most so many in a block
@@ -72,8 +72,11 @@ class _Book:
         except ImportError:
             text = f"{source}: a workbook of Excel needs openpyxl, which is not installed: {INSTALL}"
             raise InputError(Code.CONFIG_INVALID, text) from None
-        stamp = _stamp(source)
-        file = Path(source).open("rb")  # noqa: SIM115 - open as long as the book
+        try:
+            stamp = _stamp(source)
+            file = Path(source).open("rb")  # noqa: SIM115 - open as long as the book
+        except OSError as error:
+            raise checks.unreadable(source, f"cannot be read ({error.strerror})") from None
         try:
             with catch_warnings():
                 simplefilter("ignore")  # of what openpyxl leaves out: styles, validation, conditional formats
@@ -87,7 +90,11 @@ class _Book:
 
     def rows(self, sheet: Any) -> Iterator[Row]:
         """Reads the rows of a sheet. Raises InputError if the file is damaged, or has changed since it was opened."""
-        if _stamp(self.source) != self.stamp:
+        try:
+            same = _stamp(self.source) == self.stamp
+        except OSError:
+            same = False
+        if not same:
             raise checks.unreadable(self.source, "has changed while it was read; start again")
         try:
             with sheet._get_source() as file:  # the sheet's XML
@@ -108,7 +115,7 @@ class _Book:
         return not cell.text or (cell.kind == "s" and cell.text in self._blanks(sheet))
 
     def text(self, sheet: Any, cell: Cell, row: int) -> str | None:
-        """Returns a cell's text. Raises InputError for an error, a formula without a value, and a damaged cell."""
+        """Returns a cell as ``written``. Raises InputError for an error, a formula without a value, a damaged cell."""
         if not cell.text:
             if cell.is_formula and cell.kind != "str":  # a formula that gives an empty text has this kind
                 raise self._refused(cell, row, "is a formula whose value is not in the file", _SAVE)
@@ -120,6 +127,8 @@ class _Book:
             return written(self._value(sheet, cell))
         except OverflowError:
             raise self._refused(cell, row, "has the format of a date and holds none", "correct it") from None
+        except MarkedError as error:
+            raise checks.unusable(self.source, f"cell {cell_name(cell.column, row)} {error}") from None
         except (ValueError, IndexError, TypeError) as error:
             raise self._refused(cell, row, "cannot be read", _SAVE) from error
 
@@ -195,7 +204,8 @@ class _Sheet:
         for row, cells in book.rows(sheet):
             filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
             named = {cell.column: book.text(sheet, cell, row) for cell in filled}
-            columns = {number: name for number, name in named.items() if name is not None and not name.isspace()}
+            bare = {number: name.removeprefix(NUMBER).strip() for number, name in named.items() if name is not None}
+            columns = {number: name for number, name in bare.items() if name}
             if columns:
                 touching = (
                     each

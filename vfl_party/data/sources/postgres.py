@@ -6,9 +6,10 @@ import contextlib
 import os
 import re
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,9 @@ from vfl_party.data import checks
 from vfl_party.data.sources.query import Pass, Passes, missing_package, query_of, words
 from vfl_party.data.stream import Stream
 
+T = TypeVar("T")
+
+_TICK_S = 0.2
 _CONNECT_S = 20  # to wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise
 _BEGIN = (
     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",  # all passes see one state of the tables
@@ -65,7 +69,11 @@ def open_postgres(settings: DataSettings) -> Stream:
         with connection.cursor() as cursor:
             for statement in _BEGIN:
                 cursor.execute(statement)
-            schema = cursor.adbc_execute_schema(_select("*", query))
+            schema = _awaited(cursor, lambda: cursor.adbc_execute_schema(_select("*", query)))
+    except KeyboardInterrupt:
+        if connection is not None:
+            connection.close()
+        raise
     except adbc_driver_manager.Error as error:
         if connection is not None:
             connection.close()
@@ -111,7 +119,7 @@ class _Reading:
         rows = 0
         cursor = self.connection.cursor()
         try:
-            cursor.execute(select)
+            _awaited(cursor, lambda: cursor.execute(select))
             with cursor.fetch_record_batch() as reader:
                 for batch in reader:
                     rows += batch.num_rows
@@ -143,6 +151,23 @@ class _Reading:
             advice = "cast it in data.query, for example with ::text or ::float8, or leave it out"
             raise checks.unusable(shown(self.settings.source), f"{what}; {advice}")
         return quoted
+
+
+def _awaited(cursor: Any, call: Callable[[], T]) -> T:
+    """Has a thread wait for the server. Raises KeyboardInterrupt after Ctrl-C, when the server has ended the query.
+
+    In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(call)
+        try:
+            while not wait([waiting], _TICK_S).done:  # the signal alone does not always end a wait
+                pass
+            return waiting.result()
+        except KeyboardInterrupt:
+            with contextlib.suppress(Exception):  # it has ended already
+                cursor.adbc_cancel()
+            raise
 
 
 def _select(columns: str, query: str) -> str:

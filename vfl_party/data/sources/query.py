@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from vfl_common.config.data import DataSettings, secrets, shown
+from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hidden
 from vfl_common.text import clean
 from vfl_party.data import checks
 
@@ -36,8 +37,7 @@ def missing_package(source: str, package: str) -> InputError:
 def words(text: str, source: str, *, quoted: bool) -> str:
     """Returns the first line of a server's words, without passwords; without what it quotes if that may be a value."""
     line = text.strip().partition("\n")[0]
-    for secret in secrets(source):
-        line = line.replace(secret, "***")
+    line = hidden(line, source)
     return clean(line if quoted else _QUOTED.sub("…", line), _LONGEST)
 
 
