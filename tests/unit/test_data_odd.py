@@ -91,6 +91,7 @@ READ: dict[str, tuple[bytes | str, dict[str, Any], dict[str, list[Any]]]] = {
     "dates that are said": ("id,d\n1,01/02/2024\n", {"dates": "%d/%m/%Y"}, {"d": [19754]}),
     "dates without signs": ("id,d\n1,20240131\n2,20240201\n", {"dates": "%Y%m%d"}, {"d": [19753, 19754]}),
     "years of two digits, as it is said": ("id;d\n1;31.01.24\n", {"dates": "%d.%m.%y"}, {"d": [19753]}),
+    "a form of dates, and no text": ("id,a\n1,2\n", {"dates": "%d.%m.%Y"}, {"a": [2]}),
     "names of months": ("id,d\n1,31-Jan-2024\n", {"dates": "%d-%b-%Y"}, {"d": [19753]}),
     "many lines that are skipped": ("x\n" * 250 + "id,a\n1,2\n", {"skip_lines": 250}, {"a": [2]}),
     "line breaks in a cell, of Windows": ('id,a\r\n1,"x\r\ny"\r\n', {}, {"a": ["x\ny"]}),

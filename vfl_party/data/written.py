@@ -177,7 +177,8 @@ def find(
             form = f" of the form {reading.form}" if reading.form else ""
             text = f"column {name!r} holds dates{form}: read as days since 1970-01-01"
             notes.append(f"{text}; data.dates, data.categorical")
-    if settings.dates is not None and not any(isinstance(each, Dates) for each in readings.values()):
+    kinds = {type(each) for each in readings.values()}
+    if settings.dates is not None and Words in kinds and Dates not in kinds:
         text = f"data.dates = {settings.dates!r} fits the cells of no column"
         raise checks.unusable(source, f'{text}; write it as strptime has it, such as "%d.%m.%Y", or remove it')
     notes += [f"{sign} is dropped from the numbers of {checks.listed(names)}" for sign, names in signs.items()]
