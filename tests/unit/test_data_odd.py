@@ -17,7 +17,8 @@ from vfl_party.data import collect as collecting
 from vfl_party.data import load_table, read_rows
 from vfl_party.data.collect import collect
 from vfl_party.data.smells import smells
-from vfl_party.data.sources import files
+from vfl_party.data.sources.quotes import Bytes
+from vfl_party.data.sources.text import open_text
 
 NAN = "missing"
 
@@ -290,7 +291,7 @@ def test_bytes_are_the_same_in_pieces_of_any_size(size: int, cells: list[str]) -
     text = io.StringIO(newline="")
     csv.writer(text).writerows([[cell, "x"] for cell in cells])
     given_bytes = text.getvalue().encode()
-    data = files._Bytes(io.BytesIO(given_bytes), ",", lines=True)
+    data = Bytes(io.BytesIO(given_bytes), ",", lines=True)
     found = b""
     while piece := data.read(size):
         found += piece
@@ -301,7 +302,7 @@ def test_bytes_are_the_same_in_pieces_of_any_size(size: int, cells: list[str]) -
 def test_a_file_that_is_replaced_after_it_was_opened_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "id,age,income\n1,20,1000\n")
     settings = DataSettings(source=str(path), id=("id",))
-    stream = files.open_text(settings)
+    stream = open_text(settings)
     written(tmp_path, "id,income,age\n1,1000,20\n", "y.csv").replace(path)
     with pytest.raises(InputError, match="was changed while it was read"):
         collect(stream, settings, False)

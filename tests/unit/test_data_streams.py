@@ -29,8 +29,9 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, collect, load_table, loading, space
-from vfl_party.data.sources import files
-from vfl_party.data.sources.files import open_parquet
+from vfl_party.data.sources import parquet as parquet_source
+from vfl_party.data.sources import text as text_source
+from vfl_party.data.sources.parquet import open_parquet
 from vfl_party.data.space import MappedArray
 from vfl_party.rows import Prepared, prepare
 
@@ -110,7 +111,8 @@ SOURCES: list[Callable[[Path], str]] = [csv, csv_gz, semicolons, one_parquet, pa
 def small_blocks(patch: pytest.MonkeyPatch) -> None:
     """Cuts every table into blocks of a few rows, and every computation into parts of a few."""
     patch.setattr(collect, "BLOCK", 7)
-    patch.setattr(files, "BLOCK_BYTES", 1000)
+    patch.setattr(text_source, "BLOCK_BYTES", 1000)
+    patch.setattr(parquet_source, "BLOCK_BYTES", 1000)
     patch.setattr(space, "PART", 11)
 
 
@@ -235,17 +237,19 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-@pytest.mark.parametrize(("source", "reader"), [(csv, "_text_blocks"), (one_parquet, "_parquet_blocks")])
+@pytest.mark.parametrize(("source", "reader"), [(csv, "text._text_blocks"), (one_parquet, "parquet._parquet_blocks")])
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Callable[[Path], str], reader: str
 ) -> None:
-    path, read = Path(source(tmp_path)), getattr(files, reader)
+    module, name = reader.split(".")
+    reads = {"text": text_source, "parquet": parquet_source}[module]
+    path, read = Path(source(tmp_path)), getattr(reads, name)
 
     def changing(*given: Any) -> Iterator[pa.RecordBatch]:
         yield from read(*given)
         os.utime(path, ns=(1, 1))
 
-    monkeypatch.setattr(files, reader, changing)
+    monkeypatch.setattr(reads, name, changing)
     refused("was changed while it was read; start again when nobody writes it", settings_of(str(path)))
 
 

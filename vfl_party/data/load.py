@@ -22,10 +22,11 @@ from vfl_party.data.ids import IdCounts, Ids, in_order, normalised
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.database import open_database
 from vfl_party.data.sources.excel import open_excel
-from vfl_party.data.sources.files import PARQUET, holds_parquet, open_parquet, open_text
 from vfl_party.data.sources.frames import frame_rows
 from vfl_party.data.sources.images import read_image_folder, to_unit
 from vfl_party.data.sources.named import read_sklearn, read_torchvision
+from vfl_party.data.sources.parquet import PARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources.text import open_text
 from vfl_party.data.space import Space
 from vfl_party.data.stream import Stream
 from vfl_party.data.table import Table

@@ -21,6 +21,7 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_party.data import checks
 from vfl_party.data.sources.cells import MarkedError, written
 from vfl_party.data.sources.sheet import Cell, Range, Row, cell_name, merged_ranges, sheet_rows
+from vfl_party.data.sources.unchanged import require_same, state_of
 from vfl_party.data.stream import NUMBER, Stream
 
 INSTALL = "pip install openpyxl"
@@ -73,7 +74,7 @@ class _Book:
             text = f"{source}: a workbook of Excel needs openpyxl, which is not installed: {INSTALL}"
             raise InputError(Code.CONFIG_INVALID, text) from None
         try:
-            stamp = _stamp(source)
+            stamp = state_of(source)
             file = Path(source).open("rb")  # noqa: SIM115 - open as long as the book
         except OSError as error:
             raise checks.unreadable(source, f"cannot be read ({error.strerror})") from None
@@ -90,12 +91,7 @@ class _Book:
 
     def rows(self, sheet: Any) -> Iterator[Row]:
         """Reads the rows of a sheet. Raises InputError if the file is damaged, or has changed since it was opened."""
-        try:
-            same = _stamp(self.source) == self.stamp
-        except OSError:
-            same = False
-        if not same:
-            raise checks.unreadable(self.source, "has changed while it was read; start again")
+        require_same(self.source, self.stamp)
         try:
             with sheet._get_source() as file:  # the sheet's XML
                 yield from sheet_rows(file)
@@ -320,9 +316,3 @@ def _require_workbook(source: str) -> None:
 
 def _damaged(source: str) -> InputError:
     return checks.unreadable(source, f"is not a workbook of Excel that can be read to its end; {_SAVE}")
-
-
-def _stamp(source: str) -> tuple[int, int, int]:
-    """Returns what changes when a file is written or replaced."""
-    now = Path(source).stat()
-    return now.st_ino, now.st_size, now.st_mtime_ns

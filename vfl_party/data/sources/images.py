@@ -13,7 +13,7 @@ from PIL import Image
 from vfl_common.config.data import IMAGES, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.collect import Columns, Rows, collect
-from vfl_party.data.sources.files import open_text
+from vfl_party.data.sources.text import open_text
 
 FILE = "file"
 _CHANNELS = {"1": "L", "L": "L", "LA": "L", "I;16": "I;16"}  # all other modes are read as RGB

@@ -1,4 +1,4 @@
-"""Reads tables from CSV files and their relatives, and from Parquet, in blocks of rows."""
+"""Reads CSV files and their relatives in blocks of rows: finds out encoding, separator and names."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import io
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
-import pyarrow.parquet as parquet
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
+from vfl_party.data.sources.quotes import Bytes
+from vfl_party.data.sources.unchanged import state_of, unchanged
 from vfl_party.data.stream import Stream
 
-PARQUET = ".parquet"
 SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 OTHER_KINDS = {"pk\x03\x04": "a ZIP or Excel file", "%pdf": "a PDF", "{": "JSON", "[": "JSON", "<": "HTML or XML"}
 _SAMPLE_LINES = 200
@@ -31,11 +29,6 @@ _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codec
 _TWICE = re.compile(b"\xc3[\x80-\xbf]")  # a letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has
 _READ = 1 << 20
 BLOCK_BYTES = 1 << 24
-MOST_ROWS = 1 << 16  # of a block
-_BUFFER = 1 << 16  # bytes of a Parquet column that are read at once
-
-
-# --- text -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -51,14 +44,14 @@ class Layout:
 
 def open_text(settings: DataSettings) -> Stream:
     """Opens a file of separated cells: the first line names the columns. Raises InputError."""
-    source, before = settings.source, _state(settings.source)
+    source, before = settings.source, state_of(settings.source)
     layout = _layout(settings)
     places = {name: str(place) for place, name in enumerate(layout.names)}
     named = tuple(name for name in layout.names if name)
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chosen = [places[name] for name in wanted]
-        with _unchanged(source, before):
+        with unchanged(source, before):
             for batch in _text_blocks(source, layout, chosen):
                 yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
 
@@ -77,7 +70,7 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
     try:
         with (
             _open(source) as file,
-            _Bytes(file, layout.separator, lines=not layout.encoding.startswith("utf-16")) as data,
+            Bytes(file, layout.separator, lines=not layout.encoding.startswith("utf-16")) as data,
             arrow_csv.open_csv(
                 data,
                 arrow_csv.ReadOptions(
@@ -110,55 +103,6 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             raise _not_in(source, layout.encoding) from None
         raise _not_text(source) from None
-
-
-class _Bytes(io.RawIOBase):
-    """Passes the bytes of a file on, with line ends of one byte, and looks whether quotation marks stand as they must.
-
-    Each one that opens a cell must stand at its beginning, and each one that closes it at its end. ``sound`` is false
-    if one does not; then it may also be an ordinary sign, as in ``5" pipe``.
-    """
-
-    def __init__(self, file: Any, separator: str, *, lines: bool) -> None:
-        self._file, self._lines = file, lines
-        self._ends = np.zeros(256, bool)
-        self._ends[[ord(sign) for sign in (separator, "\n", "\r", '"')]] = True
-        self._kept, self._before, self._open, self._ended = b"", b"\n", False, False
-        self._right = True
-
-    @property
-    def sound(self) -> bool:
-        return self._right and not self._open
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """Returns as many bytes as are wanted, fewer only at the end: Arrow takes fewer for the end."""
-        while not self._ended and (size < 0 or len(self._kept) < size):
-            data = self._file.read(max(size, _READ))
-            if data.endswith(b"\r"):
-                data += self._file.read(1)
-            self._ended = not data
-            if self._lines:
-                data = data.replace(b"\r\n", b"\n")
-            self._look(data)
-            self._kept += data
-        end = len(self._kept) if size < 0 else size
-        data, self._kept = self._kept[:end], self._kept[end:]
-        return data
-
-    def _look(self, data: bytes) -> None:
-        places = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"')) if b'"' in data else np.empty(0, np.int64)
-        around = np.frombuffer(self._before + data + b"\n", np.uint8)
-        opens = (np.arange(len(places)) % 2 == 0) ^ self._open
-        beside = np.where(opens, around[places], around[places + 2])
-        at_end = ~opens & (places == len(data) - 1)  # what follows comes with the next bytes: they look back
-        if self._open is False and self._before == b'"' and data and not self._ends[data[0]]:
-            self._right = False
-        self._right = self._right and bool((self._ends[beside] | at_end).all())
-        self._open ^= len(places) % 2 == 1
-        self._before = data[-1:] or self._before
 
 
 def _refuse_wrong_quotes(source: str, layout: Layout) -> None:
@@ -318,86 +262,3 @@ def _not_in(source: str, encoding: str) -> Exception:
 def _not_text(source: str) -> Exception:
     kind = "gzip-compressed CSV" if source.lower().endswith(".gz") else "CSV"
     return checks.unreadable(source, f"is not a {kind} file that can be read to its end; write it again")
-
-
-# --- Parquet --------------------------------------------------------------------------------------------------------
-
-
-def open_parquet(settings: DataSettings) -> Stream:
-    """Opens a Parquet file, or a folder of them with the same columns, in the order of their paths.
-
-    Raises InputError.
-    """
-    source, path = settings.source, Path(settings.source)
-    files = sorted(path.rglob(f"*{PARQUET}")) if path.is_dir() else [path]
-    before = {file: _state(str(file)) for file in files}
-    schema = _schema(source, files[0])
-    for file in files[1:]:
-        other = _schema(source, file)
-        if not other.equals(schema):
-            raise checks.unreadable(source, _difference(schema, other, files[0].name, str(file.relative_to(path))))
-
-    def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for file in files:
-            with _unchanged(str(file), before[file]), _reading(source):
-                yield from _parquet_blocks(file, list(wanted))
-
-    return Stream(source, tuple(schema.names), False, blocks)
-
-
-def holds_parquet(folder: Path) -> bool:
-    """Returns whether a folder has Parquet files in it, or below it."""
-    return next(folder.rglob(f"*{PARQUET}"), None) is not None
-
-
-def _parquet_blocks(file: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:
-    rows = min(MOST_ROWS, max(1, BLOCK_BYTES // (8 * max(1, len(wanted)))))
-    with parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER) as opened:
-        for batch in opened.iter_batches(batch_size=rows, columns=wanted, use_threads=False):
-            batch.validate(full=True)
-            yield batch.select(wanted)
-
-
-def _schema(source: str, file: Path) -> pa.Schema:
-    with _reading(source), parquet.ParquetFile(file) as opened:
-        return opened.schema_arrow
-
-
-def _difference(one: pa.Schema, other: pa.Schema, first: str, file: str) -> str:
-    for name in dict.fromkeys([*one.names, *other.names]):
-        if name not in other.names or name not in one.names:
-            without, with_ = (file, first) if name in one.names else (first, file)
-            return f"has files with other columns: {with_} has {name!r}, {without} does not; write them alike"
-        if one.field(name).type != other.field(name).type:
-            kinds = f"{one.field(name).type} in {first} and {other.field(name).type} in {file}"
-            return f"has files with other columns: {name!r} is {kinds}; write them alike"
-    return f"has files whose columns are in another order: {first} and {file}; write them alike"
-
-
-@contextmanager
-def _reading(source: str) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError):
-        raise checks.unreadable(source, "is not a Parquet file that can be read; write it again") from None
-
-
-@contextmanager
-def _unchanged(source: str, before: tuple[int, int, int]) -> Iterator[None]:
-    """Raises InputError if a file is not the one that was opened, before or after it is read."""
-    _require_same(source, before)
-    yield
-    _require_same(source, before)
-
-
-def _require_same(source: str, before: tuple[int, int, int]) -> None:
-    if _state(source) != before:
-        raise checks.unreadable(source, "was changed while it was read; start again when nobody writes it")
-
-
-def _state(source: str) -> tuple[int, int, int]:
-    try:
-        found = Path(source).stat()
-    except OSError:
-        raise checks.unreadable(source, "is gone; it must stay while it is read") from None
-    return found.st_ino, found.st_size, found.st_mtime_ns

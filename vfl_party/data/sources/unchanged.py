@@ -1,0 +1,34 @@
+"""Notices that a file is written or replaced while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vfl_party.data import checks
+
+State = tuple[int, int, int]
+
+
+def state_of(source: str) -> State:
+    """Returns what changes when a file is written or replaced. Raises InputError if it is gone."""
+    try:
+        found = Path(source).stat()
+    except OSError:
+        raise checks.unreadable(source, "is gone; it must stay while it is read") from None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@contextmanager
+def unchanged(source: str, before: State) -> Iterator[None]:
+    """Raises InputError if a file is not the one that was opened, before or after it is read."""
+    require_same(source, before)
+    yield
+    require_same(source, before)
+
+
+def require_same(source: str, before: State) -> None:
+    """Raises InputError if a file is not in the state in which it was."""
+    if state_of(source) != before:
+        raise checks.unreadable(source, "was changed while it was read; start again when nobody writes it")
