@@ -345,7 +345,7 @@ def test_a_workbook_that_changes_is_told(tmp_path: Path) -> None:
         list(stream.blocks(("id",)))
     stream = opened(source)
     Path(source).unlink()
-    with pytest.raises(InputError, match="was changed while it was read; start again"):
+    with pytest.raises(InputError, match="is gone; it must stay while it is read"):
         list(stream.blocks(("id",)))
 
 
