@@ -28,7 +28,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Table, collect, load_table, loading, space
+from vfl_party.data import Table, collect, load_table, loading, space, vocabulary
 from vfl_party.data.sources import parquet as parquet_source
 from vfl_party.data.sources import text as text_source
 from vfl_party.data.sources.parquet import open_parquet
@@ -270,7 +270,7 @@ def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
 
 
 def test_a_column_of_text_that_names_every_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "MOST_WORDS", 50)
+    monkeypatch.setattr(vocabulary, "MOST_WORDS", 50)
     parquet.write_table(frame().append_column("name", frame()["id"]), tmp_path / "x.parquet")
     sentence = "column 'name' has more than 50 categories; list it in data.drop"
     refused(sentence, settings_of(str(tmp_path / "x.parquet")), Code.DATA_INVALID)

@@ -7,12 +7,11 @@ a column of text only an empty cell is.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,12 @@ from vfl_party.data.choice import Chosen, choose
 from vfl_party.data.space import IN_MEMORY, Growing, Space
 from vfl_party.data.stream import Stream
 from vfl_party.data.table import Categories
+from vfl_party.data.vocabulary import Vocabulary, decoded
 
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")  # the values of a column that ``data.split`` names
 BLOCK, MOST_CELLS = 1 << 16, 1 << 22  # rows and cells that are converted at once
-MOST_WORDS = 1 << 20  # categories of a column; more are text that says nothing about other rows
 EVERY_S = 10.0  # the log says how many rows have been read
 MOST_ODD = 1_000  # cells that are kept of a column that turns out to be written otherwise
 
@@ -139,41 +138,6 @@ def _find(
     return replace(found, readings=readings)
 
 
-@dataclass
-class _Words:
-    """Categories of one column, in the order in which they appear."""
-
-    source: str
-    name: str
-    places: dict[Any, int] = field(default_factory=dict)
-    kind: pa.DataType | None = None  # of the values, until all have come
-
-    def codes(self, column: pa.Array) -> npt.NDArray[np.int32]:
-        """Returns [B] codes, -1 if missing. Raises InputError if there are too many categories."""
-        encoded = pc.dictionary_encode(_category_values(column))
-        self.kind = encoded.type.value_type
-        places = [self.places.setdefault(each, len(self.places)) for each in encoded.dictionary.to_pylist()]
-        if len(self.places) > MOST_WORDS:
-            text = f"column {self.name!r} has more than {MOST_WORDS:,} categories; list it in data.drop"
-            raise checks.unusable(self.source, f"{text}, or in data.numeric if it holds numbers")
-        local_B = pc.fill_null(encoded.indices, len(places)).to_numpy(zero_copy_only=False)
-        codes_B: npt.NDArray[np.int32] = np.array([*places, -1], np.int32)[local_B]
-        return codes_B
-
-    def texts(self) -> tuple[str, ...]:
-        """Returns the categories as text; whole floats lose their '.0', so that 1 is one category in all files."""
-        values = pa.array(list(self.places), self.kind)
-        if pa.types.is_floating(values.type):
-            with contextlib.suppress(pa.ArrowInvalid):
-                values = pc.cast(values, pa.int64())
-        return tuple(pc.cast(values, pa.string()).to_pylist())
-
-    def all_texts(self, codes: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.object_]:
-        """Returns [N] text of all rows, None if missing; equal ones are one object."""
-        texts: npt.NDArray[np.object_] = np.array([*self.texts(), None], object)
-        return texts[np.concatenate(codes)] if codes else np.empty(0, object)
-
-
 class _Pass:
     """One reading of a stream. ``found``: how its cells are written; None if its columns have types.
 
@@ -192,7 +156,7 @@ class _Pass:
         self._source, self._chosen, self._settings, self._space, self._found = source, chosen, settings, space, found
         self._rows = 0
         self._ids: list[list[pa.Array]] = [[] for _ in chosen.id]
-        self._words: dict[str, _Words] = {}
+        self._words: dict[str, Vocabulary] = {}
         self._label: list[npt.NDArray[Any]] = []
         self._split: list[npt.NDArray[np.int32]] = []
         self._numeric: tuple[str, ...] | None = None  # once the first block has come
@@ -273,7 +237,7 @@ class _Pass:
     def _number_block(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
         if self._found is not None:
             return self._written(name, column)
-        column = _plain(column)
+        column = decoded(column)
         if _is_time(column.type):
             return _floats(written.days(column))
         if _is_number(column.type):
@@ -317,13 +281,13 @@ class _Pass:
 
     def _codes_of(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         try:
-            return self._words.setdefault(name, _Words(self._source, name)).codes(self._text(column))
+            return self._words.setdefault(name, Vocabulary(self._source, name)).codes(self._text(column))
         except pa.ArrowException:
             what = f"column {name!r} is in data.categorical and holds {column.type}, which cannot be written as text"
             raise checks.unusable(self._source, f"{what}; drop it") from None
 
     def _label_block(self, name: str, column: pa.Array) -> npt.NDArray[Any]:
-        column = _plain(column)
+        column = decoded(column)
         if self._found is not None and name not in self._settings.categorical:
             reading = self._found.readings[name]
             if isinstance(reading, written.Numbers):
@@ -352,7 +316,7 @@ class _Pass:
         return values
 
     def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
-        column = _plain(self._text(column))
+        column = decoded(self._text(column))
         text = pc.cast(column, pa.string()) if _is_text(column.type) else pa.nulls(len(column), pa.string())
         codes = pc.index_in(text, value_set=pa.array(SPLITS)).fill_null(-1).to_numpy(zero_copy_only=False)
         if (codes < 0).any():
@@ -368,7 +332,7 @@ class _Pass:
 
 def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
     """Returns ids as text, whole numbers in decimal digits, null if missing. Raises InputError for other types."""
-    column = _plain(column)
+    column = decoded(column)
     if not (pa.types.is_integer(column.type) or (_is_text(column.type) and not pa.types.is_boolean(column.type))):
         raise checks.unusable(source, f"id column {name!r} holds {column.type}; ids are text or whole numbers")
     return pc.cast(column, pa.large_string())
@@ -390,11 +354,6 @@ def split_values(source: str, name: str, column: pa.Array) -> npt.NDArray[np.obj
     values = reading._splits()
     assert values is not None  # noqa: S101 - it has a split
     return values
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """Decodes a dictionary-encoded column into its values; returns others unchanged."""
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -430,13 +389,3 @@ def _first_unread(column: pa.Array, reading: Any) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if reading.read(column.slice(low, middle - low)) is None else (middle, high)
     return low
-
-
-def _category_values(column: pa.Array) -> pa.Array:
-    """Returns the values that tell categories apart, null if missing: floats as they are, all else as text."""
-    column = _plain(column)
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-        return pc.add(column, pa.scalar(0.0, column.type))  # -0.0 is 0.0
-    text = pc.cast(column, pa.string())
-    return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
