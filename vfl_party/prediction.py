@@ -114,10 +114,14 @@ def prediction_data(settings: DataSettings | None, source: Path | None, state: T
     if settings.parts:
         return _parts_of_training(settings, source, preprocessor)
     if changed.is_table and preprocessor.image_shape is None and settings.view is None:
-        numeric, categorical = preprocessor.numeric_names, preprocessor.categorical_names
-        kinds = {"columns": (*numeric, *categorical), "numeric": numeric, "categorical": categorical}
-        return changed.model_copy(update={"label": None, "drop": (), **kinds})
+        return _as_in_training(changed, preprocessor.numeric_names, preprocessor.categorical_names)
     return changed
+
+
+def _as_in_training(settings: DataSettings, numeric: tuple[str, ...], categorical: tuple[str, ...]) -> DataSettings:
+    """Returns a table's settings with the columns of training alone, each of the kind that it had there."""
+    kinds = {"columns": (*numeric, *categorical), "numeric": numeric, "categorical": categorical}
+    return settings.model_copy(update={"label": None, "drop": (), **kinds})
 
 
 def _parts_of_training(settings: DataSettings, source: Path | None, preprocessor: Preprocessor) -> DataSettings:
@@ -125,9 +129,9 @@ def _parts_of_training(settings: DataSettings, source: Path | None, preprocessor
     if source is not None:
         text = "was trained on the joined tables of several parties, and one file cannot stand for them"
         raise InputError(Code.CONFIG_INVALID, f"this party {text}; predict from Python, with Run.predict")
-    names = (*preprocessor.numeric_names, *preprocessor.categorical_names)
+    kinds = (preprocessor.numeric_names, preprocessor.categorical_names)
     parts = {
-        name: part.model_copy(update={"label": None, "drop": (), "columns": own_columns(names, name)})
+        name: _as_in_training(part, *(own_columns(names, name) for names in kinds))
         if part.is_table and part.view is None
         else part
         for name, part in settings.parts.items()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from vfl.new.flow import Given
 
 _data = click.option(
     "--data",
@@ -40,11 +44,30 @@ _out = click.option(
 _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
-def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of both commands, in this order."""
+def _shared(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of both commands, in this order, and gives their values as one: ``flow.Given``."""
+
+    @functools.wraps(command)
+    def with_given(
+        data: str | None,
+        id_: tuple[str, ...],
+        label: str | None,
+        drop: tuple[str, ...],
+        server: str | None,
+        advertise: str | None,
+        out: Path,
+        force: bool,
+        sets: tuple[str, ...],
+        **own: Any,
+    ) -> None:
+        from vfl.new.flow import Given
+
+        command(Given(data, id_, label, drop, server, advertise, out, force, sets), **own)
+
+    found: Callable[..., None] = with_given
     for option in (_force, _out, _advertise, _server, _drop, _id, _set, _data):
-        command = option(command)
-    return command
+        found = option(found)
+    return found
 
 
 @click.group()
@@ -77,17 +100,9 @@ def new() -> None:
     help="psi: find the rows that all parties hold; digest: they hold the same ids already.",
 )
 def recipe(
-    data: str | None,
-    sets: tuple[str, ...],
-    id_: tuple[str, ...],
-    drop: tuple[str, ...],
-    server: str | None,
-    advertise: str | None,
-    out: Path,
-    force: bool,
+    given: Given,
     active: str | None,
     passives: tuple[str, ...],
-    label: str | None,
     task: str | None,
     align: str,
 ) -> None:
@@ -97,9 +112,8 @@ def recipe(
     Example:
       vfl new recipe --data bank.csv --active bank --passive shop --label default
     """
-    from vfl.new.flow import Given, Wishes, new_recipe
+    from vfl.new.flow import Wishes, new_recipe
 
-    given = Given(data, id_, label, drop, server, advertise, out, force, sets)
     new_recipe(given, Wishes(active, passives, task, align))
 
 
@@ -116,17 +130,9 @@ def recipe(
 @click.option("--name", metavar="NAME", help="Your own name in the recipe. [default: the only passive one]")
 @click.option("--label", metavar="COLUMN", help="Active party: the column to predict.")
 def party(
-    data: str | None,
-    sets: tuple[str, ...],
-    id_: tuple[str, ...],
-    drop: tuple[str, ...],
-    server: str | None,
-    advertise: str | None,
-    out: Path,
-    force: bool,
+    given: Given,
     recipe_path: Path,
     name: str | None,
-    label: str | None,
 ) -> None:
     """Write the file NAME.toml of a party of an existing recipe, and print the recipe's digest.
 
@@ -136,6 +142,6 @@ def party(
     Example:
       vfl new party --recipe recipe.toml --data shop.csv --name shop --id customer
     """
-    from vfl.new.flow import Given, new_party
+    from vfl.new.flow import new_party
 
-    new_party(Given(data, id_, label, drop, server, advertise, out, force, sets), recipe_path, name)
+    new_party(given, recipe_path, name)
