@@ -73,7 +73,8 @@ class Hub(Protocol):
     ) -> dict[str, Bundle]:
         """Waits until every party has sent its bundle of ``step``; returns {party: bundle}, in roster order.
 
-        ``expect``: the spec of every party's bundle, or {party: the spec of its bundle}.
+        ``expect``: the spec of every party's bundle, or {party: the spec of its bundle}; a party that is not in it
+        sends nothing at this step, and may be at a later one.
         ``arrived`` is called, in this thread, with each bundle when it has come, before the others have. Bundles that
         are incomplete after ``deadline_s`` are late and left out; their parties get a reply when they come. With
         ``lenience`` they get none, but hear which step is under way.

@@ -19,11 +19,15 @@ MOST_AHEAD = 50_000  # of them, if a party may skip to any: about 1 MB
 
 @dataclass(frozen=True)
 class AggregationPlan:
-    """The weights that every party swaps with the aggregation server: by ``spec``, once a round, at batch 0."""
+    """The weights that every party swaps with the aggregation server: by ``spec``, once a round, at batch 0.
+
+    ``passive``: only the passive parties do; the active party declares it too, as it knows the shapes.
+    """
 
     phase: str
     rounds: int
     spec: BundleSpec
+    passive: bool = False
 
 
 @dataclass(frozen=True)

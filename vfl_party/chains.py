@@ -46,7 +46,9 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
 
 def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -> list[ExchangeSummary]:
     """Describes both directions of an exchange in words; a direction without tensors is left out."""
-    asks, answers = ("every party", recipe.server) if exchange.asks == "server" else (PASSIVES, recipe.active.name)
+    of_server = exchange.asks == "server"
+    asks = "every party" if of_server and not exchange.passive else PASSIVES
+    answers = recipe.server if of_server else recipe.active.name
     return [
         ExchangeSummary(
             phase=phase,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -75,9 +75,12 @@ class Hooks:
 class Party:
     """One party in one generation of a run. Row numbers are positions in the canonical order of the aligned ids.
 
-    ``models``: ``encoder`` (if the party has features), and ``top`` at the active party; on ``device``.
+    ``models``: ``encoder`` (if the party has features), ``top`` at the active party, and ``tail`` there if the phases
+    cut a network in two; on ``device``.
     ``targets``: the encoded labels of all rows at the active party.
     ``splits``: see ``vfl_party.seeds.split_rows``; ``local`` may end with rows that only this party has.
+    ``ids``: of the rows that are in ``splits``, but for those that only this party has.
+    ``holdings``: {passive party: {split: rows}}, if the parties hold different rows; else empty.
     ``make_encoder``: for methods that train other encoders beside the party's own.
     ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
     and on all of the party's GPUs; by default ``models["encoder"]`` on one.
@@ -98,6 +101,8 @@ class Party:
     labels: Labels | None
     targets: Tensor | None
     splits: dict[str, Rows]
+    ids: Sequence[str] = ()
+    holdings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     make_encoder: MakeEncoder | None = None
     encode: Callable[..., Tensor] = field(default=_without_encoder)
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)

@@ -142,13 +142,15 @@ class Exchange:
     """A swap in a phase: one side asks with ``up``, the other computes and answers with ``down``.
 
     ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks the aggregation
-    server, which answers with the mean. ``when``: in words, for people.
+    server, which answers with the mean. ``passive``: only the passive parties ask it; the active party opens the
+    exchange too. ``when``: in words, for people.
     """
 
     name: str
     up: Sent
     down: Sent = NOTHING
     asks: Literal["active", "server"] = "active"
+    passive: bool = False
     when: str = "every step"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from torch import nn
 
@@ -27,6 +27,9 @@ class Method(Generic[S]):
     ``encoder``: makes the encoder that the phase trains and later phases use; None: a single encoder.
     ``part``: (that encoder, a name) -> one of its parts, for a run that starts with only that part; raises ValueError
     that says what is wrong and what to do.
+    ``tail``: makes the upper half of a network whose lower half is the encoder; the top model gets its features.
+    ``rows``: what it trains on: ``aligned`` rows, of which each party has other columns, or each party's ``own``, with
+    the same columns.
     ``noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction, if any.
     ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> the phase's privacy
     budget, if its settings have ``dp``.
@@ -44,6 +47,8 @@ class Method(Generic[S]):
     passive: Callable[[Party, str, S], Phase]
     encoder: Callable[[S, MakeEncoder], nn.Module] | None = None
     part: Callable[[nn.Module, str], nn.Module] | None = None
+    tail: Callable[[S, Recipe], nn.Module] | None = None
+    rows: Literal["aligned", "own"] = "aligned"
     noise: Callable[[S], float] | None = None
     private: Callable[[str, S, Recipe, int], PrivatePhase | None] | None = None
     late: Callable[[S], LatePolicy] | None = None

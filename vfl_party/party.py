@@ -29,7 +29,7 @@ from vfl_party.chains import PASSIVES, summarised
 from vfl_party.context import Hooks, MakeEncoder, Party
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.exchange import Ways
-from vfl_party.methods import build_phases, handed_on, with_own_passes
+from vfl_party.methods import build_phases, handed_on, tail_of, with_own_passes
 from vfl_party.models import InputSpec, build_top, check_encoder, combined_size, seeded
 from vfl_party.phase import Phase, Tree
 from vfl_party.policies import Policy
@@ -159,7 +159,9 @@ class Assembled:
         """The weights that the phases swap with the server."""
         rounds = {phase.name: phase.rounds for phase in self.phases}
         return tuple(
-            AggregationPlan(phase, rounds[phase], each.chains.up.wire_spec(each.exchange.up.spec()))
+            AggregationPlan(
+                phase, rounds[phase], each.chains.up.wire_spec(each.exchange.up.spec()), each.exchange.passive
+            )
             for (phase, _), each in self.party.exchanges.items()
             if each.exchange.asks == "server"
         )
@@ -265,6 +267,8 @@ def assemble(
         labels=prepared.labels,
         targets=prepared.targets.to(device) if prepared.targets is not None else None,
         splits=prepared.splits,
+        ids=prepared.table.ids,
+        holdings=aligned.holdings,
         make_encoder=make,
         policy=policy if policy is not None else AllowAll(),
     )
@@ -310,7 +314,10 @@ def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) ->
     if make_encoder is not None:
         models["encoder"] = handed_on(recipe, make_encoder)
     if name == recipe.active.name:
+        tail = tail_of(recipe)
         width = combined_size(recipe.model.combine, len(recipe.passives) + recipe.active.features, size)
+        if tail is not None:
+            models["tail"], width = tail, size
         with seeded(derive_seed(recipe.seed, "init", name, "top")):
             models["top"] = build_top(recipe.model.top, width, recipe.task.outputs)
     return models
@@ -334,6 +341,8 @@ def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: s
     ``tower``: loads only this tower, of an encoder that has two. Raises InputError if it does not fit.
     """
     try:
+        if "tail" in models:
+            models["tail"].load_state_dict(tree["models"]["tail"])
         if "encoder" in models:
             weights = tree["models"]["encoder"]
             if tower is not None:

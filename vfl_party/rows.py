@@ -78,7 +78,7 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
     if table.splits is not None and rows.split != "column":
         text = f'data.split is given, but the recipe has rows.split = "{rows.split}"'
         raise InputError(Code.CONFIG_INVALID, f'{table.source}: {text}; set it to "column", or remove data.split')
-    if rows.split == "random" or table.labels is None:
+    if rows.split == "random" or (table.labels is None and rows.align != "none"):
         return None
     if rows.split == "column":
         if table.splits is None:
@@ -91,6 +91,7 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
         if recipe.task.kind == "regression":
             text = 'recipe: rows.split = "stratified" divides by classes, and a regression has none'
             raise InputError(Code.CONFIG_INVALID, f'{text}; take "random" or "column"')
+        assert table.labels is not None  # noqa: S101 - the recipe refuses it without an alignment
         n_test, n_validation = round(n * rows.test), round(n * rows.validation)
         order = stratified_order(recipe.seed, np.unique(table.labels, return_inverse=True)[1].reshape(-1))
     splits = cut_order(order, n_test, n_validation, rows.aligned, rows.labelled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vfl_common.config.data import DataSettings
@@ -41,6 +41,9 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
     }
     told = expected_rows(opened[recipe.active.name])  # with the division that the others will hear of
     rows = {name: expected_rows(each) for name, each in opened.items()}
+    if recipe.rows.align == "none":  # here, all parties' rows are known
+        held = {each.name: rows[each.name].holdings[each.name] for each in recipe.passives}
+        return {name: assemble(each, replace(rows[name], holdings=held)) for name, each in opened.items()}
     return {name: assemble(each, told if told.ids == rows[name].ids else rows[name]) for name, each in opened.items()}
 
 

@@ -89,6 +89,7 @@ class ServerApp:
             exchange,
             folder.run_id,
             roster,
+            [party.name for party in recipe.passives],
             [phase.name for phase in recipe.phases],
             ledger,
             timeout_s=recipe.run.step_timeout_s,

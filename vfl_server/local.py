@@ -70,6 +70,7 @@ class LocalServer:
             self,
             folder.run_id,
             roster,
+            [party.name for party in recipe.passives],
             [phase.name for phase in recipe.phases],
             self._ledger,
             timeout_s=recipe.run.step_timeout_s,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ class Run:
             self.exchange.service,
             "run",
             PASSIVES,
+            PASSIVES[1:],
             PHASES,
             self.exchange.ledger,
             timeout_s=timeout_s,
@@ -94,6 +96,16 @@ def go_through(run: Run, steps: Sequence[tuple[AggregationPlan, int]]) -> None:
         asked = [run.swap(party, what, round_) for party in reversed(PASSIVES)]
         for future in asked:
             assert_mean(future.result(WAIT_S), what, round_)
+
+
+def test_one_that_does_not_swap_is_not_waited_for(run: Run) -> None:
+    """As the active party, if only the passive ones have what is averaged."""
+    alone = replace(SECOND, passive=True)
+    run.aggregator.begin(1, "", [FIRST, alone])
+    go_through(run, ALL[:3])
+    for round_ in range(2):
+        got = run.swap(PASSIVES[1], alone, round_).result(WAIT_S)
+        assert all(torch.equal(got[name], each) for name, each in tensors_of(PASSIVES[1], alone, round_).items())
 
 
 ALL = [(FIRST, 0), (FIRST, 1), (FIRST, 2), (SECOND, 0), (SECOND, 1)]

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
+from tests.harness.waiting import wait_until
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
 from vfl_common.link import Hub, Lenience, Link, StepPassed
+from vfl_common.rpc.hub import ExchangeHub
 from vfl_party.declared import TORCH, Exchange, Sent, f32
 from vfl_party.exchange import Answering, Asking, Chain, Chains, to_bundle, to_tensors
 
@@ -67,6 +69,22 @@ def test_scalars_empty_tensors_and_odd_names(transport: str) -> None:
             "transposed": torch.arange(6.0).reshape(2, 3).T,
         },
     )
+
+
+def test_a_party_that_is_not_asked_may_be_at_a_later_step(transport: str) -> None:
+    one = BundleSpec(Kind.ACK)
+    with exchange(transport, ["north", "south"]) as found:
+        early = soon(lambda: found.link("south").swap(SECOND, ACK, NOTHING))
+        first = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
+        if isinstance(found.hub, ExchangeHub):
+            wait_until(found.hub._events.qsize, lambda events: events >= 2)  # both bundles are here
+        assert list(found.hub.collect(FIRST, {"north": one})) == ["north"]
+        found.hub.reply(FIRST, {"north": ACK})
+        first.result(WAIT_S)
+        second = soon(lambda: found.link("north").swap(SECOND, ACK, NOTHING))
+        assert list(found.hub.collect(SECOND, {"north": one, "south": one})) == ["north", "south"]
+        found.hub.reply(SECOND, {"north": ACK, "south": ACK})
+        assert [early.result(WAIT_S).kind, second.result(WAIT_S).kind] == [Kind.ACK, Kind.ACK]
 
 
 def test_an_empty_bundle(transport: str) -> None:

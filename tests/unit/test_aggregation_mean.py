@@ -117,7 +117,7 @@ def test_a_run_goes_on_where_its_checkpoint_is(checkpoint: str, steps: str) -> N
     found = list(remaining(PHASES, checkpoint, BOTH))
     assert " ".join(f"{step.phase}.{step.round}" for step, _ in found) == steps
     assert all(step.batch == 0 for step, _ in found)
-    assert all(spec is BOTH[step.phase == "first"].spec for step, spec in found)
+    assert all(each is BOTH[step.phase == "first"] for step, each in found)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def test_parties_that_plan_before_the_server_has_turned_round_keep_their_hub() -
         service,
         "run",
         RING,
+        RING[1:],
         ["phase"],
         Ledger(),
         timeout_s=1.0,

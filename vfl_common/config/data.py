@@ -68,14 +68,15 @@ def resolved(source: str, base: Path) -> str:
 
 
 class ViewSettings(Section):
-    """The part of a data set's features that this party holds, for experiments in which one file has all of them.
+    """The part of a data set that this party holds, for experiments in which one file has all of it.
 
     ``columns``: contiguous runs of columns, as equal as can be; ``quadrants``: the four quarters of an image in
     reading order (top left, top right, bottom left, bottom right); ``halves``: left and right half of an image. An
-    image party with an ``mlp`` encoder sees its part flattened.
+    image party with an ``mlp`` encoder sees its part flattened. ``rows``: each of ``parts`` parties holds every
+    ``parts``-th row, whole.
     """
 
-    scheme: Literal["columns", "quadrants", "halves"]
+    scheme: Literal["columns", "quadrants", "halves", "rows"]
     part: NonNegativeInt
     parts: PositiveInt
 

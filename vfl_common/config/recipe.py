@@ -32,7 +32,12 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})  # the runner's own, in step keys and the ledger
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
 _NEWER = ("align", "at_least", "alignment", "id_rules")  # keys of [rows] that not all versions know
-_OF_PRESET = ("fedhssl", "contrastive", ("fedonce", "contrastive"))  # kinds, or (kind, objective), that read `preset`
+_OF_PRESET = (
+    "fedhssl",
+    "mocosfl",
+    "contrastive",
+    ("fedonce", "contrastive"),
+)  # kinds, or (kind, objective), that read `preset`
 
 
 class PartySettings(Section):
@@ -48,7 +53,8 @@ class RowsSettings(Section):
     """How the parties find the rows that all of them hold, and how these are divided, alike at every party.
 
     ``align``: ``digest``: all parties hold the same ids already, and verify it; ``psi``: they find the ids in common
-    by private set intersection, and no party learns another's other ids. ``at_least``: fewer rows in common end the
+    by private set intersection, and no party learns another's other ids; ``none``: each passive party holds other rows
+    of the same columns, and divides them by itself (mocosfl). ``at_least``: fewer rows in common end the
     run before any party learns which. ``alignment``: an earlier run of the same parties and tables, whose common rows
     are taken instead of finding them again.
 
@@ -62,7 +68,7 @@ class RowsSettings(Section):
     ``id_rules``: spell every id alike, in order, before ids are compared; a party's ``data.id_rules`` replace them.
     """
 
-    align: Literal["digest", "psi"] = "digest"
+    align: Literal["digest", "psi", "none"] = "digest"
     at_least: PositiveInt = 1
     alignment: RunName | None = None
     split: Literal["random", "stratified", "column"] = "random"
@@ -147,7 +153,7 @@ class SimulateSettings(Section):
     """The data of each party, if all run on one machine. For ``vfl simulate`` only; not part of the digest."""
 
     data: DataSettings | None = None  # one data set, divided by `scheme`; only the active party reads the label
-    scheme: Literal["columns", "quadrants", "halves"] = "columns"
+    scheme: Literal["columns", "quadrants", "halves", "rows"] = "columns"
     parties: dict[str, DataSettings] = Field(default_factory=dict)  # or each party's own
     devices: dict[str, str] = Field(default_factory=dict)  # default cpu
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
@@ -194,7 +200,9 @@ class Recipe(Section):
             raise ValueError(f"parties: {self.active.name} is alone and must have features, or add a passive party")
         if self.rows.validation + self.rows.test >= 1.0:
             raise ValueError("rows: validation + test leave no training rows")
-        if self.rows.align == "digest" and (self.rows.alignment is not None or self.rows.at_least > 1):
+        if self.rows.align == "none":
+            self._check_own_rows()
+        if self.rows.align != "psi" and (self.rows.alignment is not None or self.rows.at_least > 1):
             raise ValueError('rows: alignment and at_least are for align = "psi"; add that, or remove them')
         for name in names:
             if name in RESERVED_FOLDERS:
@@ -206,6 +214,16 @@ class Recipe(Section):
             if name in RESERVED_PHASES:
                 raise ValueError(f"phases: the name {name!r} is reserved; take another")
         return self
+
+    def _check_own_rows(self) -> None:
+        """Raises ValueError if something else in the recipe needs rows that all parties hold."""
+        rows = self.rows
+        if rows.aligned < 1.0 or rows.labelled is not None or rows.split == "stratified":
+            text = 'aligned, labelled and split = "stratified" are of rows that all parties hold'
+            raise ValueError(f'rows: align = "none": {text}; remove them')
+        if self.active.features or not self.passives:
+            text = "the active party has labels, and no rows of its own"
+            raise ValueError(f'rows: align = "none": {text}; give it features = false, and add passive parties')
 
     @property
     def method(self) -> str:

@@ -103,6 +103,8 @@ class ExchangeHub:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._held: deque[_Frame] = deque()  # the main thread only: events that come before those in the queue
         self._expect: BundleSpec | Mapping[str, BundleSpec] | None = None  # the main thread only
+        self._asked = self.roster  # the parties that send at this step
+        self._early: list[_Frame] = []  # the main thread only: of parties that do not, and are at a later step
         self._hurried = True  # the main thread only
         self._collecting = False  # only the main thread sets it
         self._lenience: Lenience | None = None  # the main thread only: of the step
@@ -147,7 +149,7 @@ class ExchangeHub:
         if not self._collecting or self._ended is not None or (self._from_first and not arrived):
             return []
         gone = self._patience.away if self._lenience is not None else ()
-        return [party for party in self.roster if party not in arrived and party not in gone]
+        return [party for party in self._asked if party not in arrived and party not in gone]
 
     def deliver(self, stream: Stream, frame: Received) -> None:
         """Passes one frame to the main thread; waits while too many are unread.
@@ -250,8 +252,11 @@ class ExchangeHub:
     ) -> dict[str, Bundle]:
         if self._arrived or self._late:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
+        asked = self.roster if isinstance(expect, BundleSpec) else tuple(each for each in self.roster if each in expect)
         with self._lock:
-            self._step, self._expect = step, expect
+            self._step, self._expect, self._asked = step, expect, asked
+        self._held.extendleft(reversed(self._early))
+        self._early.clear()
         self._collecting, self._lenience = True, lenience
         if lenience is not None:
             deadline_s = lenience.deadline_s
@@ -270,7 +275,7 @@ class ExchangeHub:
             decision = decide(
                 waited_s,
                 self._arrived.keys(),
-                self.roster,
+                asked,
                 self._timeout_s if hurried else math.inf,
                 deadline_s,
                 away=self._patience.away,
@@ -278,12 +283,12 @@ class ExchangeHub:
             )
             if isinstance(decision, Proceed):
                 self._hurried, self._collecting = True, False
-                missing = frozenset(self.roster) - self._arrived.keys()
+                missing = frozenset(asked) - self._arrived.keys()
                 if lenience is None:
                     self._late = missing
                 else:
                     self._leave_behind(missing, now_s, deadline_s)
-                return {party: self._arrived[party] for party in self.roster if party in self._arrived}
+                return {party: self._arrived[party] for party in asked if party in self._arrived}
             if isinstance(decision, TimedOut):
                 late = ", ".join(decision.late)
                 text = f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
@@ -297,6 +302,9 @@ class ExchangeHub:
     def _next(self, wait_s: float, arrived: Callable[[str, Bundle], None] | None = None) -> None:
         """Takes the next event, if one comes within ``wait_s``. Raises as ``_event``."""
         event = self._held.popleft() if self._held else self._event(wait_s)
+        if event is not None and event[0].party not in self._asked:
+            self._early.append(event)
+            return
         party = self._take(*event) if event is not None else None
         if arrived is not None and party is not None:
             arrived(party, self._arrived[party])

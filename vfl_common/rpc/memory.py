@@ -86,6 +86,7 @@ class MemoryHub(Hub):
         if self._due:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         self._step = step
+        roster = self.roster if isinstance(expect, BundleSpec) else [each for each in self.roster if each in expect]
         if lenience is not None:
             deadline_s = lenience.deadline_s
         if self._punctual:
@@ -99,22 +100,22 @@ class MemoryHub(Hub):
             decision = decide(
                 time.monotonic() - began_s,
                 got.keys(),
-                self.roster,
+                roster,
                 timeout_s,
                 deadline_s,
                 away=self._patience.away,
                 at_least=at_least,
             )
             if isinstance(decision, Proceed):
-                self._hurried, self._due = True, set(self.roster if lenience is None else got)
-                self._behind = set(self.roster) - self._due
+                self._hurried, self._due = True, set(roster if lenience is None else got)
+                self._behind = set(roster) - self._due
                 for party in self._behind:
                     self._patience.missed(party, time.monotonic(), deadline_s)
-                return {party: got[party] for party in self.roster if party in got}
+                return {party: got[party] for party in roster if party in got}
             if isinstance(decision, TimedOut):
                 text = f"{', '.join(decision.late)} took longer than {self.timeout_s:g} s for {step}"
                 raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
-            for party, (asked, bundle) in self._wait(got, decision.for_s).items():
+            for party, (asked, bundle) in self._wait(got, decision.for_s, of=roster).items():
                 if asked != step and lenience is not None:
                     self._catch_up(party, asked, step)
                     continue

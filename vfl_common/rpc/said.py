@@ -247,7 +247,9 @@ def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMe
     """Returns a party's plan, as the server gets it."""
     plan = control_pb2.Plan()
     for aggregation in aggregations:
-        described = plan.aggregations.add(phase=aggregation.phase, rounds=aggregation.rounds)
+        described = plan.aggregations.add(
+            phase=aggregation.phase, rounds=aggregation.rounds, passive=aggregation.passive
+        )
         for name, each in aggregation.spec.tensors.items():
             described.tensors.add(name=name, dtype=int(each.dtype), shape=each.shape)
     return control_pb2.PartyMessage(plan=plan)

@@ -1,13 +1,14 @@
-"""Decides the rows that the parties train on: those that all of them hold, in the same order at each."""
+"""Decides the rows that the parties train on: those that all hold, in the same order at each, or each party's own."""
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.align.aligned import Aligned, Aligning, Alignment
+from vfl_party.align.aligned import Aligned, Aligning, Alignment, Holding
 from vfl_party.align.digest import DigestAlignment
+from vfl_party.align.own import OwnRows
 from vfl_party.align.psi import PsiAlignment
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 
-__all__ = ["Aligned", "Aligning", "Alignment", "alignment_of"]
+__all__ = ["Aligned", "Aligning", "Alignment", "Holding", "alignment_of"]
 
 
 def alignment_of(recipe: Recipe, policy: Policy | None = None, *, divides: bool = True) -> Alignment:
@@ -16,6 +17,8 @@ def alignment_of(recipe: Recipe, policy: Policy | None = None, *, divides: bool 
     ``policy``: None lets everything out. ``divides``: false for rows to predict, which have no splits.
     """
     policy = policy if policy is not None else AllowAll()
+    if recipe.rows.align == "none":
+        return OwnRows(recipe, policy, divides=divides)
     if recipe.rows.align == "psi":
         return PsiAlignment(recipe, policy, divides=divides)
     return DigestAlignment(recipe, policy, divides=divides)

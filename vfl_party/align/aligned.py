@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,18 +16,21 @@ from vfl_party.declared import Occurrence
 from vfl_party.exchange import Ways
 from vfl_party.rows import is_division
 
+Holding = Mapping[str, int]  # {split: how many rows}
 KEPT = "division.txt"  # a digit a row, in a passive party's folder of a run
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """The rows that all parties hold. ``ids``: in the order that all parties use.
+    """The rows that all parties hold, or those of one if each has its own. ``ids``: in the order that all parties use.
 
     ``division``: a byte a row, see ``vfl_party.rows.division_of``; None: every party divides the rows by itself.
+    ``holdings``: {passive party: the rows that it holds}, if the parties' rows are not the same; else empty.
     """
 
     ids: Sequence[str]
     division: bytes | None = None
+    holdings: Mapping[str, Holding] = field(default_factory=dict)
 
     def of(self, table: Table) -> Table:
         """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""

@@ -30,7 +30,7 @@ from vfl_party.data.sources.text import open_text
 from vfl_party.data.space import Space
 from vfl_party.data.stream import Stream
 from vfl_party.data.table import Table
-from vfl_party.data.views import column_run, cut_images
+from vfl_party.data.views import CUTS, column_run, cut_images, row_run
 from vfl_party.plugins import PlugIns
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,9 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
         raise checks.unusable(source, "has no feature columns beside the id; check data.columns, data.drop, data.label")
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
+    order = row_run(order, settings.view)
+    if len(order) == 0:
+        raise checks.unusable(source, f"has {len(table)} rows, too few for the parts of data.view; take fewer parts")
     return table if len(order) == n and (np.diff(order) > 0).all() else table.select(order)
 
 
@@ -173,7 +176,7 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
         if settings.missing == "error":
             checks.require_complete(source, columns.numeric_NF, columns.numeric_names)
     if settings.image_shape is None:
-        if view is not None and view.scheme != "columns":
+        if view is not None and view.scheme in CUTS:
             raise checks.unusable(source, f"holds columns; set data.image_shape to use the view {view.scheme!r}")
         if columns.numeric_names:
             table = replace(table, numeric_NF=columns.numeric_NF, numeric_names=columns.numeric_names)

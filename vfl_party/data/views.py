@@ -10,6 +10,8 @@ import numpy.typing as npt
 from vfl_common.config.data import ViewSettings
 from vfl_party.data.checks import unusable
 
+CUTS = ("quadrants", "halves")  # of images
+
 
 def _run(n: int, part: int, parts: int) -> slice:
     """Returns the ``part``-th of ``parts`` contiguous runs of ``range(n)``, nearly equal, the longer ones first."""
@@ -27,12 +29,17 @@ def column_run(source: str, n: int, view: ViewSettings | None) -> slice:
     return _run(n, view.part, view.parts)
 
 
+def row_run(order: npt.NDArray[np.int64], view: ViewSettings | None) -> npt.NDArray[np.int64]:
+    """Returns the party's part of rows in the order of their ids; all unless the scheme is ``rows``."""
+    return order[view.part :: view.parts] if view is not None and view.scheme == "rows" else order
+
+
 def cut_images(source: str, images_NCHW: npt.NDArray[Any], view: ViewSettings | None) -> npt.NDArray[Any]:
     """Cuts the party's quarter or half of each image; if a side is odd, its first half is longer.
 
     Raises InputError if a side is a single pixel and cannot be divided.
     """
-    if view is None or view.scheme == "columns":
+    if view is None or view.scheme not in CUTS:
         return images_NCHW
     height, width = images_NCHW.shape[2:]
     if width < 2 or (view.scheme == "quadrants" and height < 2):

@@ -188,7 +188,8 @@ class _Count:
                 what = "ask for a part of them, as with fewer epochs; bytes and time grow in proportion"
                 raise InputError(Code.CONFIG_INVALID, f"{text}; {what}")
             asks_server = exchange.asks == "server"
-            asking, peer = (everybody, recipe.server) if asks_server else (passives, recipe.active.name)
+            asking = everybody if asks_server and not exchange.passive else passives
+            peer = recipe.server if asks_server else recipe.active.name
             if not asking:
                 continue  # the active party is alone
             trips += (each.step, peer) != before

@@ -68,6 +68,17 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
         raise InputError(Code.CONFIG_INVALID, f"{where}: {error}") from None
 
 
+def tail_of(recipe: Recipe) -> nn.Module | None:
+    """Returns the tail that the phases of the active party share: the first method's. Raises InputError."""
+    start = recipe.start
+    for phase in (*(start.phases if start is not None else ()), *recipe.phases):
+        method = load_method(phase.kind)
+        if method.tail is not None:
+            found: nn.Module = method.tail(parse_settings(phase), recipe)
+            return found
+    return None
+
+
 def sent_noise(recipe: Recipe) -> float:
     """Returns σ of the noise on a passive party's embeddings in evaluation and prediction: the phases' largest."""
     asked = [0.0]
@@ -123,6 +134,7 @@ def with_own_passes(recipe: Recipe) -> PhaseSettings | None:
 
 def check_together(recipe: Recipe, rows: int) -> None:
     """Raises InputError if the phases do not fit together, over ``rows`` training rows."""
+    _check_rows(recipe)
     privacy_plan(recipe, rows)
     left = nothing_kept(recipe)
     if left is not None and (len(recipe.phases) > 1 or recipe.start is not None):
@@ -132,6 +144,21 @@ def check_together(recipe: Recipe, rows: int) -> None:
     if own is not None and recipe.model.precision != "float32":
         text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in float32"
         raise InputError(Code.CONFIG_INVALID, f'{text}; remove model.precision = "{recipe.model.precision}"')
+
+
+def _check_rows(recipe: Recipe) -> None:
+    """Raises InputError if a phase needs rows that the recipe's alignment does not give."""
+    own = recipe.rows.align == "none"
+    for phase in recipe.phases:
+        wants = load_method(phase.kind).rows
+        if own == (wants == "own"):
+            continue
+        where = f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r}"
+        if own:
+            text = 'trains on rows that all parties hold, and with rows.align = "none" each has its own'
+            raise InputError(Code.CONFIG_INVALID, f'{where} {text}; take rows.align = "digest" or "psi"')
+        text = "trains on rows of which each party has its own"
+        raise InputError(Code.CONFIG_INVALID, f'{where} {text}; set rows.align = "none"')
 
 
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:

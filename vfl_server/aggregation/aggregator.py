@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -43,6 +43,7 @@ class Aggregator:
     Args:
         service: receives the parties' streams.
         roster: all parties, in the recipe's order.
+        passives: those that are not the active one.
         phases: the names of the recipe's phases, in order.
         timeout_s: the longest time of a living party for one step, counted from the first party's arrival.
         fail: called, from the aggregation's thread, with the error that ends the run.
@@ -57,6 +58,7 @@ class Aggregator:
         service: Service,
         run_id: str,
         roster: Sequence[str],
+        passives: Sequence[str],
         phases: Sequence[str],
         ledger: Ledger,
         *,
@@ -67,6 +69,7 @@ class Aggregator:
         start: Callable[[str, Callable[[], None]], None] | None = None,
     ) -> None:
         self._service, self._run_id, self._roster, self._phases = service, run_id, roster, phases
+        self._passives = passives
         self._ledger, self._timeout_s, self._fail, self._align = ledger, timeout_s, fail, align
         self._lock = threading.Lock()
         self._make_hub = make_hub if make_hub is not None else self._over_grpc
@@ -96,7 +99,10 @@ class Aggregator:
             if self._align is None:
                 self._service.close()  # no party swaps anything from here on
             return
-        steps = list(remaining(self._phases, checkpoint, aggregations))
+        steps = [
+            (step, dict.fromkeys(self._passives if each.passive else self._roster, each.spec))
+            for step, each in remaining(self._phases, checkpoint, aggregations)
+        ]
         if self._hub is None or not self._aligned:  # otherwise the parties' streams are open at the hub already
             hub = self._use_another(generation)
         else:
@@ -156,21 +162,21 @@ class Aggregator:
             self._fail(error)
 
 
-def _answer_all(hub: EndingHub, steps: Sequence[tuple[StepKey, BundleSpec]]) -> None:
-    for step, spec in steps:
-        _answer(hub, step, spec)
+def _answer_all(hub: EndingHub, steps: Sequence[tuple[StepKey, Mapping[str, BundleSpec]]]) -> None:
+    for step, specs in steps:
+        _answer(hub, step, specs)
 
 
-def _answer(hub: EndingHub, step: StepKey, spec: BundleSpec) -> None:
+def _answer(hub: EndingHub, step: StepKey, specs: Mapping[str, BundleSpec]) -> None:
     """Answers one step. Frees its memory on return, except for the last reply, which a party may request again."""
-    bundles = hub.collect(step, spec)
+    bundles = hub.collect(step, specs)
     average = mean(bundles, step)
     hub.reply(step, dict.fromkeys(bundles, average))
 
 
 def remaining(
     phases: Sequence[str], checkpoint: str, aggregations: Sequence[AggregationPlan]
-) -> Iterator[tuple[StepKey, BundleSpec]]:
+) -> Iterator[tuple[StepKey, AggregationPlan]]:
     """Yields the remaining steps, in order, of a run that resumes from ``checkpoint`` (empty: the beginning).
 
     Raises InputError if ``checkpoint`` is no label of a phase.
@@ -184,4 +190,4 @@ def remaining(
         place = phases.index(aggregation.phase) - phases.index(at)
         first = 0 if place > 0 else done if place == 0 else aggregation.rounds
         for round_ in range(first, aggregation.rounds):
-            yield StepKey(aggregation.phase, round_, 0), aggregation.spec
+            yield StepKey(aggregation.phase, round_, 0), aggregation

@@ -38,7 +38,7 @@ def declared(plan: control_pb2.Plan, phases: Sequence[str], party: str) -> tuple
             if len(name) > MAX_NAME:
                 text = f"aggregates a tensor with a name of {len(name)} characters; at most {MAX_NAME} are possible"
                 raise _refused(Code.MALFORMED_MESSAGE, party, text)
-        found[entry.phase] = AggregationPlan(entry.phase, entry.rounds, BundleSpec(kind, tensors))
+        found[entry.phase] = AggregationPlan(entry.phase, entry.rounds, BundleSpec(kind, tensors), entry.passive)
     if sum(aggregation.spec.payload_bytes for aggregation in found.values()) > MAX_BYTES:
         raise _refused(Code.TENSOR_TOO_LARGE, party, f"aggregates weights of more than {MAX_BYTES >> 30} GiB")
     return tuple(found.values())
@@ -72,6 +72,9 @@ def _difference(one: str, ours: AggregationPlan | None, other: str, theirs: Aggr
     if ours.rounds != theirs.rounds:
         what = f"phase {ours.phase} has {ours.rounds} rounds at {one} and {theirs.rounds} at {other}"
         return f"aggregation differs: {what}"
+    if ours.passive != theirs.passive:
+        with_, without = (other, one) if ours.passive else (one, other)
+        return f"aggregation differs: in phase {ours.phase}, {with_} counts the active party and {without} does not"
     for name in [*ours.spec.tensors, *theirs.spec.tensors]:
         mine, yours = ours.spec.tensors.get(name), theirs.spec.tensors.get(name)
         if mine != yours:

@@ -80,14 +80,16 @@ class Join(_message.Message):
     def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ..., plugins: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Aggregation(_message.Message):
-    __slots__ = ("phase", "rounds", "tensors")
+    __slots__ = ("phase", "rounds", "tensors", "passive")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    PASSIVE_FIELD_NUMBER: _ClassVar[int]
     phase: str
     rounds: int
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHeader]
-    def __init__(self, phase: _Optional[str] = ..., rounds: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ...) -> None: ...
+    passive: bool
+    def __init__(self, phase: _Optional[str] = ..., rounds: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ..., passive: _Optional[bool] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("aggregations",)

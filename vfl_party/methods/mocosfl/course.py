@@ -1,0 +1,94 @@
+"""The course of a phase, the same at all parties: its steps, and the network with its cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from vfl_common.bundle import StepKey
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_party.context import Party
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.models.halves import Halves, Tail
+from vfl_party.models.init import seeded
+from vfl_party.seeds import derive_seed
+
+
+def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
+    """Returns the network of a recipe. Raises InputError if its features are not the recipe's embedding."""
+    halves = Halves(recipe.model.encoder, settings.image, settings.cut, settings.neck)
+    if halves.features != recipe.model.embedding_size:
+        text = f"model.embedding_size = {recipe.model.embedding_size}, but the network gives {halves.features} features"
+        raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; make them equal")
+    return halves
+
+
+def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
+    """Builds the bottom with the same initial weights at all parties."""
+    with seeded(derive_seed(recipe.seed, "init", "bottom")):
+        return halves_of(recipe, settings).bottom()
+
+
+def build_tail(recipe: Recipe, settings: MocoSFLSettings) -> Tail:
+    """Builds the tail with its initial weights."""
+    with seeded(derive_seed(recipe.seed, "init", "tail")):
+        return halves_of(recipe, settings).tail(settings.width)
+
+
+def averaged(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:
+    """Returns the parameters that the server averages; ``momentum``: the moving average, if it is averaged too."""
+    found: dict[str, Tensor] = {f"online.{name}": each for name, each in bottom.named_parameters()}
+    if momentum is not None:
+        found |= {f"momentum.{name}": each for name, each in momentum.named_parameters()}
+    return found
+
+
+def momentum_of(module: nn.Module) -> nn.Module:
+    """Makes the moving average of ``module`` as it is at first: a copy without gradient."""
+    return deepcopy(module).requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What all parties know of a phase.
+
+    ``holdings``: {party: {split: rows}} of the passive parties.
+    """
+
+    phase: str
+    settings: MocoSFLSettings
+    holdings: Mapping[str, Mapping[str, int]]
+
+    @classmethod
+    def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> Course:
+        """Returns the course as ``party`` knows it. Raises InputError if a party has less than a batch."""
+        for name, rows in party.holdings.items():
+            if rows["local"] < settings.batch_size:
+                text = f"batch_size = {settings.batch_size} is more than the {rows['local']} training rows of {name}"
+                raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take at most {rows['local']}")
+        found = cls(phase, settings, party.holdings)
+        if party.holdings and settings.averages_per_epoch > found.steps_per_epoch:
+            text = f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has {found.steps_per_epoch} steps"
+            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take fewer")
+        return found
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """The number of steps of an epoch: full batches of the party with most rows."""
+        return max(rows["local"] for rows in self.holdings.values()) // self.settings.batch_size
+
+    def steps(self, round_: int) -> list[tuple[StepKey, int]]:
+        """Returns the key and the number, counted through the phase, of each step of a round."""
+        epoch, part = divmod(round_, self.settings.averages_per_epoch)
+        per, parts = self.steps_per_epoch, self.settings.averages_per_epoch
+        numbers = range(epoch * per + per * part // parts, epoch * per + per * (part + 1) // parts)
+        return [(StepKey(self.phase, round_, batch), number) for batch, number in enumerate(numbers)]
+
+    def ends_epoch(self, round_: int) -> bool:
+        """Whether a round is the last of its epoch."""
+        return (round_ + 1) % self.settings.averages_per_epoch == 0

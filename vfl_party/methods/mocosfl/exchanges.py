@@ -1,0 +1,24 @@
+"""The exchanges of MocoSFL: latents of both views up, the gradient of one down, and the bottoms to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vfl_common.bundle import Kind
+from vfl_party.declared import NOTHING, Exchange, Sent, f32
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+
+
+def latents(settings: MocoSFLSettings) -> Exchange:
+    """Declares the latents q (online bottom) and k (momentum bottom) of two views up, and the gradient of q down."""
+    shape = ("rows", "channels", "height", "width")
+    up = Sent(Kind.EMBEDDING, {"q": f32(*shape), "k": f32(*shape)})
+    return Exchange("latents", up, NOTHING if settings.frozen else Sent(Kind.GRADIENT, {"dq": f32(*shape)}))
+
+
+def bottoms(shared: Mapping[str, Tensor]) -> Exchange:
+    """Declares each passive party's bottom up, and the mean of all down. ``shared``: {name: tensor}."""
+    sent = Sent(Kind.WEIGHTS, {name: (each.dtype, tuple(each.shape)) for name, each in shared.items()})
+    return Exchange("bottoms", sent, sent, asks="server", passive=True, when="every round")

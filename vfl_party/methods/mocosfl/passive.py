@@ -1,0 +1,96 @@
+"""The passive side, the paper's client: latents of two views out, the gradient of one back, the bottom averaged."""
+
+from __future__ import annotations
+
+import torch
+
+from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, InputError
+from vfl_party.context import Party
+from vfl_party.methods.mocosfl.course import Course, averaged, halves_of, momentum_of
+from vfl_party.methods.mocosfl.exchanges import bottoms, latents
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.methods.mocosfl.training import Half
+from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.seeds import Rows, derive_seed, full_batches
+from vfl_party.selfsup.augment import Inputs, make_augment
+from vfl_party.selfsup.local import require_rows
+from vfl_party.selfsup.losses import ema_update
+
+
+class PassiveMocoSFL(Phase):
+    """One round is a part of an epoch, up to the next average. The bottom is the party's encoder."""
+
+    def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
+        self.name, self.rounds = name, settings.rounds
+        self._party, self._settings = party, settings
+        features = party.need_features()
+        if features.spec.shape != settings.image:
+            text = f"image = {list(settings.image)}, but the rows of {party.name} are {list(features.spec.shape)}"
+            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {name}: {text}; correct image, or the rows")
+        self._rows = require_rows(party, name, "local", settings.batch_size)
+        self._course = Course.of(party, name, settings)
+        released = party.recipe.preset == "released"
+        self._bottom = party.models["encoder"]
+        self._half = Half(self._bottom, settings, by_batch=released)
+        self._momentum = momentum_of(self._bottom)
+        self._averaged = averaged(self._bottom, None if released else self._momentum)
+        channels, height, width = halves_of(party.recipe, settings).latent
+        self._sizes = {"channels": channels, "height": height, "width": width}
+        self._latents = party.asking(name, latents(settings), rows=settings.batch_size, **self._sizes)
+        self._bottoms = None if settings.frozen else party.asking(name, bottoms(self._averaged))
+        self._augment = make_augment(settings.augment, features, self._rows)
+        self._pass: tuple[int, list[Rows]] = (-1, [])  # the number of the pass over the rows, and its batches
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, steps = self._party, self._course.steps(round_)
+        if round_ == 0:  # start from the bottom as earlier phases, or another run, have trained it
+            self._momentum.load_state_dict(self._bottom.state_dict())
+        for batch, (step, number) in enumerate(steps):
+            v1, v2 = self._views(number)
+            if self._settings.frozen:
+                with torch.no_grad():
+                    self._latents.swap(step, {"q": self._bottom(*v1), "k": self._bottom(*v2)})
+            else:
+                self._train(step, v1, v2)
+            party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
+        if self._bottoms is not None:
+            self._average(round_)
+        if self._course.ends_epoch(round_):
+            self._half.end_epoch()
+        return RoundReport(len(steps))
+
+    def _train(self, step: StepKey, v1: Inputs, v2: Inputs) -> None:
+        with torch.no_grad():
+            ema_update(self._momentum, self._bottom, self._settings.momentum)
+            k = self._momentum(*v2)
+        q = self._bottom(*v1)
+        self._latents.send(step, {"q": q, "k": k})
+        self._half.zero_grad()
+        q.backward(self._latents.receive(step)["dq"])
+        self._half.step()
+
+    def _views(self, number: int) -> tuple[Inputs, Inputs]:
+        """Returns two views of the batch of a step; after its last batch, the party begins its rows again."""
+        party, size = self._party, self._settings.batch_size
+        seed, name = party.recipe.seed, party.name
+        pass_, batch = divmod(number, len(self._rows) // size)
+        if self._pass[0] != pass_:
+            self._pass = pass_, full_batches(derive_seed(seed, name), self.name, pass_, self._rows, size)
+        random = torch.Generator().manual_seed(derive_seed(seed, "augment", self.name, name, number))
+        return self._augment.two_views(party.need_features().inputs(self._pass[1][batch]), random)
+
+    @torch.no_grad()
+    def _average(self, round_: int) -> None:
+        """Sends the bottom to the server, and continues with the mean of all. The optimizer's state stays here."""
+        assert self._bottoms is not None  # noqa: S101 - the caller has looked
+        mean = self._bottoms.swap(StepKey(self.name, round_, 0), self._averaged)
+        for name, each in self._averaged.items():
+            each.copy_(mean[name])
+
+    def state(self) -> Tree:
+        return {"half": self._half.state(), "momentum": dict(self._momentum.state_dict())}
+
+    def load_state(self, tree: Tree) -> None:
+        self._half.load_state(tree["half"])
+        self._momentum.load_state_dict(tree["momentum"])

@@ -1,0 +1,70 @@
+"""The recipe's settings for MocoSFL. Defaults: MocoSFL, appendix A.1 and A.4."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt
+
+from vfl_common.config.base import Section
+from vfl_common.config.models import OptimizerSettings, Probability, Temperature
+from vfl_common.config.models import PositiveInt as Width
+from vfl_party.models.halves import Bottleneck
+from vfl_party.selfsup.augment.settings import AugmentSettings
+
+_RATE, _FROZEN_RATE = 0.06, 0.001  # of the tail; appendix A.1, and A.4 for a bottom that is not trained
+
+
+class BottleneckSettings(Section):
+    """TAResSFL's bottleneck at the cut: C4S2 is ``channels = 4, stride = 2``."""
+
+    channels: Width = 4
+    stride: Annotated[int, Field(ge=1, le=8)] = 2
+
+
+class MocoSFLSettings(Section):
+    """A step is one batch of ``batch_size`` rows at each passive party; a round ends with an average of the bottoms.
+
+    An epoch has as many steps as the party with most rows has full batches; a party with fewer begins its rows again.
+
+    ``image``: channels, height and width of a row, which the active party needs to know. ``cut``: the convolutions of
+    the bottom (MocoSFL-1, MocoSFL-3). ``averages_per_epoch``: how often the server averages the bottoms. ``queue``:
+    keys of all parties together. ``momentum``: of the moving averages of bottoms and tail. ``width``: of the head.
+    ``frozen``: the bottoms are not trained: no gradient goes back, and nothing is averaged (TAResSFL's transfer step).
+    """
+
+    epochs: PositiveInt = 200
+    batch_size: PositiveInt = 20  # of each party; MocoSFL keeps about 100 over all of them
+    averages_per_epoch: PositiveInt = 1
+    image: tuple[Width, Width, Width] = (3, 32, 32)
+    cut: Width = 3
+    bottleneck: BottleneckSettings | None = None
+    queue: PositiveInt = 6000
+    temperature: Temperature = 0.1
+    momentum: Probability = 0.99
+    width: Width = 1024
+    frozen: bool = False
+    optimizer: OptimizerSettings | None = None  # of bottoms and tail
+    augment: AugmentSettings = AugmentSettings()
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.frozen and "averages_per_epoch" in self.model_fields_set:
+            raise ValueError("frozen = true leaves the bottoms as they are: remove averages_per_epoch")
+
+    @property
+    def neck(self) -> Bottleneck | None:
+        """The bottleneck at the cut."""
+        return Bottleneck(self.bottleneck.channels, self.bottleneck.stride) if self.bottleneck is not None else None
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the phase has."""
+        return self.epochs * self.averages_per_epoch
+
+    @property
+    def training(self) -> OptimizerSettings:
+        """The optimizer of bottoms and tail."""
+        if self.optimizer is not None:
+            return self.optimizer
+        rate = _FROZEN_RATE if self.frozen else _RATE
+        return OptimizerSettings(kind="sgd", lr=rate, momentum=0.9, weight_decay=5e-4, schedule="cosine")

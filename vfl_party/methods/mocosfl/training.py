@@ -1,0 +1,55 @@
+"""The update of a party's own half: its optimizer and schedule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.optim import build_optimizer, build_schedule, clip
+
+
+class Half:
+    """A half of the network with its optimizer.
+
+    Args:
+        by_batch: steps the schedule after every batch, although it is made for epochs, so that the rate swings between
+            its largest value and zero: the clients of MocoSFL's released code.
+    """
+
+    def __init__(self, module: nn.Module, settings: MocoSFLSettings, *, by_batch: bool = False) -> None:
+        self._params, self._by_batch, optimizer = list(module.parameters()), by_batch, settings.training
+        self._settings = optimizer
+        self._optimizer = build_optimizer(optimizer, self._params)
+        if by_batch and optimizer.schedule == "cosine":
+            epochs = settings.epochs
+            self._schedule = LambdaLR(self._optimizer, lambda step: (1 + math.cos(math.pi * step / epochs)) / 2)
+        else:
+            self._schedule = build_schedule(optimizer, self._optimizer, settings.epochs)
+
+    def zero_grad(self) -> None:
+        """Drops the gradients."""
+        for each in self._params:
+            each.grad = None
+
+    def step(self) -> None:
+        """Updates the half by the gradients that are there."""
+        clip(self._settings, self._params)
+        self._optimizer.step()
+        if self._by_batch:
+            self._schedule.step()
+
+    def end_epoch(self) -> None:
+        """Steps the schedule, if it goes by epochs."""
+        if not self._by_batch:
+            self._schedule.step()
+
+    def state(self) -> dict[str, Any]:
+        return {"optimizer": self._optimizer.state_dict(), "schedule": self._schedule.state_dict()}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(tree["optimizer"])
+        self._schedule.load_state_dict(tree["schedule"])

@@ -1,0 +1,138 @@
+"""The active side: features of all rows, a linear model on those whose labels it knows, and a vote of neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vfl_common.errors import Code, InputError
+from vfl_party.context import Party
+from vfl_party.methods.probe.exchanges import LATENTS, TRAINING, digests, rows_a_message, sizes_of, steps
+from vfl_party.methods.probe.settings import ProbeSettings
+from vfl_party.metrics import evaluate, loss_fn
+from vfl_party.models.halves import Tail
+from vfl_party.optim import build_optimizer, build_schedule, clip
+from vfl_party.phase import Phase, RoundReport
+from vfl_party.seeds import Rows, batches
+
+_VOTERS = 512  # rows whose neighbours are looked for at once
+_LEAST = 1e-12  # of a share of votes, so that its logarithm is finite
+
+
+@dataclass(frozen=True)
+class Known:
+    """The rows of a split whose labels the active party knows: its own row numbers [N], and features [N, E]."""
+
+    rows: Rows
+    features: Tensor
+
+
+class ActiveProbe(Phase):
+    """One round: collects, trains the top model on the features of the training rows, and evaluates."""
+
+    def __init__(self, party: Party, name: str, settings: ProbeSettings) -> None:
+        self.name, self.rounds, self._party, self._settings = name, 1, party, settings
+        tail = party.models.get("tail")
+        if not isinstance(tail, Tail):
+            text = f"recipe: phases: {name}: there are no features to probe"
+            raise InputError(Code.CONFIG_INVALID, f'{text}; put a phase of kind "mocosfl" before it')
+        if party.recipe.task.kind == "regression":
+            text = f"recipe: phases: {name}: a probe tells classes apart, and the task is a regression"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; take another task")
+        self._tail, self._size = tail, rows_a_message(tail.latent)
+        self._latents = party.answering(name, LATENTS, **sizes_of(tail.latent))
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, task = self._party, self._party.recipe.task
+        labels, targets = party.need_labels()
+        known = self._collect(round_)
+        train = known[TRAINING]
+        if not len(train.rows):
+            text = f"{party.name} knows the label of no training row of the others"
+            raise InputError(Code.DATA_INVALID, f"phase {self.name}: {text}; give labels with the ids that they have")
+        steps_, loss = self._train(train, party.take(targets, train.rows))
+        metrics = {"train": {"loss": loss}}
+        predictions: dict[str, tuple[Rows, Tensor]] = {}
+        for split in self._settings.splits:
+            of = known[split]
+            if not len(of.rows):
+                continue
+            truth = party.take(targets, of.rows)
+            outputs = self._outputs(of)
+            metrics[split] = evaluate(task, outputs, truth, labels.unscale)
+            votes = self._votes(of.features, train.features, party.take(targets, train.rows))
+            metrics[f"{split} by neighbours"] = evaluate(task, votes, truth, labels.unscale)
+            predictions[split] = of.rows, outputs
+        counted = ", ".join(f"{len(of.rows):,} {'training' if s == TRAINING else s}" for s, of in known.items())
+        return RoundReport(steps_, metrics, note=f"rows with labels: {counted}", predictions=predictions)
+
+    @torch.no_grad()
+    def _collect(self, round_: int) -> dict[str, Known]:
+        """Returns the rows whose labels are known, {split: rows and features}."""
+        party, found = self._party, dict[str, list[Known]]()
+        number_of = {bytes(each): row for row, each in enumerate(digests(party.recipe, party.ids).numpy())}
+        self._tail.eval()
+        plan = list(steps(self.name, self._settings, party.holdings, self._size))
+        for number, (split, step, _, senders) in enumerate(plan, 1):
+            received = self._latents.collect(step, each={each: {"rows": rows} for each, rows in senders.items()})
+            self._latents.acknowledge(step, received)
+            for tensors in received.values():
+                rows = [number_of.get(bytes(each), -1) for each in tensors["ids"].cpu().numpy()]
+                own = np.array([row for row in rows if row >= 0], np.int64)
+                z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
+                found.setdefault(split, []).append(Known(own, self._tail.features(z)))
+            party.tick(self.name, round_, self.rounds, number, len(plan))
+        nothing = Known(np.empty(0, np.int64), torch.empty(0, party.embedding_size, device=party.device))
+        return {split: _joined(found.get(split, [nothing])) for split in (TRAINING, *self._settings.splits)}
+
+    def _train(self, train: Known, y_N: Tensor) -> tuple[int, float]:
+        """Trains the top model on frozen features; returns the number of steps, and the last epoch's loss."""
+        party, settings, top = self._party, self._settings, self._party.models["top"]
+        optimizer = build_optimizer(settings.optimizer, top.parameters())
+        schedule = build_schedule(settings.optimizer, optimizer, settings.epochs)
+        loss_of, positions = loss_fn(party.recipe.task), np.arange(len(train.rows), dtype=np.int64)
+        steps_, mean = 0, 0.0
+        top.train()
+        for epoch in range(settings.epochs):
+            total = torch.zeros((), device=party.device)
+            parts = batches(party.recipe.seed, self.name, epoch, positions, settings.batch_size)
+            for rows in parts:
+                loss = loss_of(party.outputs(party.take(train.features, rows)), party.take(y_N, rows))
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                clip(settings.optimizer, top.parameters())
+                optimizer.step()
+                total += loss.detach()
+            schedule.step()
+            steps_, mean = steps_ + len(parts), total.item() / len(parts)
+        return steps_, mean
+
+    @torch.no_grad()
+    def _outputs(self, of: Known) -> Tensor:
+        self._party.models["top"].eval()
+        return self._party.outputs(of.features)
+
+    @torch.no_grad()
+    def _votes(self, features_NE: Tensor, bank_ME: Tensor, y_M: Tensor) -> Tensor:
+        """Returns logits of the neighbours' votes [N, O]: Wu et al. 2018, section 3.4."""
+        settings, task = self._settings, self._party.recipe.task
+        bank_ME = functional.normalize(bank_ME, dim=1)
+        classes = y_M.long().reshape(-1)
+        found = []
+        for part in torch.split(features_NE, _VOTERS):
+            near = (functional.normalize(part, dim=1) @ bank_ME.T).topk(min(settings.neighbours, len(bank_ME)), dim=1)
+            weights = (near.values / settings.temperature).exp()
+            votes = torch.zeros(len(part), max(2, task.outputs), device=part.device)
+            votes.scatter_add_(1, classes[near.indices], weights)
+            shares = (votes / votes.sum(dim=1, keepdim=True)).clamp_min(_LEAST)
+            logits = shares.log()
+            found.append(logits if task.kind == "multiclass" else logits[:, 1:] - logits[:, :1])
+        return torch.cat(found)
+
+
+def _joined(found: list[Known]) -> Known:
+    return Known(np.concatenate([each.rows for each in found]), torch.cat([each.features for each in found]))

@@ -1,0 +1,82 @@
+"""The exchange of the probe: latents of all rows, with digests of their ids, by which the active party finds labels."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.recipe import Recipe
+from vfl_party.context import Party
+from vfl_party.declared import Exchange, Occurrence, Sent, Traffic, f32, u8
+from vfl_party.methods.probe.settings import ProbeSettings
+from vfl_party.seeds import Rows
+
+DIGEST_BYTES = 16
+_CHUNK_BYTES = 8 << 20
+_MOST_ROWS = 1024
+TRAINING = "local"
+
+LATENTS = Exchange(
+    "rows",
+    Sent(Kind.EMBEDDING, {"z": f32("rows", "channels", "height", "width"), "ids": u8("rows", DIGEST_BYTES)}),
+    when="once",
+)
+
+
+def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
+    """Returns a keyed digest of each id, uint8 [N, 16]. The parties share the key, and can check a guessed id."""
+    key = recipe.digest().encode()
+    found = [hmac.digest(key, each.encode(), hashlib.sha256)[:DIGEST_BYTES] for each in ids]
+    return torch.from_numpy(np.frombuffer(b"".join(found), np.uint8).reshape(-1, DIGEST_BYTES).copy())
+
+
+def rows_a_message(latent: Sequence[int]) -> int:
+    """Returns how many rows are sent at once."""
+    return int(max(1, min(_MOST_ROWS, _CHUNK_BYTES // (4 * int(np.prod(latent))))))
+
+
+def parts_of(rows: Rows, size: int) -> list[Rows]:
+    """Cuts rows into the parts that are sent at once."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def steps(
+    phase: str, settings: ProbeSettings, holdings: Mapping[str, Mapping[str, int]], size: int
+) -> Iterator[tuple[str, StepKey, int, dict[str, int]]]:
+    """Yields, for each step: the split, the key, the number of the part, and how many rows each sender has in it."""
+    batch = 0
+    for split in (TRAINING, *settings.splits):
+        for part in range(max(-(-held[split] // size) for held in holdings.values())):
+            left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
+            yield split, StepKey(phase, 0, batch), part, {party: each for party, each in left.items() if each > 0}
+            batch += 1
+
+
+def latent_of(party: Party) -> tuple[int, ...]:
+    """Returns C, H and W of what a passive party sends."""
+    bottom = party.models["encoder"]
+    with torch.no_grad():
+        z = bottom(torch.zeros(1, *party.need_features().spec.shape, device=party.device))
+    return tuple(z.shape[1:])
+
+
+def sizes_of(latent: Sequence[int]) -> dict[str, int]:
+    """Returns the words in the shapes of ``LATENTS`` that are the same at every step."""
+    return dict(zip(("channels", "height", "width"), latent, strict=True))
+
+
+def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
+    """See ``Method.traffic``. The party is one that has features."""
+    latent = latent_of(party)
+    size, sizes = rows_a_message(latent), sizes_of(latent)
+    found = [
+        Occurrence.of(LATENTS, step, rows=max(rows.values()), **sizes)
+        for _, step, _, rows in steps(name, settings, party.holdings, size)
+    ]
+    return Traffic(found)

@@ -1,0 +1,34 @@
+"""The passive side: the latents of all of its rows, once."""
+
+from __future__ import annotations
+
+import torch
+
+from vfl_party.context import Party
+from vfl_party.methods.probe.exchanges import LATENTS, digests, latent_of, parts_of, rows_a_message, sizes_of, steps
+from vfl_party.methods.probe.settings import ProbeSettings
+from vfl_party.phase import Phase, RoundReport
+
+
+class PassiveProbe(Phase):
+    """One round: sends the latents of the rows of each split."""
+
+    def __init__(self, party: Party, name: str, settings: ProbeSettings) -> None:
+        self.name, self.rounds, self._party, self._settings = name, 1, party, settings
+        latent = latent_of(party)
+        self._size = rows_a_message(latent)
+        self._latents = party.asking(name, LATENTS, **sizes_of(latent))
+
+    @torch.no_grad()
+    def run_round(self, round_: int) -> RoundReport:
+        party, bottom, done = self._party, self._party.models["encoder"], 0
+        bottom.eval()
+        plan = list(steps(self.name, self._settings, party.holdings, self._size))
+        for number, (split, step, part, senders) in enumerate(plan, 1):
+            if party.name in senders:
+                rows = parts_of(party.rows(split), self._size)[part]
+                z = bottom(*party.need_features().inputs(rows))
+                self._latents.swap(step, {"z": z, "ids": digests(party.recipe, [party.ids[row] for row in rows])})
+                done += 1
+            party.tick(self.name, round_, self.rounds, number, len(plan))
+        return RoundReport(0)

@@ -1,0 +1,24 @@
+"""The recipe's settings for the probe. Defaults: MocoSFL, appendix A.1, and Wu et al. 2018 for the neighbours."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from vfl_common.config.base import Section
+from vfl_common.config.models import OptimizerSettings, Temperature
+
+
+class ProbeSettings(Section):
+    """A linear model on frozen features, and a vote of the nearest neighbours; the last epoch counts, not the best.
+
+    ``neighbours``: how many training rows vote, each with weight exp(cosine / ``temperature``).
+    """
+
+    epochs: PositiveInt = 100
+    batch_size: PositiveInt = 128
+    optimizer: OptimizerSettings = OptimizerSettings(kind="adam", lr=1e-3, schedule="cosine")
+    neighbours: PositiveInt = 200
+    temperature: Temperature = 0.1
+    splits: tuple[Literal["validation", "test"], ...] = ("validation", "test")
