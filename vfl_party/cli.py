@@ -134,12 +134,12 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
     from vfl_party.app import PartyApp, lend
     from vfl_party.data import Labels
     from vfl_party.files import read_files
-    from vfl_party.prediction import load_trained, prediction_data
+    from vfl_party.prediction import load_joint, prediction_data
     from vfl_party.ranks import started_by_torchrun
     from vfl_party.results import check_output, label_name, meaning
 
     name = load_party(party).name
-    run_ = load_trained(trained, name)
+    run_ = load_joint(trained, name)
     files = read_files(party, device=device, recipe=run_.recipe)
     if files.is_active:
         check_output(output)

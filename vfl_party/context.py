@@ -75,8 +75,8 @@ class Hooks:
 class Party:
     """One party in one generation of a run. Row numbers are positions in the canonical order of the aligned ids.
 
-    ``models``: ``encoder`` (if the party has features), ``top`` at the active party, and ``tail`` there if the phases
-    cut a network in two; on ``device``.
+    ``models``: ``encoder`` (if the party has features), ``top`` at the active party, and what ``Method.upper`` makes
+    there; on ``device``.
     ``targets``: the encoded labels of all rows at the active party.
     ``splits``: see ``vfl_party.seeds.split_rows``; ``local`` may end with rows that only this party has.
     ``ids``: of the rows that are in ``splits``, but for those that only this party has.

@@ -156,11 +156,12 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """An exchange at one step. ``sizes``: the values of the words in its shapes."""
+    """An exchange at one step. ``sizes``: the values of the words in its shapes. ``party``: the only one that asks."""
 
     step: StepKey
     exchange: Exchange
     sizes: tuple[tuple[str, int], ...] = ()
+    party: str | None = None
 
     @classmethod
     def of(cls, exchange: Exchange, step: StepKey, **sizes: int) -> Occurrence:

@@ -27,7 +27,8 @@ class Method(Generic[S]):
     ``encoder``: makes the encoder that the phase trains and later phases use; None: a single encoder.
     ``part``: (that encoder, a name) -> one of its parts, for a run that starts with only that part; raises ValueError
     that says what is wrong and what to do.
-    ``tail``: makes the upper half of a network whose lower half is the encoder; the top model gets its features.
+    ``upper``: makes what the active party has of a network whose lower half is the encoder, {name: model}: the top
+    model gets the features of ``tail``; ``bottom``, if any, starts as the encoder of the run that this one starts from.
     ``rows``: what it trains on: ``aligned`` rows, of which each party has other columns, or each party's ``own``, with
     the same columns.
     ``noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction, if any.
@@ -47,7 +48,7 @@ class Method(Generic[S]):
     passive: Callable[[Party, str, S], Phase]
     encoder: Callable[[S, MakeEncoder], nn.Module] | None = None
     part: Callable[[nn.Module, str], nn.Module] | None = None
-    tail: Callable[[S, Recipe], nn.Module] | None = None
+    upper: Callable[[S, Recipe], dict[str, nn.Module]] | None = None
     rows: Literal["aligned", "own"] = "aligned"
     noise: Callable[[S], float] | None = None
     private: Callable[[str, S, Recipe, int], PrivatePhase | None] | None = None

@@ -29,7 +29,7 @@ from vfl_party.chains import PASSIVES, summarised
 from vfl_party.context import Hooks, MakeEncoder, Party
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.exchange import Ways
-from vfl_party.methods import build_phases, handed_on, tail_of, with_own_passes
+from vfl_party.methods import build_phases, handed_on, upper_of, with_own_passes
 from vfl_party.models import InputSpec, build_top, check_encoder, combined_size, seeded
 from vfl_party.phase import Phase, Tree
 from vfl_party.policies import Policy
@@ -314,10 +314,9 @@ def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) ->
     if make_encoder is not None:
         models["encoder"] = handed_on(recipe, make_encoder)
     if name == recipe.active.name:
-        tail = tail_of(recipe)
-        width = combined_size(recipe.model.combine, len(recipe.passives) + recipe.active.features, size)
-        if tail is not None:
-            models["tail"], width = tail, size
+        models |= upper_of(recipe)
+        parts = len(recipe.passives) + recipe.active.features
+        width = size if "tail" in models else combined_size(recipe.model.combine, parts, size)
         with seeded(derive_seed(recipe.seed, "init", name, "top")):
             models["top"] = build_top(recipe.model.top, width, recipe.task.outputs)
     return models
@@ -343,6 +342,8 @@ def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: s
     try:
         if "tail" in models:
             models["tail"].load_state_dict(tree["models"]["tail"])
+        if "bottom" in models:
+            models["bottom"].load_state_dict(tree["models"]["encoder"])
         if "encoder" in models:
             weights = tree["models"]["encoder"]
             if tower is not None:

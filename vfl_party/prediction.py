@@ -75,6 +75,15 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     return TrainedRun(folder.run_id, recipe, encoder, state, path, folder.facts().get("plugins", {}))
 
 
+def load_joint(run: Path, name: str) -> TrainedRun:
+    """Loads a run to predict with, as ``load_trained``. Raises InputError, also if no row has parts at all parties."""
+    found = load_trained(run, name)
+    if found.recipe.rows.align == "none":
+        text = f"{found.path}: its parties hold different rows, and there is nothing to predict jointly"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; export the models of each party instead (vfl export model)")
+    return found
+
+
 def _encoder(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
     """Returns the settings of the party's encoder: its own, if the folder notes one, else the recipe's."""
     noted = folder.facts().get("encoder")
@@ -87,14 +96,15 @@ def _encoder(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
 
 
 def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
-    """Loads the run that the recipe starts from, from ``name``'s folder of runs; returns None if it starts from none.
+    """Loads the run that the recipe starts from, from ``name``'s folder of runs; None if it has none to start from.
 
     Raises InputError if the run is missing or not finished.
     """
-    if recipe.start is None:
+    start = recipe.start
+    if start is None or (start.held_by == "active" and name != recipe.active.name):
         return None
     try:
-        return load_trained(out / recipe.start.run, name)
+        return load_trained(out / start.run, name)
     except InputError as error:
         raise InputError(error.code, f"recipe: start.run: {error}") from None
 

@@ -153,6 +153,9 @@ def prepare(
             flatten=encoder.kind in ("mlp", "tabular"),
             settings=settings,
         )
+        if recipe.rows.align == "none" and preprocessor.image_shape is not None and settings.scale == "standard":
+            text = "every party would scale its images by its own rows, and the bottoms are averaged"
+            raise InputError(Code.CONFIG_INVALID, f'{table.source}: {text}; set data.scale = "minmax" at every party')
         features = preprocessor.transform(table)
         end = len(table)
         for more in unaligned:

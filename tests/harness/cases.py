@@ -62,3 +62,36 @@ def recipe(
         "phases": [{"kind": "splitnn", "epochs": 3, "batch_size": 24} | (phase or {})],
         "run": {"heartbeat_s": 0.5, "rejoin_deadline_s": 30.0} | (run or {}),
     }
+
+
+MOCO: dict[str, Any] = {
+    "kind": "mocosfl",
+    "image": [1, 8, 8],
+    "cut": 1,
+    "epochs": 3,
+    "batch_size": 8,
+    "queue": 40,
+    "width": 12,
+    "momentum": 0.9,
+    "temperature": 0.2,
+    "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine"},
+    "augment": {"crop_scale": [0.5, 1.0], "flip": 0.0, "jitter": 0.0, "grayscale": 0.0},
+}
+PROBE: dict[str, Any] = {"kind": "probe", "epochs": 5, "neighbours": 10}
+
+
+def own_rows_recipe(
+    clients: int, *, preset: str = "paper", then: tuple[dict[str, Any], ...] = (), **more: Any
+) -> dict[str, Any]:
+    tables = recipe(clients + 1, active_features=False, rows={"align": "none"})
+    model = {"embedding_size": 8, "encoder": {"kind": "cnn", "channels": [4, 8]}}
+    return tables | {"preset": preset, "model": model, "phases": [MOCO | more, *then]}
+
+
+def own_rows(clients: int, limit: int = 120) -> dict[str, dict[str, Any]]:
+    """Every client has every n-th of the digits; p0 has the labels of all."""
+    whole = {"source": "sklearn:digits", "limit": limit, "scale": "minmax"}
+    found: dict[str, dict[str, Any]] = {"p0": whole | {"label": "target", "columns": []}}
+    for part in range(clients):
+        found[f"p{part + 1}"] = whole | {"view": {"scheme": "rows", "part": part, "parts": clients}}
+    return found

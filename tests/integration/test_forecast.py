@@ -34,6 +34,7 @@ RUN = [
     "fedonce/breast-cancer-l1.toml",
     "fedonce/diabetes.toml",
     "fedonce/digits.toml",
+    "mocosfl/digits.toml",
     "own-files/recipe.toml",
     "ssl/breast-cancer.toml",
     "ssl/fedcssl-byol.toml",

@@ -87,6 +87,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         ),
         TABLE,
     ),
+    "MocoSFL and its probe": (
+        cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2),
+        cases.own_rows(3),
+    ),
     "trees of one party": (
         made(1, {"kind": "gbdt", "trees": 5}, task=BINARY) | {"phases": [{"kind": "gbdt", "trees": 5}]},
         cases.columns("sklearn:breast_cancer", 1, limit=120),

@@ -36,18 +36,28 @@ PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a 
     "fedonce": {"epochs": 1},
     "head": {"epochs": 1, "deadline_s": 10},
     "gbdt": {},
+    "mocosfl": {"epochs": 1, "batch_size": 16, "image": [1, 8, 8], "cut": 1},
+    "probe": {},
 }
+OWN_ROWS = ("mocosfl", "probe")  # each party has rows of its own; a probe needs what the other has trained
 
 
 def recipe(kind: str, align: str = "digest") -> Recipe:
-    rows = {**cases.recipe(2).get("rows", {}), "align": align}
-    return Recipe.model_validate(cases.recipe(2) | {"phases": [{"kind": kind, **PHASES[kind]}], "rows": rows})
+    made = cases.recipe(2)
+    if kind in OWN_ROWS:
+        made = cases.recipe(2, active_features=False, model={"encoder": {"kind": "cnn", "channels": [4, 8]}})
+        align = "none"
+    phases = [{"kind": each, **PHASES[each]} for each in (OWN_ROWS if kind in OWN_ROWS else (kind,))]
+    return Recipe.model_validate(made | {"phases": phases, "rows": {**made["rows"], "align": align}})
 
 
 def assembled(kind: str, policy: Policy | None = None, align: str = "digest") -> Assembled:
-    """A passive party of a recipe with one phase."""
+    """A passive party of a recipe with one phase, or of one that ends with it."""
     made, name = recipe(kind, align), "p1"
-    opened = open_party(made, name, DataSettings.model_validate(cases.digits(2)[name]), made.model.encoder)
+    data = cases.digits(2)[name]
+    if kind in OWN_ROWS:
+        data = {"source": "sklearn:digits", "limit": 100, "scale": "minmax"}
+    opened = open_party(made, name, DataSettings.model_validate(data), made.model.encoder)
     return assemble(opened, expected_rows(opened), policy=policy)
 
 
@@ -73,6 +83,8 @@ def wanted() -> str:
             found = assembled(kind, align="psi").exchanges
             rows += rows_of("align", [line for line in found if line.phase == "align"])
             rows += rows_of("open", [line for line in party.exchanges if line.phase == "open"])
+            own_rows = assembled("mocosfl").exchanges
+            rows += rows_of("open", [line for line in own_rows if line.phase == "open"])
         own = rows_of(kind, [line for line in party.exchanges if line.phase == kind])
         rows += own
         silent += [] if own else [f"`{kind}`"]

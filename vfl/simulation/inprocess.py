@@ -145,11 +145,11 @@ def predict_in_process(
     from vfl_party import party as assembly
     from vfl_party import versions
     from vfl_party.data import Labels
-    from vfl_party.prediction import Prediction, load_trained, prediction_data
+    from vfl_party.prediction import Prediction, load_joint, prediction_data
     from vfl_party.results import Predicted, check_output, id_names, label_name, meaning
 
     check_output(output)
-    trained = {name: load_trained(run, name) for name in data}
+    trained = {name: load_joint(run, name) for name in data}
     of = {name: RunFolder(each.path, each.run_id).facts().get("run_id") for name, each in trained.items()}
     one, other = next(iter(of)), next((name for name in of if of[name] != next(iter(of.values()))), None)
     if other is not None:

@@ -121,10 +121,12 @@ class PhaseSettings(Section):
 class StartSettings(Section):
     """The finished run whose encoders every party starts with, from its own folder of runs.
 
-    ``phases``: the phases in that run's recipe; they decide the encoder's structure.
+    ``phases``: the phases in that run's recipe; they decide the encoder's structure. ``held_by``: ``active``: only the
+    active party has that run, and gives the others what it has trained (mocosfl).
     """
 
     run: RunName
+    held_by: Literal["every party", "active"] = "every party"
     phases: tuple[PhaseSettings, ...] = ()
     tower: Literal["cross", "local"] | None = None  # start from only this one of two encoders (FedGSSL*, FedHSSL*)
 
@@ -202,6 +204,8 @@ class Recipe(Section):
             raise ValueError("rows: validation + test leave no training rows")
         if self.rows.align == "none":
             self._check_own_rows()
+        if self.start is not None and self.start.held_by == "active" and self.rows.align != "none":
+            raise ValueError('start: held_by = "active" is for parties that hold rows of their own; remove it')
         if self.rows.align != "psi" and (self.rows.alignment is not None or self.rows.at_least > 1):
             raise ValueError('rows: alignment and at_least are for align = "psi"; add that, or remove them')
         for name in names:
@@ -257,6 +261,8 @@ class Recipe(Section):
     def canonical_json(self) -> str:
         """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal recipes."""
         found = self.model_dump(mode="json", exclude={"simulate"})
+        if self.start is not None and self.start.held_by == "every party":
+            del found["start"]["held_by"]
         for key in _NEWER:  # left out as before there were any, so that digests stay what they were
             if getattr(self.rows, key) == RowsSettings.model_fields[key].default:
                 del found["rows"][key]

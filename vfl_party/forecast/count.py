@@ -192,6 +192,8 @@ class _Count:
             peer = recipe.server if asks_server else recipe.active.name
             if not asking:
                 continue  # the active party is alone
+            if each.party is not None:
+                asking = (each.party,)
             trips += (each.step, peer) != before
             before = each.step, peer
             if id(exchange) not in chains:

@@ -68,15 +68,15 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
         raise InputError(Code.CONFIG_INVALID, f"{where}: {error}") from None
 
 
-def tail_of(recipe: Recipe) -> nn.Module | None:
-    """Returns the tail that the phases of the active party share: the first method's. Raises InputError."""
+def upper_of(recipe: Recipe) -> dict[str, nn.Module]:
+    """Returns what the phases of the active party share of a cut network: the first method's. Raises InputError."""
     start = recipe.start
     for phase in (*(start.phases if start is not None else ()), *recipe.phases):
         method = load_method(phase.kind)
-        if method.tail is not None:
-            found: nn.Module = method.tail(parse_settings(phase), recipe)
+        if method.upper is not None:
+            found: dict[str, nn.Module] = method.upper(parse_settings(phase), recipe)
             return found
-    return None
+    return {}
 
 
 def sent_noise(recipe: Recipe) -> float:
@@ -151,7 +151,7 @@ def _check_rows(recipe: Recipe) -> None:
     own = recipe.rows.align == "none"
     for phase in recipe.phases:
         wants = load_method(phase.kind).rows
-        if own == (wants == "own"):
+        if own == (wants == "own") or not recipe.passives:
             continue
         where = f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r}"
         if own:

@@ -6,19 +6,35 @@ keys, and labels for a probe; the aggregation server averages the bottoms: Split
 
 from __future__ import annotations
 
+from torch import nn
+
+from vfl_common.config.recipe import Recipe
+from vfl_party.context import Party
 from vfl_party.method import Method
 from vfl_party.methods.mocosfl.active import ActiveMocoSFL
-from vfl_party.methods.mocosfl.course import build_bottom, build_tail
+from vfl_party.methods.mocosfl.alone import AloneMocoSFL
+from vfl_party.methods.mocosfl.course import build_bottom, build_tail, hands_out
 from vfl_party.methods.mocosfl.passive import PassiveMocoSFL
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.traffic import traffic
+from vfl_party.phase import Phase
+
+
+def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
+    return ActiveMocoSFL(party, name, settings) if party.recipe.passives else AloneMocoSFL(party, name, settings)
+
+
+def _upper(settings: MocoSFLSettings, recipe: Recipe) -> dict[str, nn.Module]:
+    found: dict[str, nn.Module] = {"tail": build_tail(recipe, settings)}
+    return found | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
+
 
 METHOD = Method(
     MocoSFLSettings,
-    ActiveMocoSFL,
+    _active,
     PassiveMocoSFL,
     encoder=lambda settings, make: build_bottom(make.recipe, settings),
-    tail=lambda settings, recipe: build_tail(recipe, settings),
+    upper=_upper,
     rows="own",
     traffic=traffic,
 )

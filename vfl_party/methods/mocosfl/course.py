@@ -28,6 +28,11 @@ def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
     return halves
 
 
+def hands_out(recipe: Recipe) -> bool:
+    """Whether the active party gives the others the bottom that they start with."""
+    return recipe.start is not None and recipe.start.held_by == "active"
+
+
 def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
     """Builds the bottom with the same initial weights at all parties."""
     with seeded(derive_seed(recipe.seed, "init", "bottom")):
@@ -63,6 +68,7 @@ class Course:
     phase: str
     settings: MocoSFLSettings
     holdings: Mapping[str, Mapping[str, int]]
+    hands_out: bool
 
     @classmethod
     def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> Course:
@@ -71,7 +77,7 @@ class Course:
             if rows["local"] < settings.batch_size:
                 text = f"batch_size = {settings.batch_size} is more than the {rows['local']} training rows of {name}"
                 raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take at most {rows['local']}")
-        found = cls(phase, settings, party.holdings)
+        found = cls(phase, settings, party.holdings, hands_out(party.recipe))
         if party.holdings and settings.averages_per_epoch > found.steps_per_epoch:
             text = f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has {found.steps_per_epoch} steps"
             raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take fewer")
@@ -87,7 +93,8 @@ class Course:
         epoch, part = divmod(round_, self.settings.averages_per_epoch)
         per, parts = self.steps_per_epoch, self.settings.averages_per_epoch
         numbers = range(epoch * per + per * part // parts, epoch * per + per * (part + 1) // parts)
-        return [(StepKey(self.phase, round_, batch), number) for batch, number in enumerate(numbers)]
+        first = 1 if self.hands_out and round_ == 0 else 0  # step 0 of the phase is the hand-out
+        return [(StepKey(self.phase, round_, batch), number) for batch, number in enumerate(numbers, first)]
 
     def ends_epoch(self, round_: int) -> bool:
         """Whether a round is the last of its epoch."""

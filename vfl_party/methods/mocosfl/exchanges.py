@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vfl_common.bundle import Kind
 from vfl_party.declared import NOTHING, Exchange, Sent, f32
@@ -16,6 +16,12 @@ def latents(settings: MocoSFLSettings) -> Exchange:
     shape = ("rows", "channels", "height", "width")
     up = Sent(Kind.EMBEDDING, {"q": f32(*shape), "k": f32(*shape)})
     return Exchange("latents", up, NOTHING if settings.frozen else Sent(Kind.GRADIENT, {"dq": f32(*shape)}))
+
+
+def handout(bottom: nn.Module) -> Exchange:
+    """Declares the bottom that the active party gives to all at the beginning."""
+    sent = Sent(Kind.WEIGHTS, {name: (each.dtype, tuple(each.shape)) for name, each in bottom.state_dict().items()})
+    return Exchange("handout", NOTHING, sent, when="once")
 
 
 def bottoms(shared: Mapping[str, Tensor]) -> Exchange:

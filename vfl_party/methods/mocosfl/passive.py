@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 
 from vfl_common.bundle import StepKey
-from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
-from vfl_party.methods.mocosfl.course import Course, averaged, halves_of, momentum_of
-from vfl_party.methods.mocosfl.exchanges import bottoms, latents
+from vfl_party.methods.mocosfl.course import Course, averaged, halves_of, hands_out, momentum_of
+from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.training import Half
+from vfl_party.methods.mocosfl.views import Views
 from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.seeds import Rows, derive_seed, full_batches
-from vfl_party.selfsup.augment import Inputs, make_augment
-from vfl_party.selfsup.local import require_rows
+from vfl_party.selfsup.augment import Inputs
 from vfl_party.selfsup.losses import ema_update
 
 
@@ -24,11 +22,7 @@ class PassiveMocoSFL(Phase):
     def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
         self.name, self.rounds = name, settings.rounds
         self._party, self._settings = party, settings
-        features = party.need_features()
-        if features.spec.shape != settings.image:
-            text = f"image = {list(settings.image)}, but the rows of {party.name} are {list(features.spec.shape)}"
-            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {name}: {text}; correct image, or the rows")
-        self._rows = require_rows(party, name, "local", settings.batch_size)
+        self._views = Views(party, name, settings)
         self._course = Course.of(party, name, settings)
         released = party.recipe.preset == "released"
         self._bottom = party.models["encoder"]
@@ -38,16 +32,17 @@ class PassiveMocoSFL(Phase):
         channels, height, width = halves_of(party.recipe, settings).latent
         self._sizes = {"channels": channels, "height": height, "width": width}
         self._latents = party.asking(name, latents(settings), rows=settings.batch_size, **self._sizes)
+        self._handout = party.asking(name, handout(self._bottom)) if hands_out(party.recipe) else None
         self._bottoms = None if settings.frozen else party.asking(name, bottoms(self._averaged))
-        self._augment = make_augment(settings.augment, features, self._rows)
-        self._pass: tuple[int, list[Rows]] = (-1, [])  # the number of the pass over the rows, and its batches
 
     def run_round(self, round_: int) -> RoundReport:
         party, steps = self._party, self._course.steps(round_)
         if round_ == 0:  # start from the bottom as earlier phases, or another run, have trained it
+            if self._handout is not None:
+                self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
             self._momentum.load_state_dict(self._bottom.state_dict())
         for batch, (step, number) in enumerate(steps):
-            v1, v2 = self._views(number)
+            v1, v2 = self._views.of(number)
             if self._settings.frozen:
                 with torch.no_grad():
                     self._latents.swap(step, {"q": self._bottom(*v1), "k": self._bottom(*v2)})
@@ -56,7 +51,7 @@ class PassiveMocoSFL(Phase):
             party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
         if self._bottoms is not None:
             self._average(round_)
-        if self._course.ends_epoch(round_):
+        if self._course.ends_epoch(round_) and not self._settings.frozen:
             self._half.end_epoch()
         return RoundReport(len(steps))
 
@@ -69,16 +64,6 @@ class PassiveMocoSFL(Phase):
         self._half.zero_grad()
         q.backward(self._latents.receive(step)["dq"])
         self._half.step()
-
-    def _views(self, number: int) -> tuple[Inputs, Inputs]:
-        """Returns two views of the batch of a step; after its last batch, the party begins its rows again."""
-        party, size = self._party, self._settings.batch_size
-        seed, name = party.recipe.seed, party.name
-        pass_, batch = divmod(number, len(self._rows) // size)
-        if self._pass[0] != pass_:
-            self._pass = pass_, full_batches(derive_seed(seed, name), self.name, pass_, self._rows, size)
-        random = torch.Generator().manual_seed(derive_seed(seed, "augment", self.name, name, number))
-        return self._augment.two_views(party.need_features().inputs(self._pass[1][batch]), random)
 
     @torch.no_grad()
     def _average(self, round_: int) -> None:

@@ -8,12 +8,14 @@ from vfl_common.bundle import StepKey
 from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Traffic
 from vfl_party.methods.mocosfl.course import Course, averaged, build_bottom, halves_of
-from vfl_party.methods.mocosfl.exchanges import bottoms, latents
+from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 
 
 def traffic(party: Party, name: str, settings: MocoSFLSettings) -> Traffic:
     """See ``Method.traffic``."""
+    if not party.recipe.passives:
+        return Traffic()
     weights = None
     if not settings.frozen:
         bottom = build_bottom(party.recipe, settings)
@@ -25,6 +27,8 @@ def _occurrences(party: Party, name: str, settings: MocoSFLSettings, weights: Ex
     course, of = Course.of(party, name, settings), latents(settings)
     channels, height, width = halves_of(party.recipe, settings).latent
     sizes = {"rows": settings.batch_size, "channels": channels, "height": height, "width": width}
+    if course.hands_out:
+        yield Occurrence.of(handout(build_bottom(party.recipe, settings)), StepKey(name, 0, 0))
     for round_ in range(settings.rounds):
         for step, _ in course.steps(round_):
             yield Occurrence.of(of, step, **sizes)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
-from vfl_party.methods.probe.exchanges import LATENTS, TRAINING, digests, rows_a_message, sizes_of, steps
+from vfl_party.methods.probe.exchanges import LATENTS, TRAINING, digests, parts_of, rows_a_message, sizes_of, steps
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.metrics import evaluate, loss_fn
 from vfl_party.models.halves import Tail
@@ -43,7 +43,7 @@ class ActiveProbe(Phase):
         if party.recipe.task.kind == "regression":
             text = f"recipe: phases: {name}: a probe tells classes apart, and the task is a regression"
             raise InputError(Code.CONFIG_INVALID, f"{text}; take another task")
-        self._tail, self._size = tail, rows_a_message(tail.latent)
+        self._tail, self._size, self._splits = tail, rows_a_message(tail.latent), (TRAINING, *settings.splits)
         self._latents = party.answering(name, LATENTS, **sizes_of(tail.latent))
 
     def run_round(self, round_: int) -> RoundReport:
@@ -73,9 +73,11 @@ class ActiveProbe(Phase):
     @torch.no_grad()
     def _collect(self, round_: int) -> dict[str, Known]:
         """Returns the rows whose labels are known, {split: rows and features}."""
+        self._tail.eval()
+        if not self._party.recipe.passives:
+            return {split: self._own("train" if split == TRAINING else split) for split in self._splits}
         party, found = self._party, dict[str, list[Known]]()
         number_of = {bytes(each): row for row, each in enumerate(digests(party.recipe, party.ids).numpy())}
-        self._tail.eval()
         plan = list(steps(self.name, self._settings, party.holdings, self._size))
         for number, (split, step, _, senders) in enumerate(plan, 1):
             received = self._latents.collect(step, each={each: {"rows": rows} for each, rows in senders.items()})
@@ -87,7 +89,15 @@ class ActiveProbe(Phase):
                 found.setdefault(split, []).append(Known(own, self._tail.features(z)))
             party.tick(self.name, round_, self.rounds, number, len(plan))
         nothing = Known(np.empty(0, np.int64), torch.empty(0, party.embedding_size, device=party.device))
-        return {split: _joined(found.get(split, [nothing])) for split in (TRAINING, *self._settings.splits)}
+        return {split: _joined(found.get(split, [nothing])) for split in self._splits}
+
+    def _own(self, split: str) -> Known:
+        """Returns this party's own rows of a split, if it is alone."""
+        party = self._party
+        rows, bottom = party.rows(split), party.models["encoder"]
+        bottom.eval()
+        parts = [self._tail.features(bottom(*party.need_features().inputs(of))) for of in parts_of(rows, self._size)]
+        return Known(rows, torch.cat(parts) if parts else torch.empty(0, party.embedding_size, device=party.device))
 
     def _train(self, train: Known, y_N: Tensor) -> tuple[int, float]:
         """Trains the top model on frozen features; returns the number of steps, and the last epoch's loss."""

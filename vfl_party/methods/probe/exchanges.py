@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -73,10 +74,13 @@ def sizes_of(latent: Sequence[int]) -> dict[str, int]:
 
 def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     """See ``Method.traffic``. The party is one that has features."""
+    if not party.recipe.passives:
+        return Traffic()
     latent = latent_of(party)
     size, sizes = rows_a_message(latent), sizes_of(latent)
     found = [
-        Occurrence.of(LATENTS, step, rows=max(rows.values()), **sizes)
-        for _, step, _, rows in steps(name, settings, party.holdings, size)
+        replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
+        for _, step, _, senders in steps(name, settings, party.holdings, size)
+        for sender, rows in senders.items()
     ]
     return Traffic(found)

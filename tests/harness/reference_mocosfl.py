@@ -1,0 +1,145 @@
+"""MocoSFL in one process, from its paper (SFL-V1 with momentum contrast): the reference of the exactness tests.
+
+Nothing is sent: the clients are a list, the server's mean is a sum over it. It shares no code with the transport, the
+phases, the runner, the loss, the queue or ``vfl_party.optim``. It shares what both must start from: the two halves as
+built, seeds, tables, preprocessing, and the random views.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_party.data import Preprocessor, load_table
+from vfl_party.models import seeded
+from vfl_party.models.halves import Bottleneck, Halves
+from vfl_party.seeds import batches, derive_seed, split_rows
+from vfl_party.selfsup.augment import make_augment
+from vfl_party.selfsup.augment.settings import AugmentSettings
+
+
+class _Net:
+    """A half with its moving average and SGD."""
+
+    def __init__(self, module: nn.Module, lr: float) -> None:
+        self.online, self.slow, self.lr = module, deepcopy(module), lr
+        self.sgd = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+
+    def follow(self, m: float) -> None:
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.online.parameters(), strict=True):
+                slow.copy_(m * slow + (1 - m) * fast)
+
+    def anneal(self, at: float) -> None:
+        for group in self.sgd.param_groups:
+            group["lr"] = self.lr * (1 + math.cos(math.pi * at)) / 2
+
+
+class _Client:
+    def __init__(self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]) -> None:
+        table = load_table(data, with_label=False)
+        rows = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
+        self.rows, self.seed, self.name, self.phase = rows["local"], recipe.seed, name, phase
+        fitted = Preprocessor.fit(table, self.rows, one_hot=True, flatten=False, settings=data)
+        self.features = fitted.transform(table)
+        self.augment = make_augment(AugmentSettings(**settings["augment"]), self.features, self.rows)
+        self.size = settings["batch_size"]
+        self.steps = 0
+
+    def views(self) -> tuple[Tensor, Tensor]:
+        per = len(self.rows) // self.size
+        order = batches(derive_seed(self.seed, self.name), self.phase, self.steps // per, self.rows, self.size)
+        full = [batch for batch in order if len(batch) == self.size]
+        random = torch.Generator().manual_seed(derive_seed(self.seed, "augment", self.phase, self.name, self.steps))
+        (v1,), (v2,) = self.augment.two_views(self.features.inputs(full[self.steps % per]), random)
+        self.steps += 1
+        return v1, v2
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def _info_nce(q: Tensor, k: Tensor, memory: Tensor, t: float) -> Tensor:
+    q, k = _unit(q), _unit(k)
+    positive, negative = (q * k).sum(1) / t, q @ memory.T / t
+    return (torch.logsumexp(torch.cat([positive[:, None], negative], 1), 1) - positive).mean()
+
+
+def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
+    """Returns {party: {name: weight}} after the phase ``mocosfl``: the bottoms, and the active party's tail."""
+    recipe = Recipe.model_validate(tables)
+    settings = dict(tables["phases"][0])
+    phase, released = "mocosfl", recipe.preset == "released"
+    neck = Bottleneck(**settings["bottleneck"]) if "bottleneck" in settings else None
+    halves = Halves(recipe.model.encoder, tuple(settings["image"]), settings["cut"], neck)
+    lr, m, epochs = settings["optimizer"]["lr"], settings["momentum"], settings["epochs"]
+    with seeded(derive_seed(recipe.seed, "init", "bottom")):
+        bottom = halves.bottom()
+    with seeded(derive_seed(recipe.seed, "init", "tail")):
+        tail = _Net(halves.tail(settings["width"]), lr)
+    clients = [_Client(recipe, p.name, DataSettings(**data[p.name]), phase, settings) for p in recipe.passives]
+    nets = [_Net(deepcopy(bottom), lr) for _ in clients]
+    draw = torch.Generator().manual_seed(derive_seed(recipe.seed, "queue", phase))
+    memory = _unit(torch.randn(settings["queue"], settings["width"], generator=draw))
+    frozen = settings.get("frozen", False)
+    parts = settings.get("averages_per_epoch", 1)
+    per = max(len(each.rows) for each in clients) // settings["batch_size"]
+    done = 0
+    for epoch in range(epochs):
+        ends = {per * (part + 1) // parts for part in range(parts)}
+        for step in range(per):
+            q_parts, k_parts = [], []
+            for client, net in zip(clients, nets, strict=True):
+                v1, v2 = client.views()
+                net.follow(m if not frozen else 1.0)
+                q_parts.append(net.online(v1))
+                k_parts.append((net.slow if not frozen else net.online)(v2).detach())
+            sent = [q.detach().requires_grad_() for q in q_parts]
+            q, k = torch.cat(sent), torch.cat(k_parts)
+            tail.follow(m)
+            with torch.no_grad():
+                slow_q, slow_k = tail.slow(q), tail.slow(k)
+            t = settings["temperature"]
+            loss = _info_nce(tail.online(q), slow_k, memory, t) + _info_nce(tail.online(k), slow_q, memory, t)
+            tail.sgd.zero_grad()
+            (loss if released else loss / 2).backward()
+            tail.sgd.step()
+            memory = torch.cat([memory, _unit(slow_q), _unit(slow_k)])[-settings["queue"] :]
+            done += 1
+            if frozen:
+                continue
+            for net, z, of in zip(nets, q_parts, sent, strict=True):
+                net.sgd.zero_grad()
+                z.backward(of.grad)
+                net.sgd.step()
+                if released:
+                    net.anneal(done / epochs)
+            if step + 1 in ends:
+                _average([net.online for net in nets])
+                if not released:
+                    _average([net.slow for net in nets])
+        tail.anneal((epoch + 1) / epochs)
+        if not released:
+            for net in nets:
+                net.anneal((epoch + 1) / epochs)
+    found = {
+        c.name: {f"encoder.{k}": v for k, v in n.online.state_dict().items()}
+        for c, n in zip(clients, nets, strict=True)
+    }
+    found[recipe.active.name] = {f"tail.{key}": value for key, value in tail.online.state_dict().items()}
+    return found
+
+
+@torch.no_grad()
+def _average(modules: list[nn.Module]) -> None:
+    for same in zip(*(module.parameters() for module in modules), strict=True):
+        mean = sum(each.detach() for each in same) / len(same)
+        for each in same:
+            each.copy_(mean)

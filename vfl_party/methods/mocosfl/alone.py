@@ -1,0 +1,64 @@
+"""MoCo at a party that is alone and has both halves: what MocoSFL is compared with."""
+
+from __future__ import annotations
+
+import torch
+
+from vfl_party.context import Party
+from vfl_party.methods.mocosfl.course import momentum_of
+from vfl_party.methods.mocosfl.memory import TrainedTail, zero
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.methods.mocosfl.training import Half
+from vfl_party.methods.mocosfl.views import Views
+from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.selfsup.losses import ema_update
+
+
+class AloneMocoSFL(Phase):
+    """One round is an epoch. There is nothing to exchange, and nothing to average."""
+
+    alone_from = 0
+
+    def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
+        self.name, self.rounds = name, settings.epochs
+        self._party, self._settings = party, settings
+        self._views = Views(party, name, settings)
+        self._bottom = party.models["encoder"]
+        self._half = Half(self._bottom, settings)
+        self._momentum = momentum_of(self._bottom)
+        self._tail = TrainedTail(party, name, settings)
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, per = self._party, self._views.batches
+        if round_ == 0:
+            self._tail.begin()
+            self._momentum.load_state_dict(self._bottom.state_dict())
+        total = zero(party)
+        for batch in range(per):
+            v1, v2 = self._views.of(round_ * per + batch)
+            with torch.no_grad():
+                ema_update(self._momentum, self._bottom, self._settings.momentum)
+                k = self._momentum(*v2)
+            q = self._bottom(*v1)
+            self._half.zero_grad()
+            loss = self._tail.loss(q, k)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._half.step()
+            self._tail.step()
+            total += loss.detach()
+            party.tick(self.name, round_, self.rounds, batch + 1, per)
+        self._half.end_epoch()
+        self._tail.end_epoch()
+        return RoundReport(per, {"train": {"loss": self._tail.mean(total, per)}})
+
+    def state(self) -> Tree:
+        return {
+            "half": self._half.state(),
+            "momentum": dict(self._momentum.state_dict()),
+            "tail": self._tail.state(),
+        }
+
+    def load_state(self, tree: Tree) -> None:
+        self._half.load_state(tree["half"])
+        self._momentum.load_state_dict(tree["momentum"])
+        self._tail.load_state(tree["tail"])
