@@ -74,10 +74,13 @@ def open_party(
 ) -> Opened:
     """Reads the data of a party. ``labels``: false for rows to predict. Raises InputError."""
     data = data.ruled(recipe.rows.id_rules)
-    table = read_table(data, labels and name == recipe.active.name, load)
+    active = name == recipe.active.name
+    if not active and recipe.rows.align == "none" and data.split is not None:  # every party divides its own rows
+        data = data.model_copy(update={"label": None})
+    table = read_table(data, labels and active, load)
     more = unaligned_of(data) if labels else None
     unaligned = load(more, False) if more is not None else None
-    advice = label_taken(name, data) if labels and name != recipe.active.name else ""
+    advice = label_taken(name, data) if labels and not active else ""
     if advice:
         log.warning("%s: %s", shown(data.source), advice, extra={"event": "advice"})
     return Opened(recipe, name, data, encoder, table, unaligned, labels, advice)

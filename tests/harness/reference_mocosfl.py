@@ -63,13 +63,15 @@ class _Client:
 
 
 def _unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True)
+    unit: Tensor = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return unit
 
 
 def _info_nce(q: Tensor, k: Tensor, memory: Tensor, t: float) -> Tensor:
     q, k = _unit(q), _unit(k)
     positive, negative = (q * k).sum(1) / t, q @ memory.T / t
-    return (torch.logsumexp(torch.cat([positive[:, None], negative], 1), 1) - positive).mean()
+    loss: Tensor = (torch.logsumexp(torch.cat([positive[:, None], negative], 1), 1) - positive).mean()
+    return loss
 
 
 def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:

@@ -109,7 +109,8 @@ class DataSettings(Section):
     id_rules: tuple[IdRule, ...] | None = None  # how each of them is spelt alike, in order; None: rows.id_rules
     duplicates: Duplicates = "error"  # rows that share an id: refuse them, keep the source's first, or drop them all
     label: str | None = None  # label column (NPZ: array); active party only. Named sets: "target"
-    split: str | None = None  # column (NPZ: array) with each row's split, for rows.split = "column"; active party only
+    split: str | None = None  # column (NPZ: array) with each row's split, for rows.split = "column"; active party only,
+    # or with rows.align = "none" every passive party
     columns: tuple[str, ...] | None = None  # feature columns; default: all but id, label, split and `drop`
     drop: tuple[str, ...] = ()
     numeric: tuple[str, ...] = ()  # columns that must be numbers; the type of the others is inferred

@@ -23,6 +23,11 @@ class Chosen:
         return [*self.id, *(each for each in (self.label, self.split) if each), *self.features]
 
 
+def reads_split(settings: DataSettings, with_label: bool) -> bool:
+    """Whether the column of splits is read: not for a passive party that has the settings of the active one."""
+    return settings.split is not None and (with_label or settings.label is None)
+
+
 def choose(source: str, names: list[str], settings: DataSettings, with_label: bool) -> Chosen:
     """Chooses id, label and feature columns, in the order of ``data.columns`` or of the table. Raises InputError."""
     if not settings.id:
@@ -35,8 +40,10 @@ def choose(source: str, names: list[str], settings: DataSettings, with_label: bo
     checks.require_names(source, "id", settings.id, names)
     if with_label:
         checks.require_roles(source, settings, names)
+    elif reads_split(settings, with_label):
+        checks.require_names(source, "split", [settings.split or ""], names)
     features = choose_features(source, names, settings, leave_out=(*settings.id, settings.label, settings.split))
-    label, split = (settings.label, settings.split) if with_label else (None, None)
+    label, split = settings.label if with_label else None, settings.split if reads_split(settings, with_label) else None
     return Chosen(settings.id, label, features, split)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.choice import choose_features
+from vfl_party.data.choice import choose_features, reads_split
 from vfl_party.data.collect import Columns, Rows, columns_of, id_texts, label_values, split_values
 
 
@@ -41,7 +41,7 @@ def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with
     labels = splits = None
     if with_label and settings.label is not None:
         labels = label_values(source, settings.label, _chunk(arrays[settings.label].reshape(n)[keep]))
-    if with_label and settings.split is not None:
+    if settings.split is not None and reads_split(settings, with_label):
         splits = split_values(source, settings.split, _chunk(arrays[settings.split].reshape(n)[keep]))
     features = {name: arrays[name][keep] for name in names}
     first = next(iter(features.values()), None)
@@ -121,7 +121,10 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
     checks.require_names(source, "id", settings.id, names, noun="array")
     if with_label:
         checks.require_roles(source, settings, names, noun="array")
-    needed = (*settings.id, *((settings.label, settings.split) if with_label else ()))
+    elif reads_split(settings, with_label):
+        checks.require_names(source, "split", [settings.split or ""], names, noun="array")
+    split = settings.split if reads_split(settings, with_label) else None
+    needed = (*settings.id, settings.label if with_label else None, split)
     for key, listed in (("columns", settings.columns or ()), ("drop", settings.drop)):
         checks.require_names(source, key, listed, names, noun="array")
     left_out = {*settings.id, settings.label, settings.split, *settings.drop}
