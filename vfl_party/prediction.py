@@ -156,7 +156,7 @@ def embeddings(party: Party) -> Exchange:
 
 def predicted(party: Party) -> list[ExchangeSummary]:
     """Returns what a party would send for a prediction with the trained model; empty if it would send nothing."""
-    if party.role == "active" or nothing_kept(party.recipe) is not None:
+    if party.role == "active" or nothing_kept(party.recipe) is not None or party.recipe.rows.align == "none":
         return []
     exchange = embeddings(party)
     return summarised(party.recipe, PHASE, exchange, party.chains(PHASE, exchange))

@@ -1,7 +1,7 @@
 """A trained party's models by themselves, from its folder of a run or from a file that they were exported to.
 
-The file is safetensors: each tensor under its name in the module, after ``encoder.`` or ``top.``. The entry ``about``
-of its metadata is JSON, with the keys of ``About``: it says how the modules are made, and rows prepared.
+The file is safetensors: each tensor under its name in the module, after ``encoder.``, ``tail.`` or ``top.``. The entry
+``about`` of its metadata is JSON, with the keys of ``About``: it says how the modules are made, and rows prepared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class About(BaseModel):
 class TrainedParty:
     """One party's trained models, on the CPU, in evaluation mode.
 
-    ``models``: ``encoder`` (if the party has features), and ``top`` at the active party.
+    ``models``: ``encoder`` (if the party has features); at the active party ``top``, and what ``Method.upper`` makes.
     """
 
     about: About
@@ -99,7 +99,7 @@ class TrainedParty:
 
     @torch.no_grad()
     def embed(self, rows: Any) -> Tensor:
-        """Returns the embeddings [N, D] of rows in memory, as the party would send them without noise."""
+        """Returns the embeddings [N, D] of rows in memory, as the party would send them without noise; or latents."""
         inputs = self.inputs(rows)
         encoder, precision = self.models["encoder"].eval(), self.about.recipe.model.precision
         parts = chunks(np.arange(len(inputs[0]), dtype=np.int64))

@@ -19,6 +19,7 @@ from tests.harness.federation import Federation
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_in_process import in_process, parameters
 from tests.integration.test_ssl_phases import wait_for_round
+from vfl.library.model import Model
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
@@ -26,7 +27,7 @@ from vfl_party.data import load_table
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
 from vfl_party.models import seeded
-from vfl_party.models.halves import Halves
+from vfl_party.models.halves import Halves, Tail
 from vfl_party.prediction import load_joint
 from vfl_party.seeds import batches, derive_seed, split_rows
 from vfl_party.trial import try_parties
@@ -244,7 +245,20 @@ def test_momentum_contrast_of_a_party_that_is_alone(tmp_path: Path) -> None:
     assert largest_deviation(bottom, {"p0": want["p0"]}) <= TOLERANCE
 
 
-def test_there_is_nothing_to_predict_jointly(tmp_path: Path) -> None:
-    in_process(tmp_path / "run", cases.own_rows_recipe(2), cases.own_rows(2))
+def test_the_halves_can_be_used_without_the_parties(tmp_path: Path) -> None:
+    """There is no joint prediction: each row is at one party."""
+    summary = in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2))
+    halves = {name: Model.load(tmp_path / "run", name) for name in ("p0", "p1")}
+    for name, model in halves.items():
+        model.save(tmp_path / f"{name}.safetensors")
+    lower, upper = (Model.load(tmp_path / f"{name}.safetensors") for name in ("p1", "p0"))
+    images = (load_digits().images[:1, None] / 16).astype(np.float32)
+    assert isinstance(upper.tail, Tail)
+    assert upper.top is not None
+    with torch.no_grad():
+        logits = upper.top(upper.tail.features(lower.embed(images)))
+    assert logits.shape == (1, 10)
+    assert summary.metrics["test"]["loss"] < 10
+    assert repr(upper).endswith("tail, top)")
     with pytest.raises(InputError, match="its parties hold different rows, and there is nothing to predict jointly"):
         load_joint(tmp_path / "run", "p1")

@@ -18,8 +18,9 @@ class Model:
     """One party's trained models, on the CPU, in evaluation mode.
 
     ``party``, ``run_id``: whose they are. ``encoder``: the party's encoder; None if it has labels only. ``top``: the
-    active party's model on all parties' embeddings; None at the others. ``classes``: of a classification at the active
-    party, in the order of the top model's outputs.
+    active party's model on all parties' embeddings; None at the others. ``tail``: its half of a network that is cut in
+    two, whose ``features`` of what ``embed`` gives are what ``top`` takes; None otherwise. ``classes``: of a
+    classification at the active party, in the order of the top model's outputs.
     """
 
     def __init__(self, trained: TrainedParty) -> None:
@@ -27,6 +28,7 @@ class Model:
         self._trained = trained
         self.party, self.run_id = trained.about.party, trained.about.run_id
         self.encoder: nn.Module | None = trained.models.get("encoder")
+        self.tail: nn.Module | None = trained.models.get("tail")
         self.top: nn.Module | None = trained.models.get("top")
         self.classes: tuple[str | int | float, ...] = trained.labels.classes if trained.labels is not None else ()
 
@@ -71,11 +73,11 @@ class Model:
     def save(self, path: str | Path) -> None:
         """Writes a new safetensors file, which only you may read, with all that ``load`` needs. Raises VflError.
 
-        Tensors have their names in the modules, after ``encoder.`` or ``top.``. It holds column names, categories and
-        statistics of the training rows too: private.
+        Tensors have their names in the modules, after ``encoder.``, ``tail.`` or ``top.``. It holds column names,
+        categories and statistics of the training rows too: private.
         """
         self._trained.save(Path(path))
 
     def __repr__(self) -> str:
-        has = [name for name in ("encoder", "top") if getattr(self, name) is not None]
+        has = [name for name in ("encoder", "tail", "top") if getattr(self, name) is not None]
         return f"Model({self.party!r} of {self.run_id}: {', '.join(has)})"

@@ -20,7 +20,7 @@ from vfl_party.policies import Policy
 from vfl_party.rows import CODES, divide_rows, divided, division_of
 
 CPU = torch.device("cpu")
-MOST_ROWS = 1 << 40  # more are a lie
+MOST_ROWS = 1 << 32  # more are a lie
 SPLITS = ("local", "validation", "test")
 HOLDINGS = Exchange(
     "holdings",

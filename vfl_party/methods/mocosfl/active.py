@@ -31,19 +31,19 @@ class ActiveMocoSFL(Phase):
             party.asking(name, bottoms(averaged(bottom, None if party.recipe.preset == "released" else bottom)))
 
     def run_round(self, round_: int) -> RoundReport:
-        party, steps = self._party, self._course.steps(round_)
+        party, steps = self._party, len(self._course.numbers(round_))
         if round_ == 0:
             self._tail.begin()
             if self._handout is not None:
                 step = StepKey(self.name, 0, 0)
                 self._handout.reply_all(step, self._handout.collect(step), dict(party.models["bottom"].state_dict()))
         total = zero(party)
-        for batch, (step, _) in enumerate(steps):
+        for done, (step, _) in enumerate(self._course.steps(round_), 1):
             total += self._step(step)
-            party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
+            party.tick(self.name, round_, self.rounds, done, steps)
         if self._course.ends_epoch(round_):
             self._tail.end_epoch()
-        return RoundReport(len(steps), {"train": {"loss": self._tail.mean(total, len(steps))}})
+        return RoundReport(steps, {"train": {"loss": self._tail.mean(total, steps)}})
 
     def _step(self, step: StepKey) -> Tensor:
         settings = self._settings

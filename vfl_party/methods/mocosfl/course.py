@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,13 +88,17 @@ class Course:
         """The number of steps of an epoch: full batches of the party with most rows."""
         return max(rows["local"] for rows in self.holdings.values()) // self.settings.batch_size
 
-    def steps(self, round_: int) -> list[tuple[StepKey, int]]:
-        """Returns the key and the number, counted through the phase, of each step of a round."""
+    def numbers(self, round_: int) -> range:
+        """Returns the numbers, counted through the phase, of the steps of a round."""
         epoch, part = divmod(round_, self.settings.averages_per_epoch)
         per, parts = self.steps_per_epoch, self.settings.averages_per_epoch
-        numbers = range(epoch * per + per * part // parts, epoch * per + per * (part + 1) // parts)
+        return range(epoch * per + per * part // parts, epoch * per + per * (part + 1) // parts)
+
+    def steps(self, round_: int) -> Iterator[tuple[StepKey, int]]:
+        """Yields the key and the number of each step of a round. Peers say how many there are: no list is made."""
         first = 1 if self.hands_out and round_ == 0 else 0  # step 0 of the phase is the hand-out
-        return [(StepKey(self.phase, round_, batch), number) for batch, number in enumerate(numbers, first)]
+        for batch, number in enumerate(self.numbers(round_), first):
+            yield StepKey(self.phase, round_, batch), number
 
     def ends_epoch(self, round_: int) -> bool:
         """Whether a round is the last of its epoch."""

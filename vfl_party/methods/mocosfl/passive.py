@@ -36,24 +36,24 @@ class PassiveMocoSFL(Phase):
         self._bottoms = None if settings.frozen else party.asking(name, bottoms(self._averaged))
 
     def run_round(self, round_: int) -> RoundReport:
-        party, steps = self._party, self._course.steps(round_)
+        party, steps = self._party, len(self._course.numbers(round_))
         if round_ == 0:  # start from the bottom as earlier phases, or another run, have trained it
             if self._handout is not None:
                 self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
             self._momentum.load_state_dict(self._bottom.state_dict())
-        for batch, (step, number) in enumerate(steps):
+        for done, (step, number) in enumerate(self._course.steps(round_), 1):
             v1, v2 = self._views.of(number)
             if self._settings.frozen:
                 with torch.no_grad():
                     self._latents.swap(step, {"q": self._bottom(*v1), "k": self._bottom(*v2)})
             else:
                 self._train(step, v1, v2)
-            party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
+            party.tick(self.name, round_, self.rounds, done, steps)
         if self._bottoms is not None:
             self._average(round_)
         if self._course.ends_epoch(round_) and not self._settings.frozen:
             self._half.end_epoch()
-        return RoundReport(len(steps))
+        return RoundReport(steps)
 
     def _train(self, step: StepKey, v1: Inputs, v2: Inputs) -> None:
         with torch.no_grad():

@@ -11,7 +11,16 @@ from torch.nn import functional
 
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
-from vfl_party.methods.probe.exchanges import LATENTS, TRAINING, digests, parts_of, rows_a_message, sizes_of, steps
+from vfl_party.methods.probe.exchanges import (
+    LATENTS,
+    TRAINING,
+    digests,
+    parts_in,
+    parts_of,
+    rows_a_message,
+    sizes_of,
+    steps,
+)
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.metrics import evaluate, loss_fn
 from vfl_party.models.halves import Tail
@@ -78,7 +87,8 @@ class ActiveProbe(Phase):
             return {split: self._own("train" if split == TRAINING else split) for split in self._splits}
         party, found = self._party, dict[str, list[Known]]()
         number_of = {bytes(each): row for row, each in enumerate(digests(party.recipe, party.ids).numpy())}
-        plan = list(steps(self.name, self._settings, party.holdings, self._size))
+        count = sum(parts_in(split, party.holdings, self._size) for split in self._splits)
+        plan = steps(self.name, self._settings, party.holdings, self._size)
         for number, (split, step, _, senders) in enumerate(plan, 1):
             received = self._latents.collect(step, each={each: {"rows": rows} for each, rows in senders.items()})
             self._latents.acknowledge(step, received)
@@ -87,7 +97,7 @@ class ActiveProbe(Phase):
                 own = np.array([row for row in rows if row >= 0], np.int64)
                 z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
                 found.setdefault(split, []).append(Known(own, self._tail.features(z)))
-            party.tick(self.name, round_, self.rounds, number, len(plan))
+            party.tick(self.name, round_, self.rounds, number, count)
         nothing = Known(np.empty(0, np.int64), torch.empty(0, party.embedding_size, device=party.device))
         return {split: _joined(found.get(split, [nothing])) for split in self._splits}
 

@@ -47,13 +47,21 @@ def parts_of(rows: Rows, size: int) -> list[Rows]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
+def parts_in(split: str, holdings: Mapping[str, Mapping[str, int]], size: int) -> int:
+    """Returns into how many parts the rows of a split are cut: as many as those of the party with most."""
+    return max(-(-held[split] // size) for held in holdings.values())
+
+
 def steps(
     phase: str, settings: ProbeSettings, holdings: Mapping[str, Mapping[str, int]], size: int
 ) -> Iterator[tuple[str, StepKey, int, dict[str, int]]]:
-    """Yields, for each step: the split, the key, the number of the part, and how many rows each sender has in it."""
+    """Yields, for each step: the split, the key, the number of the part, and how many rows each sender has in it.
+
+    Peers say how many rows they have: no list is made.
+    """
     batch = 0
     for split in (TRAINING, *settings.splits):
-        for part in range(max(-(-held[split] // size) for held in holdings.values())):
+        for part in range(parts_in(split, holdings, size)):
             left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
             yield split, StepKey(phase, 0, batch), part, {party: each for party, each in left.items() if each > 0}
             batch += 1

@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from vfl_party.context import Party
-from vfl_party.methods.probe.exchanges import LATENTS, digests, latent_of, parts_of, rows_a_message, sizes_of, steps
+from vfl_party.methods.probe.exchanges import (
+    LATENTS,
+    TRAINING,
+    digests,
+    latent_of,
+    parts_in,
+    rows_a_message,
+    sizes_of,
+    steps,
+)
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.phase import Phase, RoundReport
 
@@ -21,14 +30,15 @@ class PassiveProbe(Phase):
 
     @torch.no_grad()
     def run_round(self, round_: int) -> RoundReport:
-        party, bottom, done = self._party, self._party.models["encoder"], 0
+        party, bottom = self._party, self._party.models["encoder"]
         bottom.eval()
-        plan = list(steps(self.name, self._settings, party.holdings, self._size))
+        splits = (TRAINING, *self._settings.splits)
+        count = sum(parts_in(split, party.holdings, self._size) for split in splits)
+        plan = steps(self.name, self._settings, party.holdings, self._size)
         for number, (split, step, part, senders) in enumerate(plan, 1):
             if party.name in senders:
-                rows = parts_of(party.rows(split), self._size)[part]
+                rows = party.rows(split)[part * self._size : (part + 1) * self._size]
                 z = bottom(*party.need_features().inputs(rows))
                 self._latents.swap(step, {"z": z, "ids": digests(party.recipe, [party.ids[row] for row in rows])})
-                done += 1
-            party.tick(self.name, round_, self.rounds, number, len(plan))
+            party.tick(self.name, round_, self.rounds, number, count)
         return RoundReport(0)

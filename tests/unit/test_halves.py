@@ -1,0 +1,144 @@
+"""A network that is cut in two, and rows that each party has of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.harness import cases
+from vfl_common.config.data import DataSettings
+from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import InputError, PeerError
+from vfl_party.align.own import _read
+from vfl_party.data import load_table
+from vfl_party.models import seeded
+from vfl_party.models.halves import Bottleneck, Halves, StandardisedConv, group_norm
+from vfl_party.party import expected_rows, open_party
+
+CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
+RESNET = ResNet18Settings(kind="resnet18")
+
+
+@pytest.mark.parametrize(
+    ("settings", "cut", "neck", "latent", "features"),
+    [
+        (CNN, 1, None, (8, 16, 16), 20),
+        (CNN, 3, None, (16, 4, 4), 20),
+        (CNN, 3, Bottleneck(4, 2), (4, 2, 2), 20),
+        (RESNET, 1, None, (64, 32, 32), 512),
+        (RESNET, 3, Bottleneck(4, 2), (4, 16, 16), 512),  # C4S2: 4 KiB instead of 256 KiB an image
+        (ResNet18Settings(kind="resnet18", small_images=False), 1, None, (64, 8, 8), 512),
+    ],
+)
+def test_halves_fit_together(
+    settings: Any, cut: int, neck: Bottleneck | None, latent: tuple[int, int, int], features: int
+) -> None:
+    halves = Halves(settings, (3, 32, 32), cut, neck)
+    before = torch.get_rng_state()
+    assert (halves.latent, halves.features) == (latent, features)
+    assert torch.equal(torch.get_rng_state(), before)
+    with seeded(1):
+        bottom, tail = halves.bottom(), halves.tail(24)
+    x = torch.randn(2, 3, 32, 32)
+    z = bottom(x)
+    assert z.shape[1:] == latent == tail.latent
+    assert tail.features(z).shape == (2, features)
+    assert tail(z).shape == (2, 24)
+    alone = tail(bottom(x[:1]))  # no row depends on another
+    assert torch.allclose(alone, tail(z)[:1], atol=1e-5)
+
+
+def test_a_standardised_convolution() -> None:
+    """By its definition (Qiao et al. 2019), channel by channel."""
+    conv = StandardisedConv(3, 4, 3, padding=1, bias=False)
+    with torch.no_grad():
+        conv.weight.mul_(7).add_(3)  # scale and mean of a channel's weights have no effect
+    x, rows = torch.randn(2, 3, 5, 5), list[Tensor]()
+    for weight in conv.weight:
+        centred = weight - weight.mean()
+        rows.append(centred / (centred.pow(2).mean() + 1e-5).sqrt())
+    assert torch.allclose(conv(x), functional.conv2d(x, torch.stack(rows), padding=1), atol=1e-4)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(64, 16), (4, 1), (3, 1), (14, 2), (10, 2), (1, 1)])
+def test_four_channels_a_group_if_that_is_even(channels: int, groups: int) -> None:
+    assert group_norm(channels).num_groups == groups
+
+
+@pytest.mark.parametrize(
+    ("settings", "cut", "words"),
+    [
+        (CNN, 4, "cut = 4 is not between two parts of this cnn; possible are 1, 2, 3"),
+        (RESNET, 2, "possible are 1, 3, 5, 7, 9, 11, 13, 15"),
+        (CnnSettings(kind="cnn", channels=(8,)), 1, "none: it needs more channels"),
+        (MlpSettings(), 1, "an encoder of kind 'mlp' cannot be cut in two"),
+    ],
+)
+def test_a_cut_that_is_not_possible(settings: Any, cut: int, words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        Halves(settings, (3, 32, 32), cut).bottom()
+
+
+# -- rows of each party's own ---------------------------------------------------------------------------------------
+
+
+def own_rows(**changes: Any) -> dict[str, Any]:
+    tables = cases.own_rows_recipe(2)
+    return tables | {"rows": tables["rows"] | changes}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"aligned": 0.5}, "aligned, labelled and split"),
+        ({"labelled": 5}, "aligned, labelled and split"),
+        ({"split": "stratified"}, "aligned, labelled and split"),
+        ({"at_least": 5}, 'alignment and at_least are for align = "psi"'),
+    ],
+)
+def test_a_recipe_that_needs_common_rows(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Recipe.model_validate(own_rows(**change))
+
+
+def test_the_active_party_has_labels_alone() -> None:
+    tables = own_rows()
+    tables["parties"][0]["features"] = True
+    with pytest.raises(ValueError, match="the active party has labels, and no rows of its own"):
+        Recipe.model_validate(tables)
+
+
+@pytest.mark.parametrize("counts", [[0, 1, 1], [-1, 5, 5], [5, -5, 1], [1 << 50, 0, 0]])
+def test_a_number_of_rows_that_makes_no_sense(counts: list[int]) -> None:
+    with pytest.raises(PeerError) as caught:
+        _read("p1", "p2", counts)
+    assert str(caught.value) == f"p1 says that p2 has {counts} rows"
+
+
+def test_every_nth_row(tmp_path: Any) -> None:
+    data = cases.own_rows(3, limit=20)
+    found = {name: load_table(DataSettings(**data[name]), with_label=False).ids for name in ("p1", "p2", "p3")}
+    assert sorted(each for ids in found.values() for each in ids) == [f"{row:04d}" for row in range(20)]
+    assert [len(ids) for ids in found.values()] == [7, 7, 6]
+    few = DataSettings(**cases.own_rows(5, limit=3)["p5"])
+    with pytest.raises(InputError, match=re.escape("has 3 rows, too few for the parts of data.view")):
+        load_table(few, with_label=False)
+
+
+@pytest.mark.parametrize("label", [None, "digit"])
+def test_a_passive_party_divides_its_rows_by_its_own_column(label: str | None, tmp_path: Any) -> None:
+    rows = "".join(f"{row},{'test' if row % 4 == 0 else 'train'},{row % 3}\n" for row in range(12))
+    (tmp_path / "rows.csv").write_text("who,part,digit\n" + rows)
+    made = Recipe.model_validate(own_rows(split="column"))
+    data = DataSettings(source=str(tmp_path / "rows.csv"), id="who", split="part", label=label, scale="minmax")
+    opened = open_party(made, "p1", data, made.model.encoder)
+    assert opened.table.labels is None
+    assert expected_rows(opened).holdings["p1"] == {"local": 9, "validation": 0, "test": 3}
+    with pytest.raises(InputError, match="parts"):
+        open_party(made, "p1", data.model_copy(update={"split": "parts"}), made.model.encoder)
