@@ -56,27 +56,34 @@ class Images:
         np.savez(path, **arrays, **({"label": self.labels[rows]} if labels else {}))
 
 
-def cifar10(data: Path, train: int, test: int) -> Images:
-    """Takes the first training and test images of CIFAR-10 (JPEG), which are in random order."""
+def cifar10(data: Path, train: int, test: int, *, validate: bool) -> Images:
+    """Takes the first training and test images of CIFAR-10 (JPEG), which are in random order.
+
+    ``validate``: takes the last training images instead of test images.
+    """
     whole = pq.read_table(data / "cifar10.parquet")
     part = np.array(whole["part"].to_pylist())
-    rows = np.concatenate([np.flatnonzero(part == name)[:n] for name, n in (("train", train), ("test", test))])
+    first = np.flatnonzero(part == "train")
+    tests = first[-test:] if validate else np.flatnonzero(part == "test")[:test]
+    rows = np.concatenate([first[:train], tests])
+    part = np.repeat(["train", "test"], [train, test])
     some = whole.take(rows)
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in some["jpeg"].to_pylist()])
     ids = np.array([str(each) for each in some["id"].to_pylist()])
-    return Images(ids, pixels, np.array(some["label"].to_pylist(), np.int64), part[rows])
+    return Images(ids, pixels, np.array(some["label"].to_pylist(), np.int64), part)
 
 
-def mnist(data: Path, train: int, test: int) -> Images:
-    """Takes images of MNIST-10k, 28 x 28 pixels, padded to 32 x 32."""
+def mnist(data: Path, train: int, test: int, *, validate: bool) -> Images:
+    """Takes images of MNIST-10k, 28 x 28 pixels, padded to 32 x 32; the last of them are for testing."""
     whole = np.load(data / "mnist10k.npz")
-    n = min(len(whole["images"]), train + test)
-    pixels = np.pad(whole["images"][:n], ((0, 0), (2, 2), (2, 2)))[..., None]
-    part = np.array(["train"] * (n - test) + ["test"] * test)
-    return Images(np.array([f"{row:05d}" for row in range(n)]), pixels, whole["labels"][:n].astype(np.int64), part)
+    tests = np.arange(len(whole["images"]))[-2 * test :]
+    rows = np.concatenate([np.arange(train), tests[:test] if validate else tests[test:]])
+    pixels = np.pad(whole["images"][rows], ((0, 0), (2, 2), (2, 2)))[..., None]
+    part = np.repeat(["train", "test"], [train, test])
+    return Images(np.array([f"{row:05d}" for row in rows]), pixels, whole["labels"][rows].astype(np.int64), part)
 
 
-DATASETS: dict[str, Callable[[Path, int, int], Images]] = {"cifar10": cifar10, "mnist": mnist}
+DATASETS: dict[str, Callable[..., Images]] = {"cifar10": cifar10, "mnist": mnist}
 
 
 def dealt(images: Images, clients: int, scheme: str, seed: int) -> list[Numbers]:
@@ -201,6 +208,7 @@ PROBE: Tables = {"kind": "probe", "splits": ["test"]}
 @click.option("--seed", default=1)
 @click.option("--device", default="cpu")
 @click.option("--threads", default=2)
+@click.option("--validate", is_flag=True, help="Score images that are no test images, to choose settings.")
 @click.option("--only", multiple=True, help="Lines to run: random, one, iid1, iid3, classes1, classes3, alone.")
 @click.option("--json", "output", type=click.Path(path_type=Path))
 def main(
@@ -216,11 +224,12 @@ def main(
     seed: int,
     device: str,
     threads: int,
+    validate: bool,
     only: tuple[str, ...],
     output: Path | None,
 ) -> None:
     """Scores MocoSFL beside its three baselines."""
-    found = DATASETS[dataset](data, images, tests)
+    found = DATASETS[dataset](data, images, tests, validate=validate)
     encoder, features = (CNN, 256) if network == "cnn" else ({"kind": "resnet18"}, 512)
     queue = min(6000, images // clients // 2)
     optimizer = {"kind": "sgd", "lr": rate, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine"}

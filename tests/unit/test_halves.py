@@ -136,7 +136,7 @@ def test_a_passive_party_divides_its_rows_by_its_own_column(label: str | None, t
     rows = "".join(f"{row},{'test' if row % 4 == 0 else 'train'},{row % 3}\n" for row in range(12))
     (tmp_path / "rows.csv").write_text("who,part,digit\n" + rows)
     made = Recipe.model_validate(own_rows(split="column"))
-    data = DataSettings(source=str(tmp_path / "rows.csv"), id="who", split="part", label=label, scale="minmax")
+    data = DataSettings(source=str(tmp_path / "rows.csv"), id=("who",), split="part", label=label, scale="minmax")
     opened = open_party(made, "p1", data, made.model.encoder)
     assert opened.table.labels is None
     assert expected_rows(opened).holdings["p1"] == {"local": 9, "validation": 0, "test": 3}
