@@ -121,6 +121,7 @@ def prediction_data(settings: DataSettings | None, source: Path | None, state: T
     if state["preprocessor"] is None:
         return ids_only(changed)
     preprocessor = Preprocessor.from_state(state["preprocessor"])
+    changed = changed.written_like(preprocessor.style)
     if settings.parts:
         return _parts_of_training(settings, source, preprocessor)
     if changed.is_table and preprocessor.image_shape is None and settings.view is None:

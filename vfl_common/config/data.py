@@ -7,7 +7,7 @@ from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, PrivateAttr, field_validator
 
 from vfl_common.config.base import Section, spelt
 from vfl_common.passwords import shown as shown  # for those who have a source
@@ -134,6 +134,18 @@ class DataSettings(Section):
     limit: PositiveInt | None = None  # only the first rows, to try things out
     parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
     in_common: bool = False
+    _like: tuple[str, str] | None = PrivateAttr(default=None)
+
+    @property
+    def like(self) -> tuple[str, str] | None:
+        """The decimal point and the thousands sign of the table of training, for rows to predict; else None."""
+        return self._like
+
+    def written_like(self, style: tuple[str, str] | None) -> DataSettings:
+        """Returns the same settings for a table that is written as that of training, if it can be read in two ways."""
+        found = self.model_copy()
+        found._like = style
+        return found
 
     @field_validator("source", "unaligned")
     @classmethod

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from vfl_party.data.vocabulary import Vocabulary, decoded
 
 log = logging.getLogger(__name__)
 
+DATE = "date"  # of a numeric column that holds days
 SPLITS = ("train", "validation", "test")  # the values of a column that ``data.split`` names
 BLOCK, MOST_CELLS = 1 << 16, 1 << 22  # rows and cells that are converted at once
 EVERY_S = 10.0  # the log says how many rows have been read
@@ -37,12 +38,18 @@ MOST_ODD = 1_000  # cells that are kept of a column that turns out to be written
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Feature columns by type: float32 numbers, NaN if missing, and categories."""
+    """Feature columns by type: float32 numbers, NaN if missing, and categories.
+
+    kinds: {numeric column: ``date``, or the sign that was dropped}, of those that were no bare numbers. style: the
+    decimal point, and what may stand between thousands, of cells that were text; None of others.
+    """
 
     numeric_NF: npt.NDArray[np.float32]  # noqa: N815 - the shape is part of the name
     numeric_names: tuple[str, ...]
     categorical: Categories
     categorical_names: tuple[str, ...]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    style: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +75,9 @@ def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
     chosen, space = choose(stream.source, list(stream.names), settings, with_label), Space.of(settings)
     if not stream.as_written:
+        if settings.dates is not None:
+            text = f"data.dates = {settings.dates!r} is for cells that are text, and the columns here have types"
+            raise checks.unusable(stream.source, f"{text}; remove it, and write dates as dates")
         return _Pass(stream.source, chosen, settings, space).over(_blocks(stream, chosen, settings))
     odd: dict[str, list[str]] = {}  # of columns that the sample does not show as they are
     words: set[str] = set()
@@ -78,7 +88,7 @@ def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
         reading = _Pass(stream.source, chosen, settings, space, found)
         result = reading.over(itertools.chain(head, rows), stream.notes)
         if not reading.odd:
-            return result
+            return replace(result, notes=(*result.notes, *stream.found))
         words |= {name for name, cells in reading.odd.items() if name in odd or not cells}
         odd |= reading.odd
 
@@ -209,7 +219,20 @@ class _Pass:
         others = self._others
         assert self._numbers is not None and self._codes is not None  # noqa: S101, PT018 - begun above
         texts = tuple(self._words[name].texts() if name in self._words else () for name in others)
-        return Columns(self._numbers.finish(), numeric, Categories(self._codes.finish(), texts), others)
+        words = Categories(self._codes.finish(), texts)
+        style = None if self._found is None else (self._found.style.decimal, self._found.style.thousands)
+        return Columns(self._numbers.finish(), numeric, words, others, self._kinds(numeric, schema), style)
+
+    def _kinds(self, numeric: Sequence[str], schema: pa.Schema) -> dict[str, str]:
+        """Returns what the numeric columns held, as far as these were no bare numbers."""
+        found = {}
+        for name in numeric:
+            reading = None if self._found is None else self._found.readings[name]
+            if isinstance(reading, written.Dates) or (reading is None and _is_time(schema.field(name).type)):
+                found[name] = DATE
+            elif isinstance(reading, written.Numbers) and reading.sign:
+                found[name] = reading.sign
+        return found
 
     def _begin(self, schema: pa.Schema) -> tuple[str, ...]:
         """Returns the names of the numeric features, which the first block shows. Raises InputError."""
@@ -247,8 +270,10 @@ class _Pass:
         if not _is_text(column.type):
             text = f"column {name!r} is in data.numeric and holds {column.type}; take it out"
             raise checks.unusable(self._source, text)
-        numbers = written.Numbers().read(pc.cast(column, pa.string()))
-        return _floats(numbers) if numbers is not None else self._no_number(name, column, written.Numbers())
+        settings = self._settings
+        reading = written.Numbers(written.Style(settings.decimal or ".", settings.thousands or ""))
+        numbers = reading.read(pc.cast(column, pa.string()))
+        return _floats(numbers) if numbers is not None else self._no_number(name, column, reading)
 
     def _written(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
         """Reads cells as the first ones were written; notes those that are not, to read the column otherwise."""

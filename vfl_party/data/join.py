@@ -46,6 +46,7 @@ def read_table(settings: DataSettings, with_label: bool, load: Callable[[DataSet
         numeric_names=tuple(name for table in tables.values() for name in table.numeric_names),
         categorical=_beside_each_other([table.categorical for table in tables.values()]),
         categorical_names=tuple(name for table in tables.values() for name in table.categorical_names),
+        kinds={name: kind for table in tables.values() for name, kind in table.kinds.items()},
     )
 
 
@@ -77,6 +78,7 @@ def _named(part: str, settings: DataSettings, table: Table) -> Table:
         table,
         numeric_names=tuple(part + _BETWEEN + name for name in table.numeric_names),
         categorical_names=tuple(part + _BETWEEN + name for name in table.categorical_names),
+        kinds={part + _BETWEEN + name: kind for name, kind in table.kinds.items()},
     )
 
 

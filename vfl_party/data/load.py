@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -137,8 +138,12 @@ def open_table(settings: DataSettings) -> Stream | None:
     if not exists:
         text = "no such file or folder; correct data.source, or mount the volume that holds it"
         raise checks.unreadable(source, text)
+    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        raise checks.unreadable(source, "may not be read by this user; change its permissions")
     if path.is_dir():
         return open_parquet(settings) if holds_parquet(path) else None
+    if not path.is_file():
+        raise checks.unreadable(source, "is no regular file, but a pipe or a device; write a file")
     name = path.name.lower()
     if name.endswith(PARQUET):
         return open_parquet(settings)
@@ -180,6 +185,7 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
             raise checks.unusable(source, f"holds columns; set data.image_shape to use the view {view.scheme!r}")
         if columns.numeric_names:
             table = replace(table, numeric_NF=columns.numeric_NF, numeric_names=columns.numeric_names)
+        table = replace(table, kinds=columns.kinds, style=columns.style)
         if columns.categorical_names:
             table = replace(table, categorical=columns.categorical, categorical_names=columns.categorical_names)
         return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from vfl_party.data import checks
 from vfl_party.data.join import part_of
 from vfl_party.data.space import MappedArray, Space, parts, release
 from vfl_party.data.table import Categories, Table, counted
+from vfl_party.data.written import SIGNS
 from vfl_party.devices import index_on
 from vfl_party.models import InputSpec
 
@@ -82,6 +84,7 @@ class Preprocessor:
     """Statistics of the training rows; ``x = (value - shift) / scale``, column by column or channel by channel.
 
     ``fill``: the replacement of a missing number (pixel), [F] or [C * H * W]; None if nothing may be missing.
+    ``kinds``, ``style``: how the table of training was written, see ``collect.Columns``; None if it was not noted.
     """
 
     numeric_names: tuple[str, ...]
@@ -93,6 +96,8 @@ class Preprocessor:
     vocabularies: tuple[tuple[str, ...], ...]
     one_hot: bool
     flatten: bool
+    kinds: Mapping[str, str] | None = None
+    style: tuple[str, str] | None = None
 
     @classmethod
     def fit(
@@ -140,6 +145,8 @@ class Preprocessor:
             vocabularies=tuple(vocabularies),
             one_hot=one_hot,
             flatten=flatten,
+            kinds=dict(table.kinds),
+            style=table.style,
         )
 
     @property
@@ -168,6 +175,8 @@ class Preprocessor:
             shift=joined("shift"),
             scale=joined("scale"),
             vocabularies=joined("vocabularies"),
+            kinds={name: kind for part in parts for name, kind in (part.kinds or {}).items()},
+            style=None,
         )
 
     def transform(self, table: Table) -> Features:
@@ -223,6 +232,8 @@ class Preprocessor:
                     what = f"column {name!r} held {kind} in training but does not now"
                     raise checks.unusable(table.source, f"{what}; correct it, or list it in data.{key}")
                 raise checks.unusable(table.source, f"has no column {name!r}, but training had it; add it")
+        if self.kinds is not None:
+            _check_kinds(table.source, self.numeric_names, self.kinds, table.kinds)
         return Table(
             table.source,
             table.ids,
@@ -250,6 +261,18 @@ class Preprocessor:
             rows = np.flatnonzero(codes_NK[:, k] != UNKNOWN)
             columns[rows, offset + np.maximum(codes_NK[rows, k] - HIDDEN, 0)] = 1.0
         return columns
+
+
+_KINDS = {"": "bare numbers", "date": "dates"} | {sign: f"numbers with {sign}" for sign in SIGNS}
+
+
+def _check_kinds(source: str, names: tuple[str, ...], before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises InputError if a column of numbers holds days, percentages and the like in only one of two tables."""
+    for name in names:
+        was, is_ = (_KINDS.get(each.get(name, ""), each.get(name, "")) for each in (before, now))
+        if was != is_:
+            what = f"column {name!r} held {was} in training and holds {is_} now"
+            raise checks.unusable(source, f"{what}; write it as in training")
 
 
 def _values(table: Table) -> Floats | None:

@@ -108,8 +108,9 @@ class Space:
     def _append(self, file: IO[bytes], rows: Array) -> None:
         """Writes rows to the end of a file. Raises InputError if the disk is full."""
         try:
-            file.write(np.ascontiguousarray(rows).data)
-            file.flush()
+            left = np.ascontiguousarray(rows).data.cast("B") if rows.size else memoryview(b"")
+            while left:  # without a buffer, which would be written once more when the file is closed
+                left = left[file.write(left) :]
         except OSError as error:
             raise self._full(rows.nbytes, error) from None
 
@@ -120,7 +121,7 @@ class Space:
     def _file(self, size: int) -> IO[bytes]:
         try:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
-            return tempfile.TemporaryFile(dir=self.folder, prefix="vfl-")
+            return tempfile.TemporaryFile(dir=self.folder, prefix="vfl-", buffering=0)
         except OSError as error:
             raise self._full(size, error) from None
 
@@ -188,8 +189,12 @@ class Growing:
     def _write(self) -> None:
         if self._file is None:
             self._file = self._space._file(self._size)
-        for block_NF in self._blocks:
-            self._space._append(self._file, block_NF)
+        try:
+            for block_NF in self._blocks:
+                self._space._append(self._file, block_NF)
+        except InputError:
+            self._file.close()
+            raise
         self._blocks.clear()
 
 

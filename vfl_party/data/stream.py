@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ class Stream:
             read, or has changed since it was opened.
         separator: between the cells of a text file.
         notes: what the reader has guessed, a sentence each, with the key that decides it.
+        found: likewise, what only reading to the end shows: there once the last block has come.
     """
 
     source: str
@@ -34,3 +35,4 @@ class Stream:
     blocks: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
     separator: str | None = None
     notes: tuple[str, ...] = ()
+    found: list[str] = field(default_factory=list)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,8 @@ class Table:
     numeric_NF: NaN if a value is missing; images_NCHW: pixels, 0 to 1 if the source holds bytes; labels: [N] float64
     numbers or text (dtype object), None if none were read; splits: [N] text, ``train``, ``validation`` or ``test``, if
     the source says it; counts: of the source's rows, also of those that are left out because of their ids; notes: what
-    was guessed, a sentence each; space: where its arrays lie. A table has columns or images; an active party without
-    features has neither.
+    was guessed, a sentence each; space: where its arrays lie; kinds, style: see ``collect.Columns``. A table has
+    columns or images; an active party without features has neither.
     """
 
     source: str
@@ -59,6 +59,8 @@ class Table:
     counts: IdCounts | None = None
     notes: tuple[str, ...] = ()
     space: Space = IN_MEMORY
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    style: tuple[str, str] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

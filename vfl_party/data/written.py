@@ -25,7 +25,7 @@ MISSING = pa.array(  # in a column of numbers or dates
     ("", "NA", "N/A", "n/a", "na", "#N/A", "NaN", "nan", "NAN", "null", "NULL", "None", "none", "?", "-"),
     pa.string(),
 )
-_SIGNS = ("%", "€", "$", "£", "¥")  # before or after a number; they are dropped if every number of a column has one
+SIGNS = ("%", "€", "$", "£", "¥")  # before or after a number; they are dropped if every number of a column has one
 _SPACES = " \u00a0\u202f"  # plain, no-break and narrow: between thousands
 _BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019]"}  # what people type for it
 _DAY_S, _A_SECOND = 86_400.0, {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
@@ -72,6 +72,8 @@ class Numbers:
         if self.marked:
             found = Numbers(self.style, self.sign).read(unmarked(text))
             is_number = pc.fill_null(pc.starts_with(text, NUMBER), False)
+            if self.sign and pc.any(is_number).as_py():  # 7% beside a cell that holds 0.05
+                return None
             given = pc.if_else(is_number, pc.utf8_slice_codeunits(text, 1), pa.scalar(None, text.type))
             return None if found is None else pc.if_else(is_number, pc.cast(given, pa.float64()), found)
         text = _present(text)
@@ -94,22 +96,35 @@ class Numbers:
 class Dates:
     """A column of dates or times, read as days since 1970-01-01.
 
-    form: as for strptime; '' for ISO 8601. zoned: whether ISO times have a zone.
+    form: as for strptime; '' for ISO 8601. zoned: whether ISO times have a zone. marked: see ``Numbers``.
     """
 
     form: str = ""
     zoned: bool = False
+    marked: bool = False
 
     def read(self, text: pa.Array) -> pa.Array | None:
         """Returns float64, null if missing; None if some cell is no date of this form."""
-        text = _present(text)
-        with contextlib.suppress(pa.ArrowInvalid):
-            if not self.form:
+        if not self.form:
+            text = _present(text)
+            with contextlib.suppress(pa.ArrowInvalid):
                 return days(pc.cast(text, pa.timestamp("us", "UTC" if self.zoned else None)))
-            times = pc.strptime(text, format=self.form, unit="s")
-            if _all(pc.equal(_bare(pc.strftime(times, format=self.form)), _bare(text))):
-                return days(times)
-        return None
+            return None
+        fits = self.fits(text)
+        return days(self._times(text)) if _all(fits) else None
+
+    def fits(self, text: pa.Array) -> pa.Array:
+        """Returns for each cell whether it is a date of this form, null if it is missing."""
+        text = _present(plain(text) if self.marked else text)
+        times = self._times(text)
+        same = pc.equal(_bare(pc.strftime(times, format=self.form)), _bare(text))
+        if "%Y" in self.form:  # strptime takes a year of two digits, too
+            same = pc.and_(same, pc.greater_equal(pc.year(times), 1000))
+        return pc.if_else(pc.is_valid(text), pc.fill_null(same, False), pa.scalar(None, pa.bool_()))
+
+    def _times(self, text: pa.Array) -> pa.Array:
+        cells = _present(plain(text) if self.marked else text)
+        return pc.strptime(cells, format=self.form, unit="s", error_is_null=True)
 
 
 @dataclass(frozen=True)
@@ -178,7 +193,7 @@ def find(
             text = f"column {name!r} holds dates{form}: read as days since 1970-01-01"
             notes.append(f"{text}; data.dates, data.categorical")
     kinds = {type(each) for each in readings.values()}
-    if settings.dates is not None and Words in kinds and Dates not in kinds:
+    if settings.dates is not None and readings and Dates not in kinds:
         text = f"data.dates = {settings.dates!r} fits the cells of no column"
         raise checks.unusable(source, f'{text}; write it as strptime has it, such as "%d.%m.%Y", or remove it')
     notes += [f"{sign} is dropped from the numbers of {checks.listed(names)}" for sign, names in signs.items()]
@@ -198,9 +213,13 @@ def _reading(
     """Returns how a column is read: dates as the settings say come before numbers, such as 20240131; None for words."""
     if settings.dates is None or name == settings.label:
         return _numbers(text, style, marked) or (_dates(source, name, text) if name != settings.label else None)
-    said = Dates(settings.dates)
-    empty = _present(text).null_count == len(text)
-    return said if not empty and said.read(text) is not None else _numbers(text, style, marked)
+    said = Dates(settings.dates, marked=marked)
+    fits = said.fits(text)
+    wrong, right = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
+    if right > wrong > 0:
+        what = f"data.dates = {settings.dates!r} fits most cells of column {name!r}, and not all"
+        raise checks.unusable(source, f"{what}; correct the others, or drop the column")
+    return said if right and not wrong else _numbers(text, style, marked)
 
 
 def _begins_with_zero(text: pa.Array) -> bool:
@@ -234,7 +253,7 @@ def _all(mask: pa.Array) -> bool:
 def _pattern(style: Style) -> str:
     """Returns a regular expression of the numbers of a style; thousands may be separated, or not."""
     between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
-    groups = f"[0-9]{{1,3}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""
+    groups = f"[1-9][0-9]{{0,2}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""  # nobody writes 0,513 for 513
     decimal = re.escape(style.decimal)
     return f"^[+-]?(?:(?:{groups}[0-9]+)(?:{decimal}[0-9]*)?|{decimal}[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 
@@ -249,7 +268,7 @@ def _plainly(text: pa.Array, style: Style) -> pa.Array:
 def _sign(text: pa.Array) -> str:
     """Returns the sign that every cell has at one of its ends, or ''."""
     present = pc.drop_null(_present(text))
-    for sign in _SIGNS if len(present) else ():
+    for sign in SIGNS if len(present) else ():
         if _all(pc.or_(pc.starts_with(present, sign), pc.ends_with(present, sign))):
             return sign
     return ""
@@ -275,9 +294,11 @@ def _style(
     most = max(map(len, read.values()))
     best = [style for style, columns in read.items() if len(columns) == most]
     found = best[0]
+    known = settings.like
+    found = next((each for each in best if known is not None and each.decimal == known[0]), found)
     other = next((each for each in best if each.decimal != found.decimal), found)
     differ = [name for name, values in read[found].items() if not values.equals(read[other].get(name, values))]
-    if differ:
+    if differ and (known is None or known[0] != found.decimal):
         if not commas:
             raise _two_ways(source, differ[0], "comma", ",")
         found = found if found.decimal == "." else other  # what stands in a file with commas is mostly English
@@ -362,7 +383,7 @@ def look_like_numbers(words: pa.Array) -> pa.Array:
     present = _present(words)
     present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")  # as accountants write what is owed
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
-    bare = pc.replace_substring_regex(present, f"^[{''.join(_SIGNS)}]\\s*|\\s*[{''.join(_SIGNS)}]$", "")
+    bare = pc.replace_substring_regex(present, f"^[{''.join(SIGNS)}]\\s*|\\s*[{''.join(SIGNS)}]$", "")
     masks = [pc.match_substring_regex(bare, _pattern(each)) for each in (PLAIN, *_STYLES)]
     return pc.fill_null(functools.reduce(pc.or_, masks), False)
 

@@ -141,6 +141,9 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
 def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biufUS" or array.ndim == 0:
         raise checks.unusable(source, f"array {name!r} holds {array.dtype}; give numbers or text, one entry a row")
+    if array.dtype == np.longdouble:
+        array = array.astype(np.float64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # as this machine has its numbers
     return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 
 

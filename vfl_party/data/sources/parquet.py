@@ -26,12 +26,17 @@ def open_parquet(settings: DataSettings) -> Stream:
     Raises InputError.
     """
     source, path = settings.source, Path(settings.source)
-    files = sorted(path.rglob(f"*{PARQUET}")) if path.is_dir() else [path]
+    files = sorted(_files(path)) if path.is_dir() else [path]
+    parted = next((file for file in files if any("=" in each for each in file.relative_to(path).parent.parts)), None)
+    if parted is not None:
+        folder = parted.relative_to(path).parent
+        text = f"its folders are named as partitions ({folder}), and what their names say would be lost"
+        raise checks.unreadable(source, f"{text}; write it without partitions")
     before = {file: state_of(str(file)) for file in files}
     schema = _schema(source, files[0])
     for file in files[1:]:
         other = _schema(source, file)
-        if not other.equals(schema):
+        if [(each.name, each.type) for each in other] != [(each.name, each.type) for each in schema]:
             raise checks.unreadable(source, _difference(schema, other, files[0].name, str(file.relative_to(path))))
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -44,7 +49,14 @@ def open_parquet(settings: DataSettings) -> Stream:
 
 def holds_parquet(folder: Path) -> bool:
     """Returns whether a folder has Parquet files in it, or below it."""
-    return next(folder.rglob(f"*{PARQUET}"), None) is not None
+    return next(_files(folder), None) is not None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yields the Parquet files of a folder, without those that are hidden or temporary: names with . or _ in front."""
+    for file in folder.rglob(f"*{PARQUET}"):
+        if file.is_file() and not any(each.startswith((".", "_")) for each in file.relative_to(folder).parts):
+            yield file
 
 
 def _parquet_blocks(file: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:

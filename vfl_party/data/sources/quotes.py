@@ -14,7 +14,8 @@ class Bytes(io.RawIOBase):
     """Passes the bytes of a file on, with line ends of one byte, and looks whether quotation marks stand as they must.
 
     Each one that opens a cell must stand at its beginning, and each one that closes it at its end. ``sound`` is false
-    if one does not; then it may also be an ordinary sign, as in ``5" pipe``.
+    if one does not; then it may also be an ordinary sign, as in ``5" pipe``. ``right``: the same, but for a last one
+    that is open still. ``line_ends``: so far, within cells too.
     """
 
     def __init__(self, file: Any, separator: str, *, lines: bool) -> None:
@@ -22,11 +23,11 @@ class Bytes(io.RawIOBase):
         self._ends = np.zeros(256, bool)
         self._ends[[ord(sign) for sign in (separator, "\n", "\r", '"')]] = True
         self._kept, self._before, self._open, self._ended = b"", b"\n", False, False
-        self._right = True
+        self.right, self.line_ends = True, 0
 
     @property
     def sound(self) -> bool:
-        return self._right and not self._open
+        return self.right and not self._open
 
     def readable(self) -> bool:
         return True
@@ -47,13 +48,14 @@ class Bytes(io.RawIOBase):
         return data
 
     def _look(self, data: bytes) -> None:
+        self.line_ends += data.count(b"\n") if self._lines else 0
         places = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"')) if b'"' in data else np.empty(0, np.int64)
         around = np.frombuffer(self._before + data + b"\n", np.uint8)
         opens = (np.arange(len(places)) % 2 == 0) ^ self._open
         beside = np.where(opens, around[places], around[places + 2])
         at_end = ~opens & (places == len(data) - 1)  # what follows comes with the next bytes: they look back
         if self._open is False and self._before == b'"' and data and not self._ends[data[0]]:
-            self._right = False
-        self._right = self._right and bool((self._ends[beside] | at_end).all())
+            self.right = False
+        self.right = self.right and bool((self._ends[beside] | at_end).all())
         self._open ^= len(places) % 2 == 1
         self._before = data[-1:] or self._before

@@ -24,9 +24,11 @@ from vfl_party.data.stream import Stream
 SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 OTHER_KINDS = {"pk\x03\x04": "a ZIP or Excel file", "%pdf": "a PDF", "{": "JSON", "[": "JSON", "<": "HTML or XML"}
 _SAMPLE_LINES = 200
+_MOST_LINES = 50  # of a row, on average
 _SAMPLE_BYTES = 1 << 26  # in which the encoding is found
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _TWICE = re.compile(b"\xc3[\x80-\xbf]")  # a letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has
+_SIGNS = '",;\t|\n0'
 _READ = 1 << 20
 BLOCK_BYTES = 1 << 24
 
@@ -47,19 +49,22 @@ def open_text(settings: DataSettings) -> Stream:
     source, before = settings.source, state_of(settings.source)
     layout = _layout(settings)
     places = {name: str(place) for place, name in enumerate(layout.names)}
+    found: list[str] = []
     named = tuple(name for name in layout.names if name)
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chosen = [places[name] for name in wanted]
         with unchanged(source, before):
-            for batch in _text_blocks(source, layout, chosen):
+            found.clear()
+            for batch in _text_blocks(source, layout, chosen, found):
                 yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
 
-    return Stream(source, named, True, blocks, layout.separator, layout.notes)
+    return Stream(source, named, True, blocks, layout.separator, layout.notes, found)
 
 
-def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _text_blocks(source: str, layout: Layout, chosen: Sequence[str], notes: list[str]) -> Iterator[pa.RecordBatch]:
     ragged: list[Any] = []
+    looked = False  # whether quotation marks that stand oddly have been looked at
 
     def note(row: Any) -> str:
         ragged.append(row)
@@ -89,9 +94,13 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
         ):
             for batch in reader:
                 seen += batch.num_rows
+                if not (data.right or looked):  # before its rows are used: who has a limit reads no further
+                    looked = True
+                    _refuse_wrong_quotes(source, layout)
                 yield batch
-            if not data.sound:
+            if not (data.sound or looked):
                 _refuse_wrong_quotes(source, layout)
+            _look_at_lines(source, data.line_ends - layout.skip - 1, seen, notes)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         if isinstance(error, pa.ArrowInvalid) and "Empty CSV" in str(error):
             return
@@ -103,6 +112,16 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str]) -> Iterator
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             raise _not_in(source, layout.encoding) from None
         raise _not_text(source) from None
+
+
+def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> None:
+    """Notes lines that stand within quotation marks. Raises InputError if there are many for each row."""
+    within = line_ends - rows  # blank lines, too
+    if within > max(100, _MOST_LINES * rows):
+        what = f"has {line_ends:,} lines after the one that names the columns, and only {rows:,} rows"
+        raise checks.unreadable(source, f"{what}: most stand within quotation marks; correct the mark that opens there")
+    if within > 100:
+        notes.append(f"{within:,} lines are blank or stand within quotation marks: they begin no row")
 
 
 def _refuse_wrong_quotes(source: str, layout: Layout) -> None:
@@ -189,8 +208,12 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     source = settings.source
     if settings.encoding is not None:
         try:
-            "".encode(settings.encoding)  # refuses codecs that make no text, such as rot13
-            return codecs.lookup(settings.encoding).name, ""
+            signs = _SIGNS.encode(settings.encoding)  # refuses codecs that make no text, such as rot13
+            name = codecs.lookup(settings.encoding).name
+            if signs != _SIGNS.encode() and not name.startswith(("utf-16", "utf-32")):
+                text = f"data.encoding = {settings.encoding!r} writes quotation marks as no sign of ASCII"
+                raise checks.unusable(source, f"{text}; write the file again as UTF-8")
+            return name, ""
         except (LookupError, ValueError):
             text = f"data.encoding = {settings.encoding!r} is not known to Python; take utf-8, cp1252 or utf-16"
             raise checks.unusable(source, text) from None

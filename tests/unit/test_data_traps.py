@@ -1,0 +1,265 @@
+"""Tables that could be read silently wrong: each is read right, or refused in one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openpyxl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vfl_common.config.data import DataSettings
+from vfl_common.errors import InputError
+from vfl_party.data import Preprocessor, Table, load_table
+from vfl_party.data.space import Space
+
+
+def write(tmp_path: Path, text: str, name: str = "t.csv", encoding: str = "utf-8") -> str:
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    return str(tmp_path / name)
+
+
+def read(source: str, **settings: Any) -> Table:
+    return load_table(
+        DataSettings(**{"source": source, "id": ("id",), "missing": "mean", **settings}), with_label=False
+    )
+
+
+def numbers(source: str, **settings: Any) -> list[float]:
+    table = read(source, **settings)
+    assert table.numeric_NF is not None, table.categorical_names
+    return [round(float(each), 4) for each in table.numeric_NF[:, 0]]
+
+
+def refused(source: str, words: str, **settings: Any) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        read(source, **settings)
+
+
+# -- numbers --------------------------------------------------------------------------------------------------------
+
+
+def rows(*cells: str) -> str:
+    return "id,w\n" + "".join(f'{number},"{cell}"\n' for number, cell in enumerate(cells, 1))
+
+
+@pytest.mark.parametrize(
+    ("cells", "want"),
+    [
+        (("0,513", "0,514", "1,250"), [0.513, 0.514, 1.25]),  # nobody groups thousands after a 0
+        (("-0,513", "-0,514"), [-0.513, -0.514]),
+        (("1,513", "2,514"), [1513, 2514]),
+        (("010,513", "020,514"), [10.513, 20.514]),
+    ],
+)
+def test_three_places_after_a_comma(cells: tuple[str, ...], want: list[float], tmp_path: Path) -> None:
+    assert numbers(write(tmp_path, rows(*cells))) == want
+
+
+def test_three_places_after_a_comma_and_a_nought_are_no_two_ways(tmp_path: Path) -> None:
+    assert numbers(write(tmp_path, "id;w\n1;0,513\n2;0,514\n")) == [0.513, 0.514]
+
+
+def test_a_percentage_as_text_beside_a_number_of_a_workbook(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    sheet = book.active
+    assert sheet is not None
+    for row in (["id", "r"], ["a", 0.05], ["b", "7%"], ["c", 0.06]):
+        sheet.append(row)
+    book.save(tmp_path / "t.xlsx")
+    table = read(str(tmp_path / "t.xlsx"))
+    assert table.numeric_NF is None
+    assert table.categorical_names == ("r",)
+
+
+def test_signs_that_the_settings_name_hold_for_text_of_typed_tables(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["1", "2", "3"], "d": ["1.234", "2.500", ""]}), tmp_path / "t.parquet")
+    source = str(tmp_path / "t.parquet")
+    found = read(source, numeric=("d",), decimal=",", thousands=".").numeric_NF
+    assert found is not None
+    assert found[:2, 0].tolist() == [1234, 2500]
+    assert numbers(source, numeric=("d",))[:2] == [1.234, 2.5]
+
+
+# -- dates ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cells", [("31.01.2024", "31.01.24"), ("31.01.24", "01.02.24")])
+def test_a_year_of_two_digits_is_no_year_of_four(cells: tuple[str, ...], tmp_path: Path) -> None:
+    words = "data.dates = '%d.%m.%Y' fits"
+    source = write(tmp_path, "id,d\n" + "".join(f"{n},{cell}\n" for n, cell in enumerate(cells)))
+    if cells[0] == "31.01.24":
+        refused(source, f"{words} the cells of no column", dates="%d.%m.%Y")
+        assert numbers(source, dates="%d.%m.%y") == [19753, 19754]
+    else:
+        table = read(source)  # without the setting: no dates
+        assert table.numeric_NF is None
+        refused(source, words, dates="%d.%m.%Y")
+
+
+def test_dates_that_fit_most_cells(tmp_path: Path) -> None:
+    source = write(tmp_path, "id,d\n1,20240131\n2,0\n3,20240201\n")
+    refused(
+        source, "fits most cells of column 'd', and not all; correct the others, or drop the column", dates="%Y%m%d"
+    )
+    assert numbers(write(tmp_path, "id,d\n1,20240131\n2,\n3,20240201\n"), dates="%Y%m%d")[0] == 19753
+
+
+def test_dates_that_a_workbook_holds_as_numbers(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    sheet = book.active
+    assert sheet is not None
+    for row in (["id", "d"], ["a", 20240131], ["b", 20240201]):
+        sheet.append(row)
+    book.save(tmp_path / "t.xlsx")
+    assert numbers(str(tmp_path / "t.xlsx"), dates="%Y%m%d") == [19753, 19754]
+
+
+def test_dates_are_set_for_text_alone(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["1"], "d": [20240131]}), tmp_path / "t.parquet")
+    refused(str(tmp_path / "t.parquet"), "is for cells that are text, and the columns here have types", dates="%Y%m%d")
+
+
+# -- rows to predict are written as those of training ------------------------------------------------------------------
+
+
+def fitted(table: Table) -> Preprocessor:
+    settings = DataSettings(source="t", id=("id",), missing="mean")
+    every = np.arange(len(table))
+    return Preprocessor.fit(table, every, one_hot=True, flatten=True, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (
+            ("2024-01-31", "2024-02-01"),
+            ("45322", "45323"),
+            "column 'w' held dates in training and holds bare numbers now",
+        ),
+        (
+            ("45322", "45323"),
+            ("2024-01-31", "2024-02-01"),
+            "column 'w' held bare numbers in training and holds dates now",
+        ),
+        (("7%", "8%"), ("0.07", "0.08"), "column 'w' held numbers with % in training and holds bare numbers now"),
+    ],
+)
+def test_a_column_that_was_something_else_in_training(
+    before: tuple[str, ...], now: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    known = Preprocessor.from_state(fitted(read(write(tmp_path, rows(*before)))).state())
+    known.transform(read(write(tmp_path, rows(*before), "same.csv")))
+    with pytest.raises(InputError, match=re.escape(words)):
+        known.transform(read(write(tmp_path, rows(*now), "new.csv")))
+
+
+def test_numbers_that_can_be_read_in_two_ways_are_read_as_in_training(tmp_path: Path) -> None:
+    known = Preprocessor.from_state(fitted(read(write(tmp_path, rows("1,51", "2,5")))).state())
+    new = DataSettings(source=write(tmp_path, rows("1,510", "2,500"), "new.csv"), id=("id",))
+    alone, like = (load_table(each, with_label=False).numeric_NF for each in (new, new.written_like(known.style)))
+    assert alone is not None
+    assert like is not None
+    assert (alone[0, 0], round(float(like[0, 0]), 4)) == (1510, 1.51)
+
+
+# -- rows that disappear --------------------------------------------------------------------------------------------
+
+
+def swallowing(rows_: int, end: str) -> str:
+    within = "".join(f"{n},t{n},{n}\n" for n in range(3, rows_))
+    return f'id,t,x\n1,a,3\n2,"Foo,3\n{within}{rows_},b"{end},4\n' + "".join(
+        f"{n},t{n},{n}\n" for n in range(rows_ + 1, rows_ + 20)
+    )
+
+
+def test_a_limit_does_not_hide_rows_that_a_quotation_mark_swallows(tmp_path: Path) -> None:
+    source = write(tmp_path, swallowing(50, " c"))
+    for limit in (None, 10):
+        refused(source, "text follows a quotation mark that closes a cell", limit=limit)
+    assert len(read(write(tmp_path, 'id,t\n1,5" pipe\n2,b\n3,c\n'), limit=2)) == 2
+
+
+def test_a_cell_with_thousands_of_lines(tmp_path: Path) -> None:
+    refused(write(tmp_path, swallowing(20_000, "")), "most stand within quotation marks")
+    some = read(write(tmp_path, swallowing(150, "") + "".join(f"x{n},a,1\n" for n in range(200))))
+    assert "148 lines are blank or stand within quotation marks: they begin no row" in some.notes
+    assert read(write(tmp_path, 'id,t\n1,"two\nlines"\n2,b\n')).notes == ()
+
+
+def test_an_encoding_whose_quotation_marks_are_other_bytes(tmp_path: Path) -> None:
+    source = write(tmp_path, 'id,t,x\n1,"Foo,3\n2,b,3\n3,c" d,4\n', encoding="cp500")
+    refused(source, "writes quotation marks as no sign of ASCII", encoding="cp500")
+
+
+def test_hidden_and_temporary_files_of_a_folder(tmp_path: Path) -> None:
+    for name in ("a", ".c", "_temporary/0/b", ".ipynb_checkpoints/a-checkpoint"):
+        path = tmp_path / "t" / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": [name], "x": [1.0]}), path)
+    assert list(read(str(tmp_path / "t")).ids) == ["a"]
+    (tmp_path / "t" / "town=Bonn").mkdir()
+    pq.write_table(pa.table({"id": ["z"], "x": [1.0]}), tmp_path / "t" / "town=Bonn" / "p.parquet")
+    refused(str(tmp_path / "t"), "its folders are named as partitions (town=Bonn)")
+
+
+def test_a_folder_whose_files_say_otherwise_what_may_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    for name, nullable in (("a", True), ("b", False)):
+        schema = pa.schema([("id", pa.string()), pa.field("x", pa.float64(), nullable=nullable)])
+        pq.write_table(pa.table({"id": [name], "x": [1.0]}, schema), tmp_path / "t" / f"{name}.parquet")
+    assert len(read(str(tmp_path / "t"))) == 2
+
+
+# -- what is no file ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.parquet", "p.xlsx", "p.npz"])
+def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    refused(str(tmp_path / name), "is no regular file, but a pipe or a device")
+
+
+@pytest.mark.parametrize("kind", [">f8", "<f8", "longdouble"])
+def test_numbers_of_another_machine(kind: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", id=np.arange(3).astype(">i8"), x=np.array([1.0, 2.0, 3.5]).astype(kind))
+    assert numbers(str(tmp_path / "t.npz")) == [1.0, 2.0, 3.5]
+
+
+def test_a_disk_that_is_full_is_said_in_a_sentence_wherever_it_happens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file with a buffer would be written once more when it is closed, and that error take the sentence's place."""
+    room = [0]
+
+    def limited(space: Space, size: int) -> Any:
+        file = made(space, size)
+        os.truncate(file.fileno(), 0)
+        return Full(file, room)
+
+    made = Space._file
+    monkeypatch.setattr(Space, "_file", limited)
+    growing = Space(str(tmp_path), 0).growing(4, np.float32)
+    with pytest.raises(InputError, match="has no room"):
+        growing.append(np.ones((1000, 4), np.float32))
+
+
+class Full:
+    """A file on a disk that takes so many bytes, and then none."""
+
+    def __init__(self, file: Any, room: list[int]) -> None:
+        assert not hasattr(file, "raw"), "the file has a buffer"
+        self._file, self._room = file, room
+
+    def write(self, data: memoryview) -> int:
+        if len(data) > self._room[0]:
+            raise OSError(28, "No space left on device")
+        return int(self._file.write(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
