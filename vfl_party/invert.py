@@ -290,8 +290,8 @@ def cli(run: Path, party: str, data: str, auxiliary: str, out: Path, epochs: int
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, _PIPE_WIDTH)
-    picture = write(report, out)
     show(report, console)
+    picture = write(report, out)
     click.echo(f"{out}\n{picture}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -30,6 +31,7 @@ from vfl_party import invert as program
 from vfl_party.attacks.decoder import Decoder
 from vfl_party.attacks.inversion import InversionSettings, Pairs, invert, reconstruct, train_decoder
 from vfl_party.attacks.likeness import likeness, ssim, window
+from vfl_party.attacks.picture import draw_pairs
 from vfl_party.models import seeded
 from vfl_party.models.halves import Bottleneck, Halves
 
@@ -247,6 +249,16 @@ def test_a_partys_bottom_is_attacked(once: Path, tmp_path: Path, capsys: pytest.
         assert image.width > 4 * image.height > 0
         assert np.ptp(np.asarray(image.convert("L"))) > 200
     assert stat.S_IMODE(picture.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_pictures_in_grey_and_in_colour(channels: int) -> None:
+    red = torch.zeros(3, channels, 8, 6)
+    red[:, 0] = 1.0
+    drawn = draw_pairs([("truth", red), ("reconstruction", red)], "title")
+    with Image.open(io.BytesIO(drawn)) as image:
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 16) or []}
+    assert ((255, 0, 0) in colours) == (channels == 3)
 
 
 def test_images_of_a_file_and_the_data_of_a_party_file(once: Path, tmp_path: Path) -> None:
