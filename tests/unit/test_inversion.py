@@ -210,6 +210,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = Recipe.model_validate(tables)
     run_in_process(recipe, divide(recipe, folder), folder / "run")
     (folder / "north.toml").write_text(NORTH)
+    (folder / "some.toml").write_text('source = "sklearn:digits"\nlimit = 480')
     (folder / "party.toml").write_text(PARTY_FILE)
     (folder / "other.toml").write_text(NORTH.replace("part = 0", "part = 1"))
     (folder / "wrong.toml").write_text('sorce = "sklearn:digits"')
@@ -231,16 +232,16 @@ def tried(folder: Path, tmp_path: Path, **changed: str) -> int:
 
 
 def test_a_partys_bottom_is_attacked(once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tried(once, tmp_path, epochs="2") == 0
+    assert tried(once, tmp_path, auxiliary=str(once / "some.toml"), epochs="4") == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["auxiliary"] == {"source": "sklearn:digits", "images": 1797 - 120, "left_out": 120}
+    assert found["auxiliary"] == {"source": "sklearn:digits", "images": 480 - 120, "left_out": 120}
     assert (found["cut"], found["bottleneck"], found["latent"]) == (1, "C4S1", [4, 4, 4])
     assert found["private"] == {"images": 84, "training_rows": 84}
-    assert found["settings"] == {"epochs": 2, "batch_size": 32, "lr": 0.001, "seed": 1}
+    assert found["settings"] == {"epochs": 4, "batch_size": 32, "lr": 0.001, "seed": 1}
     assert (found["run_id"], found["party"], found["ssim_window"]) == ("run", "north", 5)
     assert found["reconstruction"]["mse"] < found["mean_image"]["mse"]
     shown = capsys.readouterr()
-    assert "cut = 1 and bottleneck C4S1, latents of 4 x 4 x 4; 1,677 auxiliary images of sklearn:digits" in shown.out
+    assert "cut = 1 and bottleneck C4S1, latents of 4 x 4 x 4; 360 auxiliary images of sklearn:digits" in shown.out
     assert f"{found['reconstruction']['mse']:.5f}" in shown.out
     assert "120 auxiliary images were left out: they are the party's own." in shown.out
     assert shown.err == ""
