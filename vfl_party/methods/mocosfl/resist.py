@@ -1,0 +1,103 @@
+"""Resistance to model inversion, learnt in pretraining by a single party: TAResSFL (MocoSFL, appendix A.4)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vfl_common.config.base import Section
+from vfl_common.config.models import OptimizerSettings, Rate
+from vfl_party.attacks.decoder import Decoder
+from vfl_party.attacks.likeness import ssim
+from vfl_party.models import seeded
+from vfl_party.optim import build_optimizer
+from vfl_party.seeds import derive_seed
+
+
+class ResistSettings(Section):
+    """The bottom pays for what a decoder, trained beside it, reconstructs.
+
+    ``weight``: of the penalty. ``ssim``: there is none while the reconstructions are at most as similar as this.
+    ``lr``: of the decoder, trained by Adam.
+    """
+
+    weight: Annotated[float, Field(gt=0.0, le=1e6)] = 2.0
+    ssim: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.6
+    lr: Rate = 1e-3
+
+
+class Resistance:
+    """The decoder that is trained beside a bottom, and the penalty that it gives.
+
+    Args:
+        latent, image: C, H and W of what the bottom gives and takes.
+        seed: of the decoder's initial weights.
+        by_ssim: the decoder maximises the similarity, as in the released code; else it minimises the squared error, as
+            in the paper.
+    """
+
+    def __init__(
+        self,
+        settings: ResistSettings,
+        latent: tuple[int, int, int],
+        image: tuple[int, int, int],
+        *,
+        seed: int,
+        device: torch.device,
+        by_ssim: bool,
+    ) -> None:
+        self._settings, self._by_ssim = settings, by_ssim
+        with seeded(derive_seed(seed, "init", "resist")):
+            self._decoder = Decoder(latent, image)
+        self._decoder.to(device)
+        self._optimizer = build_optimizer(OptimizerSettings(lr=settings.lr), self._decoder.parameters())
+
+    def gradient(self, z: Tensor, images: Tensor) -> tuple[Tensor | None, float]:
+        """Trains the decoder by one step, then asks it. z is left as it is, with its graph.
+
+        Args:
+            z: latents [B, C, H, W], at least two.
+            images: what the bottom saw, [B, C, H, W], from 0 to 1.
+
+        Returns the penalty's gradient by z, None if there is no penalty, and the SSIM of the reconstructions.
+        """
+        settings = self._settings
+        self._step(z.detach(), images)
+        self._decoder.eval()  # as an attacker has it: a row's reconstruction depends on no other row
+        leaf = z.detach().requires_grad_()
+        found, similarity = penalty(self._decoder, leaf, images, settings.weight, settings.ssim)
+        if found is None:
+            return None, similarity
+        (dz,) = torch.autograd.grad(found, leaf)
+        return dz, similarity
+
+    def _step(self, z: Tensor, images: Tensor) -> None:
+        self._decoder.train()
+        self._optimizer.zero_grad()
+        found = self._decoder(z)
+        loss = -ssim(found, images) if self._by_ssim else functional.mse_loss(found, images)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+    def state(self) -> dict[str, Any]:
+        return {"decoder": dict(self._decoder.state_dict()), "optimizer": self._optimizer.state_dict()}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self._decoder.load_state_dict(tree["decoder"])
+        self._optimizer.load_state_dict(tree["optimizer"])
+
+
+def penalty(
+    decoder: nn.Module, z: Tensor, images: Tensor, weight: float, threshold: float
+) -> tuple[Tensor | None, float]:
+    """Returns weight · (SSIM - threshold) of a decoder's reconstructions, a scalar with gradient, and the SSIM.
+
+    The penalty is None if the SSIM is at most the threshold.
+    """
+    similarity = ssim(decoder(z), images)
+    value = similarity.item()
+    return (weight * (similarity - threshold) if value > threshold else None), value
