@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from pathlib import Path
@@ -23,11 +24,13 @@ from vfl.library.model import Model
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
+from vfl_party.context import Hooks
 from vfl_party.data import load_table
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
 from vfl_party.models import seeded
 from vfl_party.models.halves import Halves, Tail
+from vfl_party.party import Assembled
 from vfl_party.prediction import load_joint
 from vfl_party.seeds import batches, derive_seed, split_rows
 from vfl_party.trial import try_parties
@@ -243,6 +246,49 @@ def test_momentum_contrast_of_a_party_that_is_alone(tmp_path: Path) -> None:
     got = parameters(tmp_path / "alone" / "p0")
     bottom = {"p0": {f"encoder.{key}": each for key, each in of_model(got, "encoder").items()}}
     assert largest_deviation(bottom, {"p0": want["p0"]}) <= TOLERANCE
+
+
+RESIST: dict[str, Any] = {"resist": {"weight": 5.0, "ssim": 0.0}, "batch_size": 16}
+
+
+def alone_with(tmp_path: Path, **settings: Any) -> Assembled:
+    tables = cases.own_rows_recipe(0, **settings) | {"parties": [{"name": "p0", "role": "active"}], "rows": {}}
+    own = {"source": "sklearn:digits", "limit": 60, "scale": "minmax", "label": "target"}
+    made = Recipe.model_validate(tables | {"simulate": {"parties": {"p0": own}}})
+    found = try_parties(made, tmp_path)["p0"]
+    found.connect(None, Hooks())
+    return found
+
+
+def test_resistance_is_learnt_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    whole = alone_with(tmp_path, **RESIST)
+    first = whole.phases[0].run_round(0).metrics["train"]
+    assert 0 < first["ssim"] < 1
+    kept = copy.deepcopy((whole.state(), whole.phases[0].state()))
+    second = whole.phases[0].run_round(1).metrics
+    again = alone_with(tmp_path, **RESIST)
+    again.load_state(kept[0])
+    again.phases[0].load_state(kept[1])
+    assert again.phases[0].run_round(1).metrics == second
+    for name, model in whole.party.models.items():
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, again.party.models[name].state_dict()[key])
+    without = alone_with(tmp_path, batch_size=16)
+    loss = without.phases[0].run_round(0).metrics["train"]
+    assert "ssim" not in loss
+    moved = [(one - other).abs().max() for one, other in zip(*map(weights, (without, again)), strict=True)]
+    assert max(moved) > 0
+
+
+def weights(of: Assembled) -> list[Tensor]:
+    return [each.detach() for each in of.party.models["encoder"].parameters()]
+
+
+def test_resistance_is_for_one_party(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="resist is for a party that trains both halves alone"):
+        in_process(tmp_path / "run", cases.own_rows_recipe(2, **RESIST), cases.own_rows(2))
+    with pytest.raises(InputError, match="remove frozen, or enlarge batch_size"):
+        alone_with(tmp_path, **RESIST, frozen=True)
 
 
 def test_the_halves_can_be_used_without_the_parties(tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
-"""MoCo at a party that is alone and has both halves: what MocoSFL is compared with."""
+"""MoCo at a party that is alone and has both halves: TAResSFL's pretraining, and what MocoSFL is compared with."""
 
 from __future__ import annotations
 
 import torch
 
 from vfl_party.context import Party
-from vfl_party.methods.mocosfl.course import momentum_of
+from vfl_party.methods.mocosfl.course import halves_of, momentum_of
 from vfl_party.methods.mocosfl.memory import TrainedTail, zero
+from vfl_party.methods.mocosfl.resist import Resistance
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.training import Half
 from vfl_party.methods.mocosfl.views import Views
 from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.seeds import derive_seed
 from vfl_party.selfsup.losses import ema_update
 
 
@@ -27,13 +29,23 @@ class AloneMocoSFL(Phase):
         self._half = Half(self._bottom, settings)
         self._momentum = momentum_of(self._bottom)
         self._tail = TrainedTail(party, name, settings)
+        self._resistance: Resistance | None = None
+        if settings.resist is not None:
+            self._resistance = Resistance(
+                settings.resist,
+                halves_of(party.recipe, settings).latent,
+                settings.image,
+                seed=derive_seed(party.recipe.seed, name),
+                device=party.device,
+                by_ssim=party.recipe.preset == "released",
+            )
 
     def run_round(self, round_: int) -> RoundReport:
         party, per = self._party, self._views.batches
         if round_ == 0:
             self._tail.begin()
             self._momentum.load_state_dict(self._bottom.state_dict())
-        total = zero(party)
+        total, similar = zero(party), 0.0
         for batch in range(per):
             v1, v2 = self._views.of(round_ * per + batch)
             with torch.no_grad():
@@ -42,6 +54,12 @@ class AloneMocoSFL(Phase):
             q = self._bottom(*v1)
             self._half.zero_grad()
             loss = self._tail.loss(q, k)
+            if self._resistance is not None:
+                dz, similarity = self._resistance.gradient(q, v1[0].clamp(0, 1))
+                similar += similarity
+                if dz is not None:  # adds its gradient, and nothing to the value
+                    paid = (q * dz).sum()
+                    loss = loss + paid - paid.detach()
             loss.backward()  # type: ignore[no-untyped-call]
             self._half.step()
             self._tail.step()
@@ -49,16 +67,20 @@ class AloneMocoSFL(Phase):
             party.tick(self.name, round_, self.rounds, batch + 1, per)
         self._half.end_epoch()
         self._tail.end_epoch()
-        return RoundReport(per, {"train": {"loss": self._tail.mean(total, per)}})
+        found = {"loss": self._tail.mean(total, per)}
+        return RoundReport(per, {"train": found if self._resistance is None else found | {"ssim": similar / per}})
 
     def state(self) -> Tree:
         return {
             "half": self._half.state(),
             "momentum": dict(self._momentum.state_dict()),
             "tail": self._tail.state(),
+            "resistance": None if self._resistance is None else self._resistance.state(),
         }
 
     def load_state(self, tree: Tree) -> None:
         self._half.load_state(tree["half"])
         self._momentum.load_state_dict(tree["momentum"])
         self._tail.load_state(tree["tail"])
+        if self._resistance is not None:
+            self._resistance.load_state(tree["resistance"])

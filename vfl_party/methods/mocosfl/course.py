@@ -73,6 +73,9 @@ class Course:
     @classmethod
     def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> Course:
         """Returns the course as ``party`` knows it. Raises InputError if a party has less than a batch."""
+        if settings.resist is not None:
+            text = "resist is for a party that trains both halves alone, before the others get its bottom"
+            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; remove it here")
         for name, rows in party.holdings.items():
             if rows["local"] < settings.batch_size:
                 text = f"batch_size = {settings.batch_size} is more than the {rows['local']} training rows of {name}"

@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt
 from vfl_common.config.base import Section
 from vfl_common.config.models import OptimizerSettings, Probability, Temperature
 from vfl_common.config.models import PositiveInt as Width
+from vfl_party.methods.mocosfl.resist import ResistSettings
 from vfl_party.models.halves import Bottleneck
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
@@ -31,6 +32,7 @@ class MocoSFLSettings(Section):
     the bottom (MocoSFL-1, MocoSFL-3). ``averages_per_epoch``: how often the server averages the bottoms. ``queue``:
     keys of all parties together. ``momentum``: of the moving averages of bottoms and tail. ``width``: of the head.
     ``frozen``: the bottoms are not trained: no gradient goes back, and nothing is averaged (TAResSFL's transfer step).
+    ``resist``: a party that trains both halves alone makes its bottom hard to invert (TAResSFL's pretraining step).
     """
 
     epochs: PositiveInt = 200
@@ -44,12 +46,17 @@ class MocoSFLSettings(Section):
     momentum: Probability = 0.99
     width: Width = 1024
     frozen: bool = False
+    resist: ResistSettings | None = None
     optimizer: OptimizerSettings | None = None  # of bottoms and tail
     augment: AugmentSettings = AugmentSettings()
 
     def model_post_init(self, _context: Any) -> None:
         if self.frozen and "averages_per_epoch" in self.model_fields_set:
             raise ValueError("frozen = true leaves the bottoms as they are: remove averages_per_epoch")
+        if self.resist is not None and (self.frozen or self.batch_size < 2):
+            raise ValueError(
+                "resist trains the bottom, on two rows or more: remove frozen, or take a larger batch_size"
+            )
 
     @property
     def neck(self) -> Bottleneck | None:
