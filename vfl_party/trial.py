@@ -103,5 +103,6 @@ def _check_tested(recipe: Recipe, party: Assembled) -> None:
     if "test" not in evaluated(recipe):
         text = "no phase evaluates the test rows; give finetune one of kind 'evaluate'"
         raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
-    if not len(party.party.rows("test")):
+    held = party.party.holdings.values()  # if the parties hold different rows
+    if not (any(rows["test"] for rows in held) if held else len(party.party.rows("test"))):
         raise InputError(Code.CONFIG_INVALID, "recipe: rows.test: there are no test rows to evaluate; give a share")

@@ -54,9 +54,7 @@ class MocoSFLSettings(Section):
         if self.frozen and "averages_per_epoch" in self.model_fields_set:
             raise ValueError("frozen = true leaves the bottoms as they are: remove averages_per_epoch")
         if self.resist is not None and (self.frozen or self.batch_size < 2):
-            raise ValueError(
-                "resist trains the bottom, on two rows or more: remove frozen, or take a larger batch_size"
-            )
+            raise ValueError("resist trains the bottom, on two rows or more: remove frozen, or enlarge batch_size")
 
     @property
     def neck(self) -> Bottleneck | None:
