@@ -4,6 +4,10 @@ The product runs in one process: the same steps, bytes and parameters as process
 3, for rows dealt evenly (IID) and two classes a client: (a) a random network, (b) MoCo in one process on all rows, (c)
 each client alone. A linear probe of frozen features on the test images scores all, after the last epoch. The settings
 were chosen once, for (b), on validation rows of another seed.
+
+TAResSFL: the owner trains both halves alone on images that no client has, against a decoder (``resist``), and hands the
+bottom out, which stays as it is. MocoSFL's and TAResSFL's bottoms are attacked by model inversion of the first client's
+images; the attacker has as many others of the same data set.
 """
 
 from __future__ import annotations
@@ -21,15 +25,20 @@ import click
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
+import torch
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.studies import Tables
+from vfl.library.model import Model
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.summary import Summary
+from vfl_party.attacks.inversion import PRIVATE_IMAGES, InversionSettings, Pairs, invert
+from vfl_party.attacks.picture import draw_pairs
+from vfl_party.data.sources.images import to_unit
 from vfl_party.methods.mocosfl.course import build_bottom, halves_of
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 
@@ -41,7 +50,7 @@ OWNER = "owner"  # the active party
 
 @dataclass(frozen=True)
 class Images:
-    """Some images with labels; ``part``: train or test."""
+    """Some images with labels; ``part``: train, test or other."""
 
     ids: npt.NDArray[np.str_]
     pixels: Pixels  # [N, H, W, C]
@@ -52,34 +61,37 @@ class Images:
         """Writes an NPZ with some of the rows."""
         arrays: dict[str, Any] = {"id": self.ids[rows]}
         if pixels:
-            arrays |= {"image": self.pixels[rows], "part": self.part[rows]}
+            part = np.where(self.part[rows] == "test", "test", "train")
+            arrays |= {"image": self.pixels[rows], "part": part}
         np.savez(path, **arrays, **({"label": self.labels[rows]} if labels else {}))
 
 
-def cifar10(data: Path, train: int, test: int, *, validate: bool) -> Images:
+def cifar10(data: Path, train: int, test: int, others: int, *, validate: bool) -> Images:
     """Takes the first training and test images of CIFAR-10 (JPEG), which are in random order.
 
-    ``validate``: takes the last training images instead of test images.
+    ``others``: training images beside these, which no client has. ``validate``: takes the last training images instead
+    of test images.
     """
     whole = pq.read_table(data / "cifar10.parquet")
     part = np.array(whole["part"].to_pylist())
     first = np.flatnonzero(part == "train")
     tests = first[-test:] if validate else np.flatnonzero(part == "test")[:test]
-    rows = np.concatenate([first[:train], tests])
-    part = np.repeat(["train", "test"], [train, test])
+    rows = np.concatenate([first[:train], tests, first[train : train + others]])
+    part = np.repeat(["train", "test", "other"], [train, test, others])
     some = whole.take(rows)
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in some["jpeg"].to_pylist()])
     ids = np.array([str(each) for each in some["id"].to_pylist()])
     return Images(ids, pixels, np.array(some["label"].to_pylist(), np.int64), part)
 
 
-def mnist(data: Path, train: int, test: int, *, validate: bool) -> Images:
+def mnist(data: Path, train: int, test: int, others: int, *, validate: bool) -> Images:
     """Takes images of MNIST-10k, 28 x 28 pixels, padded to 32 x 32; the last of them are for testing."""
     whole = np.load(data / "mnist10k.npz")
     tests = np.arange(len(whole["images"]))[-2 * test :]
-    rows = np.concatenate([np.arange(train), tests[:test] if validate else tests[test:]])
+    more = np.arange(train, train + others)
+    rows = np.concatenate([np.arange(train), tests[:test] if validate else tests[test:], more])
     pixels = np.pad(whole["images"][rows], ((0, 0), (2, 2), (2, 2)))[..., None]
-    part = np.repeat(["train", "test"], [train, test])
+    part = np.repeat(["train", "test", "other"], [train, test, others])
     return Images(np.array([f"{row:05d}" for row in rows]), pixels, whole["labels"][rows].astype(np.int64), part)
 
 
@@ -115,6 +127,7 @@ class Bench:
     seed: int
     device: str
     threads: int
+    pictures: Path | None = None
     done: dict[str, Summary] = field(default_factory=dict)
 
     def model(self) -> Tables:
@@ -135,7 +148,8 @@ class Bench:
         settings = {party: DataSettings(**{"scale": "minmax", "id": "id", **each}) for party, each in data.items()}
         began = time.monotonic()
         found = run_in_process(Recipe.model_validate(whole), settings, self.folder / name)
-        print(f"{name}: {found.metrics['test']['accuracy']:.4f} after {time.monotonic() - began:.0f} s", flush=True)
+        accuracy = found.metrics.get("test", {}).get("accuracy", float("nan"))
+        print(f"{name}: {accuracy:.4f} after {time.monotonic() - began:.0f} s", flush=True)
         self.done[name] = found
         return found
 
@@ -144,9 +158,12 @@ class Bench:
         self.images.save(path, rows, **more)
         return str(path)
 
+    def rows(self, *parts: str) -> Numbers:
+        return np.flatnonzero(np.isin(self.images.part, parts))
+
     @property
     def everything(self) -> Numbers:
-        return np.arange(len(self.images.ids))
+        return self.rows("train", "test")
 
     def alone(self, name: str, rows: Numbers, phases: Sequence[Tables], **more: Any) -> Summary:
         """Runs phases at one party that has these rows with their labels."""
@@ -206,10 +223,14 @@ PROBE: Tables = {"kind": "probe", "splits": ["test"]}
 @click.option("--rate", default=0.06, help="Learning rate.")
 @click.option("--averages", default=1, help="Averages an epoch.")
 @click.option("--seed", default=1)
+@click.option("--others", default=1000, help="Images that no client has, for TAResSFL and the attacker.")
+@click.option("--others-epochs", default=30, help="Epochs over these.")
+@click.option("--attack-epochs", default=30)
+@click.option("--pictures", type=click.Path(path_type=Path, exists=True), help="A folder for those of the attack.")
 @click.option("--device", default="cpu")
 @click.option("--threads", default=2)
 @click.option("--validate", is_flag=True, help="Score images that are no test images, to choose settings.")
-@click.option("--only", multiple=True, help="Lines to run: random, one, iid1, iid3, classes1, classes3, alone.")
+@click.option("--only", multiple=True, help="Lines to run; all by default.")
 @click.option("--json", "output", type=click.Path(path_type=Path))
 def main(
     data: Path,
@@ -222,6 +243,10 @@ def main(
     rate: float,
     averages: int,
     seed: int,
+    others: int,
+    others_epochs: int,
+    attack_epochs: int,
+    pictures: Path | None,
     device: str,
     threads: int,
     validate: bool,
@@ -229,7 +254,7 @@ def main(
     output: Path | None,
 ) -> None:
     """Scores MocoSFL beside its three baselines."""
-    found = DATASETS[dataset](data, images, tests, validate=validate)
+    found = DATASETS[dataset](data, images, tests, others, validate=validate)
     encoder, features = (CNN, 256) if network == "cnn" else ({"kind": "resnet18"}, 512)
     queue = min(6000, images // clients // 2)
     optimizer = {"kind": "sgd", "lr": rate, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine"}
@@ -246,10 +271,10 @@ def main(
     if channels == 1:
         moco["augment"]["grayscale"] = 0.0
     together = {"batch_size": 100 // clients, "averages_per_epoch": averages}
-    wanted = only or ("random", "one", "iid1", "iid3", "classes1", "classes3", "alone")
+    wanted = only or ("random", "one", "iid1", "iid3", "classes1", "classes3", "alone", "taressfl", "inversion")
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(found, Path(folder), clients, encoder, features, moco, seed, device, threads)
+        bench = Bench(found, Path(folder), clients, encoder, features, moco, seed, device, threads, pictures)
         parts = {scheme: dealt(found, clients, scheme, seed) for scheme in ("iid", "classes")}
         if "random" in wanted:
             still = moco | {"epochs": 1, "batch_size": 100, "optimizer": optimizer | {"lr": 1e-30}}
@@ -263,12 +288,54 @@ def main(
                     phase = moco | together | {"cut": cut}
                     summary = bench.together(name, parts[scheme], [phase, PROBE])
                     results[name] = accuracies(summary) | bytes_of(bench, name, phase, parts[scheme])
+        if "taressfl" in wanted:
+            phase = moco | together
+            results["taressfl"] = taressfl(bench, parts["iid"], bench.rows("other"), phase, others_epochs)
+        if "inversion" in wanted:
+            mine = np.intersect1d(parts["iid"][0], bench.rows("train"))
+            for name in ("iid1", "iid3", "taressfl"):
+                if name in results:
+                    results[name] |= inverted(bench, name, mine, bench.rows("other"), attack_epochs)
         if "alone" in wanted:
             for scheme in ("iid", "classes"):
                 results[f"alone {scheme}"] = by_themselves(bench, scheme, parts[scheme])
     show(results, f"{dataset}, {images:,} training images, {clients} clients, {network}, {epochs} epochs, seed {seed}")
     if output is not None:
         output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def taressfl(bench: Bench, parts: Sequence[Numbers], source: Numbers, phase: Tables, epochs: int) -> Tables:
+    """Trains a bottom that resists inversion on images of ``source``, and the tail of clients that have it frozen."""
+    neck: Tables = {"cut": 3, "bottleneck": {"channels": 4, "stride": 2}}
+    before = bench.moco | neck | {"batch_size": 100, "epochs": epochs, "resist": {}}
+    bench.alone("resistant", source, [before])
+    ssim = json.loads((bench.folder / "resistant" / OWNER / "metrics.jsonl").read_text().splitlines()[-1])
+    print(
+        f"resistant: SSIM of the decoder's images {ssim['metrics']['train']['ssim']:.3f} in the last epoch", flush=True
+    )
+    still = {key: each for key, each in (phase | neck).items() if key not in ("averages_per_epoch", "optimizer")}
+    start = {"run": "resistant", "held_by": "active", "phases": [before]}
+    still["frozen"] = True
+    found = bench.together("taressfl", parts, [still, PROBE], start=start)
+    return accuracies(found) | bytes_of(bench, "taressfl", still, parts)
+
+
+def inverted(bench: Bench, name: str, rows: Numbers, known: Numbers, epochs: int) -> Tables:
+    """Attacks the first client's bottom of a run with other images; ``rows``: of its own training images."""
+    bottom = Model.load(bench.folder / name, "client1")
+
+    def pairs(of: Numbers) -> Pairs:
+        images = to_unit(bench.images.pixels[of].transpose(0, 3, 1, 2))
+        return Pairs(bottom.embed(images), torch.from_numpy(images))
+
+    began = time.monotonic()
+    found = invert(pairs(known), pairs(rows[:PRIVATE_IMAGES]), InversionSettings(epochs=epochs, seed=bench.seed))
+    print(f"inversion of {name}: {found.found} after {time.monotonic() - began:.0f} s", flush=True)
+    if bench.pictures is not None:
+        truth = [("truth", found.truth), ("reconstruction", found.images)]
+        picture = draw_pairs(truth, f"Model inversion of {name}, MSE {found.found.mse:.4f}")
+        (bench.pictures / f"inversion-{name}.png").write_bytes(picture)
+    return {"mse": found.found.mse, "ssim": found.found.ssim, "mean image": found.baseline.mse}
 
 
 def accuracies(summary: Summary) -> Tables:
@@ -297,11 +364,22 @@ def by_themselves(bench: Bench, scheme: str, parts: Sequence[Numbers]) -> Tables
 
 def show(results: dict[str, Tables], title: str) -> None:
     table = Table(title=title, title_justify="left")
-    for column in ("line", "probe %", "neighbours %", "own labels %", "counted MB", "paper's formula MB", "ratio"):
+    headings = (
+        "probe %",
+        "neighbours %",
+        "own labels %",
+        "counted MB",
+        "paper's formula MB",
+        "ratio",
+        "attack MSE",
+        "SSIM",
+    )
+    for column in ("line", *headings):
         table.add_column(column, justify="left" if column == "line" else "right")
     for name, each in results.items():
         cells = [each.get(key) for key in ("probe", "neighbours", "own labels", "counted", "paper", "ratio")]
-        table.add_row(name, *("–" if cell is None else f"{cell:.2f}" for cell in cells))
+        shown = ["–" if cell is None else f"{cell:.2f}" for cell in cells]
+        table.add_row(name, *shown, *("–" if each.get(key) is None else f"{each[key]:.4f}" for key in ("mse", "ssim")))
     Console(width=130).print(table)
 
 
