@@ -123,7 +123,7 @@ def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
     assert (
         "ids         by the recipe's rules (trim, casefold) most look like A0 of several lengths, as they must" in heard
     )
-    assert "missing     numbers, in some rows; the column's mean takes their place  (data.missing in" in heard
+    assert "missing     orders, in some rows; the column's mean takes their place  (data.missing in" in heard
     for text in ("\n".join(said), heard):
         assert "k41" not in text.lower()  # no id
 
@@ -191,6 +191,16 @@ def test_the_active_partys_file_from_the_recipe_alone() -> None:
     assert Path("bank.toml").read_text() == first
 
 
+def test_a_column_that_tells_the_label_is_looked_at() -> None:
+    table("bank.csv", "customer,age,reason,default", lambda n: f"K{n},{n % 50},{('', 'moved')[n % 2]},{n % 2}")
+    told = "look at     column 'reason' alone tells 'default' in every row; is it known when you predict? if not,"
+    said = run(*BANK)
+    assert f"{told} leave it out with data.drop  (--drop)" in said
+    assert told in run("party", "--data", "bank.csv", "--name", "bank", "--label", "default", "--force")
+    assert "look at" not in run(*BANK, "--drop", "reason", "--force")
+    assert "look at" not in run(*BANK, "--task", "regression", "--force")
+
+
 # --- at a terminal --------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +245,33 @@ def test_an_unsure_id_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_label_the_columns_of_few_values_are_named() -> None:
+    table("bank.csv", "customer,age,stayed,gone", lambda n: f"K{n},{n % 50},{n % 2},{'ab'[n % 2]}")
+    without = BANK[:-2]
+    text = refused("--label is missing: give it ", *without)
+    assert "give it (columns with two to twenty different values: stayed, gone), or call" in text
+    assert "different values: gone), or" in refused("such as --label gone", *without, "--drop", "stayed")
+    table("bank.csv", "customer,churn,stayed", lambda n: f"K{n},{n % 2},{n % 2}")
+    assert "such as --label churn (columns" in refused("--label is missing", *without)
+
+
+def test_a_column_that_is_left_out_is_neither_id_nor_label() -> None:
+    table("bank.csv", "Kd-Nr,knr,age,default", lambda n: f"K-{n:04},K{n},{n % 50},{n % 2}")
+    refused("--id is missing: give it, such as --id Kd-Nr", *BANK)  # both are good
+    assert "id          'knr', of 120 rows" in run(*BANK, "--drop", "Kd-Nr")
+    assert tables("bank.toml")["data"]["drop"] == ["Kd-Nr"]
+    for flag, name in (("--label", "default"), ("--id", "knr")):
+        refused(
+            f"--drop leaves out column '{name}', which {flag} names", *BANK, "--id", "knr", "--drop", name, "--force"
+        )
+
+
+def test_the_only_good_id_is_left_out() -> None:
+    only = "column 'customer', which --drop leaves out, is the only one that looks like an id; name another with --id"
+    refused(only, *BANK, "--drop", "customer", code=Code.DATA_INVALID)
+    assert "id          'name'" in run(*BANK, "--drop", "customer", "--id", "name")
 
 
 @pytest.mark.parametrize("flag", ["--data", "--passive", "--label"])

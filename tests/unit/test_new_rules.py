@@ -177,7 +177,8 @@ def test_columns_of_no_use() -> None:
 
 
 def test_names() -> None:
-    assert rules.likely_label(["id", "default", "age"]) == "default"
-    assert rules.likely_label(["id", "age"]) == "age"
+    assert rules.likely_label(["id", "default", "age"], ["age", "x"]) == "default"
+    assert rules.likely_label(["id", "age", "x"], ["age"]) == "age"
+    assert rules.likely_label(["id", "age", "x"], ["age", "x"]) == ""
     assert rules.recipe_name("Paid back?") == "Paid-back"
     assert rules.recipe_name("ß") == "federation"

@@ -134,6 +134,20 @@ def test_few_training_rows_are_a_note(tmp_path: Path) -> None:
     ]
 
 
+def test_a_column_that_tells_the_label_is_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    rows = "".join(f"{number},{number * 7 % 90},{number % 10},c{number % 10}\n" for number in range(300))
+    (tmp_path / "own.csv").write_text(f"who,x,y,code\n{rows}")
+    found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
+    (note,) = [finding for finding in found if finding.note and "alone tells" in finding.text]
+    assert (note.about, note.fine) == ("data", True)
+    assert note.text.startswith("column 'code' alone tells 'y' in every row; is it known when you predict?")
+    task = tomllib.loads((tmp_path / "recipe.toml").read_text()) | {"task": {"kind": "regression"}}
+    (tmp_path / "recipe.toml").write_text(toml(task))
+    found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
+    assert not [finding for finding in found if "alone tells" in finding.text]
+
+
 def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:
     path = federation(tmp_path) / "p0.toml"
     shown = CliRunner(env={"COLUMNS": "500"}).invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False)

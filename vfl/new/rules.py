@@ -36,7 +36,7 @@ _PEOPLE = {
     "kunden",
 }
 _NUMBERS = {"code", "email", "iban", "id", "ids", "key", "mail", "no", "nr", "num", "number", "nummer", "phone", "ssn"}
-_NUMBERS |= {"kundennr", "kundennummer", "uid", "uuid"}
+_NUMBERS |= {"kdnr", "knr", "kundennr", "kundennummer", "uid", "uuid"}
 _LABELS = {"class", "churn", "churned", "default", "label", "outcome", "target", "y"}
 _DECIMAL = re.compile(r"\s*[-+]?\d*[.,]\d+\s*")
 
@@ -193,9 +193,10 @@ def looks_like_id(name: str) -> bool:
     return bool(words) and (words[-1] in _NUMBERS or all(word in _PEOPLE for word in words))
 
 
-def likely_label(names: Sequence[str]) -> str:
-    """Returns the column that a person is offered as the label: one that is called so, or the last."""
-    return next((name for name in reversed(names) if name.casefold() in _LABELS), names[-1])
+def likely_label(names: Sequence[str], few: Sequence[str]) -> str:
+    """Returns the column that a person is offered as the label: one that is called so, or the only one of ``few``."""
+    called = next((name for name in reversed(names) if name.casefold() in _LABELS), "")
+    return called or (few[0] if len(few) == 1 else "")
 
 
 def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:

@@ -21,11 +21,11 @@ def say(about: str, text: str, change: str = "") -> None:
     click.echo(f"{about:<{_WIDTH}}{text}{f'  ({change})' if change else ''}")
 
 
-def say_table(found: Look, id_: tuple[str, ...], path: Path) -> None:
-    """Says what a table shows. ``path``: the party file."""
+def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool) -> None:
+    """Says what a table shows. ``path``: the party file; ``classes``: whether the label is of classes."""
     for note in found.notes:
         say("table", note, ", ".join(flags_of(note)))
-    for text in found.odd:
+    for text in (*found.odd, *(found.told if classes else ())):
         say("look at", text, ", ".join(flags_of(text)))
     say("id", f"{listed(list(map(repr, id_)))}, of {found.rows:,} rows", "--id")
     if found.left_out:
@@ -38,7 +38,8 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path) -> None:
     for name, why in found.drop.items():
         say("left out", f"{printable(name)}: {why}", f"data.drop in {path}")
     if found.missing:
-        say("missing", "numbers, in some rows; the column's mean takes their place", f"data.missing in {path}")
+        where = listed(list(map(printable, found.missing)))
+        say("missing", f"{where}, in some rows; the column's mean takes their place", f"data.missing in {path}")
 
 
 def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path) -> None:

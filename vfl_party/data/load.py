@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,21 @@ def column_names(settings: DataSettings) -> tuple[str, ...]:
         what = f"is no table that can be read; give a {', '.join(TABLES)} file"
         raise checks.unreadable(shown(settings.source), what)
     return stream.names
+
+
+def first_rows(settings: DataSettings, names: Sequence[str], most: int) -> dict[str, pa.ChunkedArray]:
+    """Returns the first rows of a table's columns, as they come. Raises InputError if they cannot be read."""
+    stream, found = open_table(settings), []
+    if stream is not None:
+        for batch in stream.blocks(list(dict.fromkeys(names))):
+            found.append(batch.slice(0, most))
+            most -= batch.num_rows
+            if most <= 0:
+                break
+    if not found:
+        return {}
+    table = pa.Table.from_batches(found)
+    return dict(zip(table.column_names, table.columns, strict=True))
 
 
 def _frame_of(source: str, name: str) -> Any:
