@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.harness import cases
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, recorded_recipe
 from vfl_common.errors import InputError
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 
@@ -143,6 +144,15 @@ def test_no_pattern_is_shown() -> None:
 )
 def test_a_text_is_no_number(model: type[Section], tables: dict[str, Any], text: str) -> None:
     assert told(model, cases.recipe(2) | tables if model is Recipe else tables) == text
+
+
+def test_a_positive_class_changes_the_digest_only_if_it_is_named() -> None:
+    made = [parse(Recipe, cases.recipe(2, task={"kind": "binary"} | more), "x.toml") for more in ({}, {"positive": 1})]
+    assert "positive" not in made[0].canonical_json()
+    assert made[0].digest() != made[1].digest()
+    assert recorded_recipe(json.loads(made[1].canonical_json()), "x").task.positive == 1
+    with pytest.raises(InputError, match="task: positive is for binary tasks; remove it"):
+        parse(Recipe, cases.recipe(2, task={"kind": "regression", "positive": 1}), "x.toml")
 
 
 def test_rules_for_ids_change_the_digest_only_if_there_are_any() -> None:

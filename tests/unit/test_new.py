@@ -117,7 +117,7 @@ def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
     assert "categories  product  (data.numeric in bank.toml)" in said
     assert "left out    name: too many different texts  (data.drop in bank.toml)" in said
     label = "'default' is binary; scores, AUC and f1 are of 1, the larger number"
-    assert f"label       {label}  (--task, or task.kind in recipe.toml)" in said
+    assert f"label       {label}  (--positive, or task.positive in recipe.toml)" in said
     assert "server      127.0.0.1:7000 on this machine  (server in bank.toml)" in said
     heard = run(*SHOP)
     assert (
@@ -156,6 +156,25 @@ def test_other_choices() -> None:
     data = tables("bank.toml")["data"]
     assert (data["id"], set(data["drop"])) == (["customer", "product"], {"age", "name"})
     assert not recipe.active.features  # nothing is left: it trains the top model on what the shop sends
+
+
+def test_a_person_names_the_class_of_the_scores() -> None:
+    table("bank.csv", "customer,age,paid", lambda n: f"K{n},{n % 50},{('ja', 'nein')[n % 2]}")
+    args = [*BANK[:-1], "paid"]
+    said = run(*args, "--positive", "ja")
+    line = "'paid' is binary; scores, AUC and f1 are of 'ja', as you say  (--positive, or task.positive in recipe.toml)"
+    assert f"label       {line}" in said
+    assert load_recipe(Path("recipe.toml")).task.positive == "ja"
+    no = "label column 'paid' has no value 'Ja', which --positive names; correct it"
+    refused(no, *args, "--positive", "Ja", "--force", code=Code.DATA_INVALID)
+    wrong = "makes a multiclass task, and --positive is for a binary one; remove it"
+    refused(wrong, *args, "--positive", "ja", "--task", "multiclass", "--force", code=Code.DATA_INVALID)
+
+
+def test_a_positive_class_that_is_a_number() -> None:
+    run(*BANK, "--positive", "0")
+    assert load_recipe(Path("recipe.toml")).task.positive == 0
+    assert tables("recipe.toml")["task"] == {"kind": "binary", "positive": 0}
 
 
 def test_the_label_of_a_regression_is_not_divided_by_classes() -> None:

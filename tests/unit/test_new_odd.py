@@ -96,7 +96,9 @@ def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> N
 )
 def test_the_class_of_the_scores_is_said(values: tuple[str, str], which: str) -> None:
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 2]}")
-    assert f"label       'default' is binary; scores, AUC and f1 are of {which}  (--task" in run(*BANK)
+    assert f"label       'default' is binary; scores, AUC and f1 are of {which}  (--positive, or task.positive" in run(
+        *BANK
+    )
 
 
 def test_a_label_with_values_that_are_alike_is_refused() -> None:

@@ -45,6 +45,7 @@ class Wishes:
     passives: tuple[str, ...]
     task: str | None
     align: str
+    positive: str | None = None
 
 
 @telling_flags()
@@ -63,7 +64,9 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     id_, values = _id(given, names, label, table)
     id_rules = rules.id_rules_for(read_values(table, id_).different)
     found = look(table, id_, id_rules, lambda name: values((name,)), label=label, drop=drop)
-    task = rules.task_of(found.labels, f"{source}: label column {label!r}", label, wishes.task)
+    what = f"{source}: label column {label!r}"
+    task = rules.task_of(found.labels, what, label, wishes.task)
+    task = rules.with_positive(task, found.labels, what, wishes.positive)
     server, advertise = _addresses(given, active)
     sizes = rules.sizes_for(found.rows)
     settings = rules.rows_for(found.rows, task, wishes.align, id_rules)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
+from vfl_common.config.models import class_text
 from vfl_common.errors import Code, InputError
 
 Kind = Literal["binary", "multiclass", "regression"]
@@ -76,10 +77,15 @@ def least_in_common(rows: int) -> int:
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted. ``classes``: how many, of a multiclass task."""
+    """What is predicted.
+
+    ``classes``: how many, of a multiclass task. ``positive``: the class that a person wants the scores of a binary one
+    to be of.
+    """
 
     kind: Kind
     classes: int | None = None
+    positive: str | int | float | None = None
 
 
 def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> Task:
@@ -118,6 +124,22 @@ def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> 
     if whole and values <= MOST_NUMBERED and rows >= ROWS_A_CLASS * values:
         return Task("multiclass", values)
     return Task("regression")
+
+
+def with_positive(task: Task, counts: Counts, what: str, wanted: str | None) -> Task:
+    """Returns the task whose scores are of the class ``wanted``; None: as it is.
+
+    ``what``: the beginning of an error's sentence. Raises InputError if the label has no such value, or not two.
+    """
+    if wanted is None:
+        return task
+    if task.kind != "binary":
+        raise _unusable(f"{what} makes a {task.kind} task, and --positive is for a binary one; remove it")
+    found = next((value for value in counts if class_text(value) == wanted.strip()), None)
+    if found is None:
+        raise _unusable(f"{what} has no value {wanted!r}, which --positive names; correct it")
+    whole = isinstance(found, float) and found.is_integer()
+    return replace(task, positive=int(found) if whole else found)
 
 
 def _refuse_alike(counts: Counts, what: str) -> None:

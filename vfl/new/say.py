@@ -48,8 +48,10 @@ def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path
     several = f" with {task.classes} classes" if task.classes is not None else ""
     text = f"{label!r} has {len(found.labels):,} different values: {task.kind}{several}"
     if task.kind == "binary":
-        text = f"{label!r} is binary; scores, AUC and f1 are of {_second(found.labels)}"
-    say("label", text, f"--task, or task.kind in {path}")
+        whose = _second(found.labels) if task.positive is None else f"{_short(task.positive)}, as you say"
+        text = f"{label!r} is binary; scores, AUC and f1 are of {whose}"
+    change = "--positive, or task.positive" if task.kind == "binary" else "--task, or task.kind"
+    say("label", text, f"{change} in {path}")
     if rows.align == "psi":
         text = f"the parties find those in common; fewer than {rows.at_least} end the run"
         say("alignment", text, f"rows.align, rows.at_least in {path}")
@@ -67,8 +69,13 @@ def _second(labels: Counts) -> str:
     if not isinstance(second, str) or not isinstance(first, str):
         return f"{second:g}, the larger number"
     capitals = ", capitals first" if second.casefold() < first.casefold() else ""
-    short = second if len(second) <= _LONGEST else f"{second[:_LONGEST]}…"
-    return f"{short!r}, the second in alphabetical order{capitals}"
+    return f"{_short(second)}, the second in alphabetical order{capitals}"
+
+
+def _short(value: object) -> str:
+    """Words a class as a sentence has it: text in quotes, and not too long."""
+    short = value if not isinstance(value, str) or len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    return f"{short!r}"
 
 
 def say_addresses(server: str, advertise: str | None, path: Path) -> None:
