@@ -120,9 +120,8 @@ def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
     assert f"label       {label}  (--positive, or task.positive in recipe.toml)" in said
     assert "server      127.0.0.1:7000 on this machine  (server in bank.toml)" in said
     heard = run(*SHOP)
-    assert (
-        "ids         by the recipe's rules (trim, casefold) most look like A0 of several lengths, as they must" in heard
-    )
+    look = "by the recipe's rules (trim, casefold) most of these look like A0 of several lengths; after the rules ids"
+    assert f"ids         {look} must look alike at every party: ask the others  (data.id_rules in shop.toml)" in heard
     assert "missing     orders, in some rows; the column's mean takes their place  (data.missing in" in heard
     for text in ("\n".join(said), heard):
         assert "k41" not in text.lower()  # no id

@@ -18,6 +18,7 @@ from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed, printable
 from vfl_party.data import TABLES, column_names
+from vfl_party.data.ids import look_of
 
 HERE = "127.0.0.1:7000"
 
@@ -78,8 +79,7 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     say_table(found, id_, path, classes=task.kind != "regression")
     if not features:
         say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
-    look_of = rules.look_of(found.ids)
-    say("ids", f"{', '.join(id_rules)}; then most look like {look_of}", f"rows.id_rules in {recipe_path}")
+    say("ids", f"{', '.join(id_rules)}; then most look like {look_of(found.ids)}", f"rows.id_rules in {recipe_path}")
     say_recipe(recipe, label, found, sizes, recipe_path)
     say_addresses(server, advertise, path)
     say("wrote", f"{recipe_path}: send it to {listed(passives)}; {said_digest(recipe)}")
@@ -121,8 +121,8 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     say("recipe", f"{recipe.name}, {said_digest(recipe)}")
     say_table(found, id_, path, classes=recipe.task.kind != "regression")
     spelt = f"by the recipe's rules ({', '.join(id_rules)})" if id_rules else "as they come"
-    alike = f"most look like {rules.look_of(found.ids)}, as they must at every party"
-    say("ids", f"{spelt} {alike}", f"data.id_rules in {path}")
+    text = f"{spelt} most of these look like {look_of(found.ids)}; after the rules"
+    say("ids", f"{text} ids must look alike at every party: ask the others", f"data.id_rules in {path}")
     say_addresses(server, advertise, path)
     say("wrote", f"{path}: stays here")
     has_keys = (given.out / "certs" / f"{name}.pem").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
@@ -21,7 +20,6 @@ ROWS_A_CLASS = 10  # a class, or a category, has that many rows on average
 FEW = 50  # different texts that are always categories, however few the rows
 ALMOST_ALL = 0.9  # the share of different values with which a column called "customer" is the id
 _LOOKED_AT = 10_000  # ids whose spelling is looked at
-_LONGEST_LOOK = 24  # characters
 
 _PEOPLE = {
     "account",
@@ -236,19 +234,6 @@ def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
     if any(letter.isalpha() for text in looked_at for letter in text):
         rules.append("casefold")
     return tuple(rules)
-
-
-def look_of(ids: Sequence[str]) -> str:
-    """Returns how most ids look, ``A`` for a letter and ``0`` for a digit: people compare it, and it shows no id."""
-    looks = Counter(re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "0", text[:_LONGEST_LOOK])) for text in ids[:_LOOKED_AT])
-    shorter: Counter[str] = Counter()
-    for look, count in looks.items():
-        shorter[re.sub(r"(A|0)\1+", r"\1", look)] += count
-    for found, lengths in ((looks, ""), (shorter, " of several lengths")):
-        look, count = found.most_common(1)[0]
-        if count > looks.total() / 2:
-            return re.sub(r"[^A0 ./@_-]", "?", look) + lengths
-    return "in several ways"
 
 
 # --- columns --------------------------------------------------------------------------------------------------------

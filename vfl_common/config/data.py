@@ -25,8 +25,8 @@ _EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")  # the last two are old formats, an
 IdRule = Annotated[  # a step that spells an id as the other parties do; ``vfl_party.data.ids`` has them
     str,
     spelt(
-        r"trim|casefold|nfkc|digits|email|phone:[A-Z]{2}",
-        "'trim', 'casefold', 'nfkc', 'digits', 'email' or 'phone:CC', with a country such as DE for CC",
+        r"trim|casefold|nfkc|digits|zeros|email|phone:[A-Z]{2}",
+        "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country such as DE for CC",
     ),
 ]
 Duplicates = Literal["error", "first", "drop"]
