@@ -131,7 +131,7 @@ def prediction_data(settings: DataSettings | None, source: Path | None, state: T
 def _as_in_training(settings: DataSettings, numeric: tuple[str, ...], categorical: tuple[str, ...]) -> DataSettings:
     """Returns a table's settings with the columns of training alone, each of the kind that it had there."""
     kinds = {"columns": (*numeric, *categorical), "numeric": numeric, "categorical": categorical}
-    return settings.model_copy(update={"label": None, "drop": (), **kinds})
+    return settings.model_copy(update={"label": None, "drop": (), "as_trained": True, **kinds})
 
 
 def _parts_of_training(settings: DataSettings, source: Path | None, preprocessor: Preprocessor) -> DataSettings:

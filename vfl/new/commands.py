@@ -27,8 +27,8 @@ _set = click.option(
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="How the table is read: sheet, query, separator, encoding, skip_lines, decimal, thousands, dates, categorical,"
-    " numeric or limit, as in [data] of a party file; once for each key. A value is TOML or plain text.",
+    help="How the table is read: sheet, query, separator, encoding, skip_lines, decimal, thousands, dates, na,"
+    " categorical, numeric or limit, as in [data] of a party file; once for each key. A value is TOML or plain text.",
 )
 _server = click.option("--server", metavar="HOST:PORT", help="Where the server will listen. [default: this machine]")
 _advertise = click.option(

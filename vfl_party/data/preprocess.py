@@ -219,9 +219,8 @@ class Preprocessor:
         ):
             for name in sorted(set(ours) - set(theirs)):
                 if name in others:
-                    key = "numeric" if kind == "numbers" else "categorical"
                     what = f"column {name!r} held {kind} in training but does not now"
-                    raise checks.unusable(table.source, f"{what}; correct it, or list it in data.{key}")
+                    raise checks.unusable(table.source, f"{what}; correct it")
                 raise checks.unusable(table.source, f"has no column {name!r}, but training had it; add it")
         return Table(
             table.source,
@@ -271,7 +270,7 @@ class _Filled:
         if not missing.any():
             return values
         if self._fill is None:
-            text = "has missing values, but training had none; fill them or set data.missing"
+            text = "has missing values, but training had none; fill them"
             raise checks.unusable(self._source, text)
         filled: Floats = np.where(missing, self._fill, values)
         return filled
