@@ -232,7 +232,7 @@ def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--data", "bank"], "--data bank: give NAME=FILE, a party's name and its rows"),
+        (["--data", "bank"], "--data bank: give NAME=SOURCE, a party's name and its rows"),
         (["--data", "bank=gone.csv"], "--data bank=gone.csv: no such file"),
         (["--data", "bnk=bank.csv"], "predict: 'bnk' is no party of the run (parties: bank, shop)"),
         (["--data", "bank=bank.csv"], "predict: rows of shop are missing; the model needs its columns"),

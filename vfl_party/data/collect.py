@@ -273,10 +273,9 @@ class _Pass:
 
     def _no_number(self, name: str, column: pa.Array, reading: Any) -> npt.NDArray[np.float64]:
         where = checks.rows(self._source, self._rows + _first_unread(column, reading) + 1)
-        what = f"column {name!r} {self._said('numeric', 'numbers')} and holds text in {where}"
-        advice = "correct the value, or list it in data.na if it means that the cell is empty"
+        what = f"column {name!r} {self._said('numeric', 'numbers')} and holds text in {where}; correct the value"
         remedy = "" if self._settings.as_trained else ", or take the column out of data.numeric"
-        raise checks.unusable(self._source, f"{what}; {advice}{remedy}")
+        raise checks.unusable(self._source, f"{what}, or list it in data.na if it stands for an empty cell{remedy}")
 
     def _said(self, key: str, kind: str) -> str:
         """Words why a column must be of a kind: by the party's file, or by the training of which it knows nothing."""

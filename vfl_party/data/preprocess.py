@@ -198,6 +198,16 @@ class Preprocessor:
         cardinalities = tuple(RESERVED + len(known) for known in self.vocabularies) if codes_NK is not None else ()
         return Features.of(x, codes_NK, cardinalities)
 
+    def unseen(self, table: Table) -> dict[str, int]:
+        """Returns the columns with categories that training did not have, and in how many rows. Raises InputError."""
+        table, found = self._aligned(table), {}
+        for k, (name, known) in enumerate(zip(self.categorical_names, self.vocabularies, strict=True)):
+            assert table.categorical is not None  # noqa: S101 - it has a name for each column
+            seen = set(known)
+            is_new = np.array([word not in seen for word in table.categorical.words[k]], bool)
+            found[name] = int(counted(table.categorical, k)[:-1][is_new].sum())
+        return {name: count for name, count in found.items() if count}
+
     def state(self) -> dict[str, Any]:
         """Returns all that ``transform`` needs, for JSON."""
         return asdict(self)
