@@ -183,7 +183,7 @@ def report(run: Path) -> None:
     if own is not None:
         show_own(own)
         if own.goes_on:
-            click.echo(f"{run}: the run has not ended yet; if it was interrupted, the same commands resume it")
+            click.echo(f"{run}: {own.end.said}")
         if own.role == "passive":
             click.echo(f"{run}: a passive party has no summary of the run; the server and the active party do")
         else:
