@@ -261,6 +261,8 @@ def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
     from vfl.library.run import Run
 
     found = predict_rows(Run.load(run).folder, _by_party(data) or None, output)
+    for text in found.new:
+        click.echo(clean(text, LINE), err=True)
     click.echo(found.rows, err=True)
     click.echo(clean(found.meaning, LINE), err=True)  # it names a class, as the table has it
     click.echo(output)
