@@ -252,6 +252,10 @@ def test_new_categories_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         (["--data", "bank"], "--data bank: give NAME=SOURCE, a party's name and its rows"),
         (["--data", "bank=gone.csv"], "--data bank=gone.csv: no such file"),
+        (
+            ["--data", "bank=sqlite:///gone.db", "--data", "shop=new-shop.parquet"],
+            "/gone.db: needs data.query, a SELECT",
+        ),
         (["--data", "bnk=bank.csv"], "predict: 'bnk' is no party of the run (parties: bank, shop)"),
         (["--data", "bank=bank.csv"], "predict: rows of shop are missing; the model needs its columns"),
         (["--data", "bank=bank.csv", "--data", "shop=less.csv"], "less.csv: has no column 'mean texture'"),
