@@ -140,7 +140,7 @@ def _elsewhere(settings: DataSettings, source: str | None, query: str | None) ->
     if query is not None and not changed.is_database:
         text = "is for a database; remove it, or give --data such as postgresql://USER@HOST/NAME"
         raise InputError(Code.CONFIG_INVALID, f"--query {text}")
-    if changed.is_database and changed.query is None:
+    if source is not None and changed.is_database and changed.query is None:
         text = f"--data {shown(changed.source)}: is a database, and the party file has no query"
         raise InputError(Code.CONFIG_INVALID, f"{text}; give the SELECT whose rows are to be predicted with --query")
     return changed
