@@ -183,7 +183,7 @@ def report(run: Path) -> None:
     if own is not None:
         show_own(own)
         if own.goes_on:
-            click.echo(f"{run}: the run has not ended yet; if it was interrupted, the same commands resume it")
+            click.echo(f"{run}: {own.end.said}")
         if own.role == "passive":
             click.echo(f"{run}: a passive party has no summary of the run; the server and the active party do")
         else:
@@ -231,7 +231,10 @@ def runs(out: Path, as_json: bool) -> None:
 @cli.command(epilog=EXIT_CODES)
 @run_argument
 @click.option(
-    "--data", multiple=True, metavar="NAME=FILE", help="New rows of the party NAME; once for each party with features."
+    "--data",
+    multiple=True,
+    metavar="NAME=SOURCE",
+    help="New rows of the party NAME; once for each party with features.",
 )
 @click.option(
     "--out",
@@ -245,8 +248,9 @@ def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
     """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in this process.
 
     RUN is the folder of a run; if it is left out, the newest finished run of a federation, not of a baseline, in the
-    folder runs. Without --data the run's own rows are predicted again. A file needs the columns that the party had in
-    training, and no label. Between organisations, every party runs `vfl-party predict`.
+    folder runs. Without --data the run's own rows are predicted again. SOURCE is a file, or whatever else a party
+    file may name; of a database the query of training is asked. It needs the columns that the party had in training,
+    and no label. Between organisations, every party runs `vfl-party predict`.
 
     \b
     Examples:
@@ -257,21 +261,27 @@ def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
     from vfl.library.run import Run
 
     found = predict_rows(Run.load(run).folder, _by_party(data) or None, output)
+    for text in found.new:
+        click.echo(clean(text, LINE), err=True)
     click.echo(found.rows, err=True)
     click.echo(clean(found.meaning, LINE), err=True)  # it names a class, as the table has it
     click.echo(output)
 
 
-def _by_party(data: tuple[str, ...]) -> dict[str, Path]:
-    """Reads the options ``NAME=FILE``. Raises InputError."""
+def _by_party(data: tuple[str, ...]) -> dict[str, str]:
+    """Reads the options ``NAME=SOURCE``. Raises InputError."""
+    from vfl_common.config.data import is_path, shown
+
     found = {}
     for each in data:
         name, equals, file = each.partition("=")
         if not (name and equals and file):
-            raise InputError(Code.CONFIG_INVALID, f"--data {each}: give NAME=FILE, a party's name and its rows")
-        if not Path(file).exists():
+            raise InputError(
+                Code.CONFIG_INVALID, f"--data {shown(each)}: give NAME=SOURCE, a party's name and its rows"
+            )
+        if is_path(file) and not Path(file).exists():
             raise InputError(Code.FILE_INVALID, f"--data {each}: no such file")
-        found[name] = Path(file)
+        found[name] = file
     return found
 
 

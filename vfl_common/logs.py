@@ -180,7 +180,7 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return f"resuming the alignment: {facts['masked']:,} of {facts['of']:,} ids are masked"
     if event == "predicted":
         return f"{facts['output']}: {facts['said']}" if "output" in facts else str(facts["said"])
-    if event in ("scores", "advice"):
+    if event in ("scores", "advice", "unseen"):
         return str(facts["said"])
     if event == "skipped":
         return f"skipping {facts['rounds']} of {facts['phase']}'s rounds: the others resume at {facts['to']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -32,12 +33,14 @@ from vfl_party.methods import handed_on
 from vfl_party.models import InputSpec
 from vfl_party.part import JobName, Part, training
 from vfl_party.party import Assembled, Opened, Spread, Work, assemble, check_ranks, open_party
-from vfl_party.prediction import Prediction, TrainedRun
+from vfl_party.prediction import Prediction, TrainedRun, unseen
 from vfl_party.progress import Progress
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
 from vfl_party.results import Predicted, id_names
 from vfl_party.runner import Outcome
 from vfl_party.transport import Transports
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -91,6 +94,10 @@ class PartyApp:
         files = self.files
         opened = open_party(files.recipe, files.name, data, files.encoder, labels=False)
         versions.require_same(trained.path, trained.plugins, versions.modelling(opened))
+        for text in unseen(trained, opened.table) if files.settings.features else ():
+            said = f"{opened.table.source}: {text}"
+            log.warning("%s", said, extra={"event": "unseen"})
+            self.console.show("unseen", said=said)
 
         def open_folder(run_id: str) -> RunFolder:
             folder = create(Path(files.file.out), run_id, files.name, files.recipe)

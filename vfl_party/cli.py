@@ -111,7 +111,12 @@ def check(party: Path, device: str | None, offline: bool) -> None:
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
 @click.option("--run", "trained", required=True, type=click.Path(path_type=Path), help="The trained run: OUT/RUN-ID.")
-@click.option("--data", type=click.Path(path_type=Path), help="Rows to predict; replaces the party file's source.")
+@click.option(
+    "--data",
+    metavar="SOURCE",
+    help="Rows to predict, a file or whatever else a party file may name; replaces the party file's source.",
+)
+@click.option("--query", metavar="SELECT", help="Of a database: the rows to predict; replaces the party file's query.")
 @click.option(
     "--out",
     "output",
@@ -122,7 +127,9 @@ def check(party: Path, device: str | None, offline: bool) -> None:
 )
 @_DEVICE
 @_WAIT
-def predict(party: Path, trained: Path, data: Path | None, output: Path, device: str | None, wait_s: float) -> None:
+def predict(
+    party: Path, trained: Path, data: str | None, query: str | None, output: Path, device: str | None, wait_s: float
+) -> None:
     """Take part in a joint prediction with a trained run: every party runs this, beside vfl-server serve --predict.
 
     All parties must give the same ids, unless the recipe has rows.align = "psi". Only the active party gets and
@@ -144,7 +151,7 @@ def predict(party: Path, trained: Path, data: Path | None, output: Path, device:
     if files.is_active:
         check_output(output)
     console = Console("vfl-party")
-    rows = prediction_data(files.file.data, data, run_.state)
+    rows = prediction_data(files.file.data, data, run_.state, query)
     with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
         if ranks is not None and ranks.rank:
             lend(files, ranks)

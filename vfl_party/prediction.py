@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from vfl_common.config.data import DataSettings, ids_only, resolved
+from vfl_common.config.data import DataSettings, ids_only, shown
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import PartySettings, Recipe
 from vfl_common.errors import Code, InputError
@@ -22,7 +23,7 @@ from vfl_party.align import Aligned
 from vfl_party.chains import summarised
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import Party
-from vfl_party.data import Labels, Preprocessor
+from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.data.join import own_columns
 from vfl_party.declared import Exchange
 from vfl_party.methods import nothing_kept, sent_noise
@@ -109,15 +110,17 @@ def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
         raise InputError(error.code, f"recipe: start.run: {error}") from None
 
 
-def prediction_data(settings: DataSettings | None, source: Path | None, state: Tree) -> DataSettings:
-    """Returns the party file's [data] with another source. Raises InputError if there is no [data].
+def prediction_data(
+    settings: DataSettings | None, source: str | None, state: Tree, query: str | None = None
+) -> DataSettings:
+    """Returns the party file's [data] with another source or query. Raises InputError if there is no [data].
 
-    A table is read with the columns of training only: new rows need no label
-    and may have more columns.
+    A table is read with the columns of training only: new rows need no label and may have more columns. ``source``: as
+    in a party file; a relative path starts at the working folder.
     """
     if settings is None:
         raise InputError(Code.CONFIG_INVALID, "the party file needs a [data] table: it says which column is the id")
-    changed = settings if source is None else settings.model_copy(update={"source": resolved(str(source), Path())})
+    changed = _elsewhere(settings, source, query)
     if state["preprocessor"] is None:
         return ids_only(changed)
     preprocessor = Preprocessor.from_state(state["preprocessor"])
@@ -129,13 +132,28 @@ def prediction_data(settings: DataSettings | None, source: Path | None, state: T
     return changed
 
 
+def _elsewhere(settings: DataSettings, source: str | None, query: str | None) -> DataSettings:
+    """Returns the settings with another source or query, None for those of training. Raises InputError."""
+    changes: dict[str, Any] = {} if query is None else {"query": query}
+    if source is not None:
+        changes["source"] = DataSettings(source=source).absolute(Path()).source
+    changed = settings.model_copy(update=changes)
+    if query is not None and not changed.is_database:
+        text = "is for a database; remove it, or give --data such as postgresql://USER@HOST/NAME"
+        raise InputError(Code.CONFIG_INVALID, f"--query {text}")
+    if source is not None and changed.is_database and changed.query is None:
+        text = f"--data {shown(changed.source)}: is a database, and the party file has no query"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; give the SELECT whose rows are to be predicted with --query")
+    return changed
+
+
 def _as_in_training(settings: DataSettings, numeric: tuple[str, ...], categorical: tuple[str, ...]) -> DataSettings:
     """Returns a table's settings with the columns of training alone, each of the kind that it had there."""
     kinds = {"columns": (*numeric, *categorical), "numeric": numeric, "categorical": categorical}
-    return settings.model_copy(update={"label": None, "drop": (), **kinds})
+    return settings.model_copy(update={"label": None, "drop": (), "as_trained": True, **kinds})
 
 
-def _parts_of_training(settings: DataSettings, source: Path | None, preprocessor: Preprocessor) -> DataSettings:
+def _parts_of_training(settings: DataSettings, source: str | None, preprocessor: Preprocessor) -> DataSettings:
     """Returns the settings of joined tables, of which each is read with its columns of training."""
     if source is not None:
         text = "was trained on the joined tables of several parties, and one file cannot stand for them"
@@ -148,6 +166,18 @@ def _parts_of_training(settings: DataSettings, source: Path | None, preprocessor
         for name, part in settings.parts.items()
     }
     return settings.model_copy(update={"parts": parts})
+
+
+def unseen(trained: TrainedRun, table: Table) -> list[str]:
+    """Returns a sentence for each column of rows to predict with categories that training never had; they show none.
+
+    Raises InputError if the table lacks a column of training.
+    """
+    if trained.state["preprocessor"] is None:
+        return []
+    found = Preprocessor.from_state(trained.state["preprocessor"]).unseen(table)
+    what = "has categories that training never had, so the model knows nothing of them"
+    return [f"column {name!r} {what}: in {count:,} of {len(table):,} rows" for name, count in found.items()]
 
 
 def embeddings(party: Party) -> Exchange:

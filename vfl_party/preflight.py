@@ -20,6 +20,7 @@ from vfl_party.advice import few_rows
 from vfl_party.align import alignment_of
 from vfl_party.data import Table, describe, read_rows, tabulate
 from vfl_party.data.ids import choices
+from vfl_party.data.leaks import leaks
 from vfl_party.data.smells import smells
 from vfl_party.devices import resolve_device
 from vfl_party.files import PartyFiles, read_files
@@ -27,6 +28,7 @@ from vfl_party.methods import parse_settings
 from vfl_party.part import training
 from vfl_party.party import Assembled, Opened, assemble
 from vfl_party.prediction import predicted
+from vfl_party.results import label_name
 
 _CONNECT_S = 3.0
 _REFUSED = ": refused"  # at the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason
@@ -112,7 +114,10 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
         if data.id and not ids:  # the rows to align come first
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
-        notes.extend(Finding("data", True, smell.text, note=True) for smell in smells(rows, data))
+        found = list(smells(rows, data))
+        if with_label and files.recipe.task.kind != "regression":
+            found += leaks(rows, label_name(data))
+        notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
         return tabulate(rows, data, with_label)
 
     try:

@@ -107,7 +107,7 @@ def meaning(labels: Labels, label: str) -> str:
 def result_columns(recipe: Recipe, labels: Labels, outputs_NO: Tensor) -> dict[str, Any]:
     """Returns the columns of the result.
 
-    Regression: ``value``, in the label's own unit. Binary: ``score_<class>`` of the second class, and ``class``.
+    Regression: ``value``, in the label's own unit. Binary: ``score_<class>`` of the positive class, and ``class``.
     Multi-class: ``score_<class>`` of each class, and ``class``.
     """
     found = scores(recipe.task, outputs_NO).cpu()

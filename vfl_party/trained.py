@@ -91,6 +91,7 @@ class TrainedParty:
                 id=ids,
                 columns=(*preprocessor.numeric_names, *preprocessor.categorical_names),
                 numeric=preprocessor.numeric_names,
+                as_trained=True,
                 categorical=preprocessor.categorical_names,
                 missing="error" if preprocessor.fill is None else "zero",
             )

@@ -243,7 +243,7 @@ def test_one_file_cannot_stand_for_joined_tables(combined: vfl.Run) -> None:
     trained = load_trained(combined.folder, "combined")
     settings = Origin.of(combined.folder).data["combined"]
     with pytest.raises(InputError, match=r"one file cannot stand for them; predict from Python, with Run\.predict"):
-        prediction_data(settings, Path("new.csv"), trained.state)
+        prediction_data(settings, "new.csv", trained.state)
     read = prediction_data(settings, None, trained.state)  # new rows may have more columns, and need no label
     assert {name: (part.columns, part.label) for name, part in read.parts.items()} == {
         "bank": (("age", "colour"), None),

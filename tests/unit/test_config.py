@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.harness import cases
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, recorded_recipe
 from vfl_common.errors import InputError
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 
@@ -145,6 +146,15 @@ def test_a_text_is_no_number(model: type[Section], tables: dict[str, Any], text:
     assert told(model, cases.recipe(2) | tables if model is Recipe else tables) == text
 
 
+def test_a_positive_class_changes_the_digest_only_if_it_is_named() -> None:
+    made = [parse(Recipe, cases.recipe(2, task={"kind": "binary"} | more), "x.toml") for more in ({}, {"positive": 1})]
+    assert "positive" not in made[0].canonical_json()
+    assert made[0].digest() != made[1].digest()
+    assert recorded_recipe(json.loads(made[1].canonical_json()), "x").task.positive == 1
+    with pytest.raises(InputError, match="task: positive is for binary tasks; remove it"):
+        parse(Recipe, cases.recipe(2, task={"kind": "regression", "positive": 1}), "x.toml")
+
+
 def test_rules_for_ids_change_the_digest_only_if_there_are_any() -> None:
     def made(**rows: Any) -> Recipe:
         return parse(Recipe, cases.recipe(2, rows=rows), "x.toml")
@@ -156,7 +166,7 @@ def test_rules_for_ids_change_the_digest_only_if_there_are_any() -> None:
 
 @pytest.mark.parametrize("rule", ["strip", "phone", "phone:de", "phone:49"])
 def test_an_unknown_rule_lists_the_known_ones(rule: str) -> None:
-    known = "'trim', 'casefold', 'nfkc', 'digits', 'email' or 'phone:CC', with a country such as DE for CC"
+    known = "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country such as DE for CC"
     sentence = f"id_rules.1: '{rule}' cannot be used; write {known}"
     assert told(Recipe, cases.recipe(2, rows={"id_rules": ["trim", rule]})) == f"rows.{sentence}"
     data = {"data": {"source": "a.csv", "id": "a", "id_rules": ["trim", rule]}}

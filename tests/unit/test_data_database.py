@@ -143,6 +143,21 @@ def test_no_refusal_of_a_source_shows_its_password(source: str, tmp_path: Path) 
     assert "***" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("source", "hinted"),
+    [
+        ("postgresql://ada:ge/heim@127.0.0.1:1/x?connect_timeout=2", True),
+        ("postgresql://ada:ge@heim@127.0.0.1:1/x?connect_timeout=2", True),
+        ("postgresql://ada:geheim@127.0.0.1:1/x?connect_timeout=2", False),
+        ("postgresql+psycopg://ada:ge@h:eim@127.0.0.1:1/x", True),  # what comes before the last @ is no port
+    ],
+)
+def test_signs_in_a_password_that_break_a_url_are_hinted_at(source: str, hinted: bool) -> None:
+    text = refused(source, "data.source|is no URL", Code.FILE_INVALID)
+    assert text.endswith("; if its password has @, # or /, write %40, %23 or %2F for it in data.source") == hinted
+    assert "eim" not in text
+
+
 def test_a_source_in_the_place_of_a_table_shows_no_password() -> None:
     class Outer(Section):
         data: DataSettings

@@ -18,9 +18,9 @@ from PIL import Image
 from vfl_common.config.data import DataSettings, unaligned_of
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, loading
-from vfl_party.data.ids import SEPARATOR, IdCounts, in_order, kept_rows, normalised
+from vfl_party.data.ids import SEPARATOR, IdCounts, in_order, kept_rows, look_of, normalised
 
-SIMPLE = ("trim", "casefold", "nfkc", "digits", "email")
+SIMPLE = ("trim", "casefold", "nfkc", "digits", "zeros", "email")
 TEXTS = st.lists(st.none() | st.text(max_size=8), max_size=12)
 
 
@@ -30,6 +30,17 @@ def load(source: str, **settings: Any) -> Table:
 
 def spelt(text: str, *rules: str) -> str | None:
     return normalised([[text]], rules).to_pylist()[0]  # type: ignore[no-any-return]
+
+
+def test_how_ids_look_shows_none() -> None:
+    assert look_of(["k-12", "c-34", "xy"]) == "A-00"
+    assert look_of(["é1", "ß2"]) == "A0"
+    assert look_of(["a#1", "b#2"]) == "A?0"
+    assert look_of(["k1", "k22", "ab333"]) == "A0 of several lengths"
+    assert look_of(["1", "b", "c-1"]) == "in several ways"
+    assert len(look_of(["a" * 100])) == 24
+    assert look_of([f"x{SEPARATOR}1"]) == "A 0"  # of two columns
+    assert look_of([]) == "in several ways"
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -43,6 +54,11 @@ def spelt(text: str, *rules: str) -> str | None:
         (("casefold",), "Straße", "strasse"),
         (("nfkc",), "\uff11\ufb01", "1fi"),  # a full-width digit, a ligature
         (("digits",), "DE-12 3\u0664", "123"),  # no Arabic-Indic digit
+        (("zeros",), "AT-004051", "AT-4051"),
+        (("zeros",), "007", "7"),
+        (("zeros",), "x000-0-100/0012a00", "x0-0-100/12a0"),
+        (("zeros",), "\u0660\u0661", "\u0660\u0661"),  # Arabic-Indic digits stay
+        (("trim", "casefold", "zeros"), " AT-004051", "at-4051"),
         (("email",), " Ada@Example.ORG ", "ada@example.org"),
         (("email",), "a.da+x@gmail.com", "a.da+x@gmail.com"),  # no tricks of one provider
         (("nfkc", "digits"), "\uff11", "1"),

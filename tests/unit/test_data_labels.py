@@ -36,6 +36,24 @@ def test_binary(raw: list[Any]) -> None:
     assert labels.decode(np.array([1, 0, 1])).tolist() == raw
 
 
+@pytest.mark.parametrize(
+    ("raw", "positive"),
+    [([1.0, 0.0], 0), ([1.0, 0.0], "0"), (["yes", "no"], "no"), (["true", "false"], False), ([0.5, 0.25], 0.25)],
+)
+def test_the_positive_class_is_the_one_that_the_recipe_names(raw: list[Any], positive: Any) -> None:
+    labels = fit(raw, TaskSettings(kind="binary", positive=positive))
+    assert labels.encode(array(raw)).tolist() == [[0], [1]]
+    assert labels.decode(np.array([1, 0])).tolist() == raw[::-1]
+    assert Labels.from_state(json.loads(json.dumps(labels.state()))) == labels
+    second = TaskSettings(kind="binary", positive=raw[0])
+    assert fit(raw, second) == fit(raw, BINARY)
+
+
+def test_a_positive_class_that_is_no_label() -> None:
+    with pytest.raises(InputError, match=r"^x.csv: its label has no value 'ja', which task.positive of the recipe nam"):
+        fit(["yes", "no"], TaskSettings(kind="binary", positive="ja"))
+
+
 def test_multiclass_sorts_numbers_as_numbers() -> None:
     labels = fit([10.0, 9.0, 2.5], THREE)
     assert labels.classes == (2.5, 9, 10)

@@ -49,6 +49,19 @@ def test_metrics_of_the_kept_predictions_are_the_run_s() -> None:
     assert list(found.folder.rglob("*predictions*")) == [path]  # at the active party alone
 
 
+def test_scores_are_of_the_positive_class() -> None:
+    task = {"task": {"kind": "binary", "positive": 0}}
+    found = run(recipe=vfl.Recipe.from_dict(TABLES | task))
+    rows = parts(found)["test"]
+    assert list(rows.columns[4:]) == ["score_0", "class"]
+    assert ((rows["score_0"] > 0.5) == (rows["class"] == 0)).all()
+    named = found.metrics["test"]
+    assert sk.roc_auc_score(rows["truth"] == 0, rows["score_0"]) == pytest.approx(named["auc"])
+    assert sk.f1_score(rows["truth"], rows["class"], pos_label=0) == pytest.approx(named["f1"])
+    again = pd.DataFrame(found.predict({"bank": BANK, "shop": SHOP}))
+    assert list(again.columns) == ["id", "score_0", "class"]
+
+
 def test_classes_by_name() -> None:
     names = np.array(["low", "middle", "high"])
     sizes = pd.qcut(BANK["mean area"], 3, labels=names).astype(str)

@@ -117,13 +117,12 @@ def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
     assert "categories  product  (data.numeric in bank.toml)" in said
     assert "left out    name: too many different texts  (data.drop in bank.toml)" in said
     label = "'default' is binary; scores, AUC and f1 are of 1, the larger number"
-    assert f"label       {label}  (--task, or task.kind in recipe.toml)" in said
+    assert f"label       {label}  (--positive, or task.positive in recipe.toml)" in said
     assert "server      127.0.0.1:7000 on this machine  (server in bank.toml)" in said
     heard = run(*SHOP)
-    assert (
-        "ids         by the recipe's rules (trim, casefold) most look like A0 of several lengths, as they must" in heard
-    )
-    assert "missing     numbers, in some rows; the column's mean takes their place  (data.missing in" in heard
+    look = "by the recipe's rules (trim, casefold) most of these look like A0 of several lengths; after the rules ids"
+    assert f"ids         {look} must look alike at every party: ask the others  (data.id_rules in shop.toml)" in heard
+    assert "missing     orders, in some rows; the column's mean takes their place  (data.missing in" in heard
     for text in ("\n".join(said), heard):
         assert "k41" not in text.lower()  # no id
 
@@ -158,6 +157,25 @@ def test_other_choices() -> None:
     assert not recipe.active.features  # nothing is left: it trains the top model on what the shop sends
 
 
+def test_a_person_names_the_class_of_the_scores() -> None:
+    table("bank.csv", "customer,age,paid", lambda n: f"K{n},{n % 50},{('ja', 'nein')[n % 2]}")
+    args = [*BANK[:-1], "paid"]
+    said = run(*args, "--positive", "ja")
+    line = "'paid' is binary; scores, AUC and f1 are of 'ja', as you say  (--positive, or task.positive in recipe.toml)"
+    assert f"label       {line}" in said
+    assert load_recipe(Path("recipe.toml")).task.positive == "ja"
+    no = "label column 'paid' has no value 'Ja', which --positive names; correct it"
+    refused(no, *args, "--positive", "Ja", "--force", code=Code.DATA_INVALID)
+    wrong = "makes a multiclass task, and --positive is for a binary one; remove it"
+    refused(wrong, *args, "--positive", "ja", "--task", "multiclass", "--force", code=Code.DATA_INVALID)
+
+
+def test_a_positive_class_that_is_a_number() -> None:
+    run(*BANK, "--positive", "0")
+    assert load_recipe(Path("recipe.toml")).task.positive == 0
+    assert tables("recipe.toml")["task"] == {"kind": "binary", "positive": 0}
+
+
 def test_the_label_of_a_regression_is_not_divided_by_classes() -> None:
     table("bank.csv", "customer,age,spent", lambda n: f"K{n},{n % 50},{n * 1.5}")
     run("recipe", "--data", "bank.csv", "--passive", "shop", "--label", "spent")
@@ -189,6 +207,16 @@ def test_the_active_partys_file_from_the_recipe_alone() -> None:
     first = Path("bank.toml").read_text()
     run("party", "--data", "bank.csv", "--name", "bank", "--label", "default", "--force")
     assert Path("bank.toml").read_text() == first
+
+
+def test_a_column_that_tells_the_label_is_looked_at() -> None:
+    table("bank.csv", "customer,age,reason,default", lambda n: f"K{n},{n % 50},{('', 'moved')[n % 2]},{n % 2}")
+    told = "look at     column 'reason' alone tells 'default' in every row; is it known when you predict? if not,"
+    said = run(*BANK)
+    assert f"{told} leave it out with data.drop  (--drop)" in said
+    assert told in run("party", "--data", "bank.csv", "--name", "bank", "--label", "default", "--force")
+    assert "look at" not in run(*BANK, "--drop", "reason", "--force")
+    assert "look at" not in run(*BANK, "--task", "regression", "--force")
 
 
 # --- at a terminal --------------------------------------------------------------------------------------------------
@@ -235,6 +263,33 @@ def test_an_unsure_id_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_label_the_columns_of_few_values_are_named() -> None:
+    table("bank.csv", "customer,age,stayed,gone", lambda n: f"K{n},{n % 50},{n % 2},{'ab'[n % 2]}")
+    without = BANK[:-2]
+    text = refused("--label is missing: give it ", *without)
+    assert "give it (columns with two to twenty different values: stayed, gone), or call" in text
+    assert "different values: gone), or" in refused("such as --label gone", *without, "--drop", "stayed")
+    table("bank.csv", "customer,churn,stayed", lambda n: f"K{n},{n % 2},{n % 2}")
+    assert "such as --label churn (columns" in refused("--label is missing", *without)
+
+
+def test_a_column_that_is_left_out_is_neither_id_nor_label() -> None:
+    table("bank.csv", "Kd-Nr,knr,age,default", lambda n: f"K-{n:04},K{n},{n % 50},{n % 2}")
+    refused("--id is missing: give it, such as --id Kd-Nr", *BANK)  # both are good
+    assert "id          'knr', of 120 rows" in run(*BANK, "--drop", "Kd-Nr")
+    assert tables("bank.toml")["data"]["drop"] == ["Kd-Nr"]
+    for flag, name in (("--label", "default"), ("--id", "knr")):
+        refused(
+            f"--drop leaves out column '{name}', which {flag} names", *BANK, "--id", "knr", "--drop", name, "--force"
+        )
+
+
+def test_the_only_good_id_is_left_out() -> None:
+    only = "column 'customer', which --drop leaves out, is the only one that looks like an id; name another with --id"
+    refused(only, *BANK, "--drop", "customer", code=Code.DATA_INVALID)
+    assert "id          'name'" in run(*BANK, "--drop", "customer", "--id", "name")
 
 
 @pytest.mark.parametrize("flag", ["--data", "--passive", "--label"])

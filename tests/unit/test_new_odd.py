@@ -71,7 +71,11 @@ def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> N
     )
     said = run(*BANK).splitlines()
     odd = "119 of 120 cells of 'income' are numbers, but row 8 below the header has 'unknown'"
-    assert f"look at     {odd}, so the column is read as 120 categories; correct the cell, or empty it" in said
+    assert (
+        f"look at     {odd}, so the column is read as 120 categories; correct the cell, or list its word in"
+        in "\n".join(said)
+    )
+    assert any(line.endswith(" data.na if the cell is empty  (--set na=…)") for line in said)
     assert any(
         line.startswith("look at     column 'day' is read as categories, though its cells look like dates")
         and line.endswith("(--set dates=…)")
@@ -96,7 +100,9 @@ def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> N
 )
 def test_the_class_of_the_scores_is_said(values: tuple[str, str], which: str) -> None:
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 2]}")
-    assert f"label       'default' is binary; scores, AUC and f1 are of {which}  (--task" in run(*BANK)
+    assert f"label       'default' is binary; scores, AUC and f1 are of {which}  (--positive, or task.positive" in run(
+        *BANK
+    )
 
 
 def test_a_label_with_values_that_are_alike_is_refused() -> None:
@@ -193,6 +199,21 @@ def test_columns_that_are_said_to_be_categories_stay() -> None:
     assert tables("shop.toml")["data"]["categorical"] == ["orders", "word"]
 
 
+def test_words_for_missing_are_read_as_such() -> None:
+    word = {3: "k.A.", 8: "unbekannt"}
+    row = "K{0},{1},{2},{3}".format
+    table("bank.csv", "customer,age,town,default", lambda n: row(n, word.get(n, n % 50), word.get(n, "Graz"), n % 2))
+    said = run(*BANK, "--set", 'na=["k.A.", "unbekannt"]')
+    assert "numbers     age  (data.categorical" in said
+    assert "missing     age, in some rows" in said
+    data = tables("bank.toml")["data"]
+    assert (data["na"], data["missing"]) == (["k.A.", "unbekannt"], "mean")
+    found = load_table(load_party(Path("bank.toml")).data or settings_for("", []), with_label=True)
+    assert found.categorical is not None
+    assert found.categorical.words == (("Graz",),)
+    assert (found.categorical.codes_NK == -1).sum() == 2
+
+
 @pytest.mark.parametrize(
     ("given", "key", "value"),
     [
@@ -206,6 +227,8 @@ def test_columns_that_are_said_to_be_categories_stay() -> None:
         ("data.encoding=cp1252", "encoding", "cp1252"),
         ("categorical=plz", "categorical", ["plz"]),
         ("categorical=2024", "categorical", ["2024"]),
+        ("na=k.A.", "na", ["k.A."]),
+        ('na=["k.A.", "-1"]', "na", ["k.A.", "-1"]),
         ("query=select 1\nas a", "query", "select 1\nas a"),
     ],
 )

@@ -154,15 +154,6 @@ def test_rules_for_ids(ids: list[str], found: tuple[str, ...]) -> None:
     assert rules.id_rules_for(ids) == found
 
 
-def test_how_ids_look_shows_none() -> None:
-    assert rules.look_of(["k-12", "c-34", "xy"]) == "A-00"
-    assert rules.look_of(["é1", "ß2"]) == "A0"
-    assert rules.look_of(["a#1", "b#2"]) == "A?0"
-    assert rules.look_of(["k1", "k22", "ab333"]) == "A0 of several lengths"
-    assert rules.look_of(["1", "b", "c-1"]) == "in several ways"
-    assert len(rules.look_of(["a" * 100])) == 24
-
-
 def test_columns_of_no_use() -> None:
     def values(different: int, rows: int) -> Values:
         return Values(rows, tuple(f"{n}" for n in range(different)))
@@ -177,7 +168,8 @@ def test_columns_of_no_use() -> None:
 
 
 def test_names() -> None:
-    assert rules.likely_label(["id", "default", "age"]) == "default"
-    assert rules.likely_label(["id", "age"]) == "age"
+    assert rules.likely_label(["id", "default", "age"], ["age", "x"]) == "default"
+    assert rules.likely_label(["id", "age", "x"], ["age"]) == "age"
+    assert rules.likely_label(["id", "age", "x"], ["age", "x"]) == ""
     assert rules.recipe_name("Paid back?") == "Paid-back"
     assert rules.recipe_name("ß") == "federation"

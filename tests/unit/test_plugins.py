@@ -217,7 +217,7 @@ def test_the_library_and_predictions_take_such_a_source(tmp_path: Path, installe
     found = run.predict({"p0": "mine:p1", "p1": "mine:p1"})  # no label is needed
     assert sorted(found["id"]) == sorted(rows["id"])
     state = {"preprocessor": None}
-    assert prediction_data(DataSettings(source="a.csv"), Path("mine:p1"), state).source == "mine:p1"
+    assert prediction_data(DataSettings(source="a.csv"), "mine:p1", state).source == "mine:p1"
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------

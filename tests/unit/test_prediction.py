@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -16,6 +18,7 @@ import pytest
 
 from tests.harness import cases
 from vfl_common.config.base import parse
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.program import exit_status
@@ -23,7 +26,8 @@ from vfl_common.run_folder import create
 from vfl_common.stages import Planned
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.cli import cli
-from vfl_party.prediction import load_trained
+from vfl_party.data import Preprocessor, Table, load_table
+from vfl_party.prediction import load_trained, prediction_data
 from vfl_party.results import write_table
 
 TABLE = pa.table({"id": ["a", "b"], "score": [0.25, 0.75]})
@@ -44,6 +48,66 @@ def test_only_the_owner_may_read_the_scores(name: str, read: Callable[[Path], pa
 def test_a_folder_that_has_gone_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"out\.csv: cannot be written \(No such file or directory\)"):
         write_table(tmp_path / "gone" / "out.csv", TABLE)
+
+
+# -- the rows ---------------------------------------------------------------------------------------------------------
+
+STATE = {"preprocessor": None}
+
+
+def test_rows_may_come_from_any_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = DataSettings(source="sqlite:////old.db", query="select 1", id=("who",))
+    for given, found in (
+        ("new.csv", f"{tmp_path}/new.csv"),
+        ("../new.csv", f"{tmp_path.parent}/new.csv"),
+        ("sqlite:///new.db", f"sqlite:///{tmp_path}/new.db"),
+        ("SQLite:///new.db", f"sqlite:///{tmp_path}/new.db"),
+        ("postgresql://ada@db.example.org/x", "postgresql://ada@db.example.org/x"),
+        ("sklearn:iris", "sklearn:iris"),
+    ):
+        assert prediction_data(asked, given, STATE).source == found
+    assert prediction_data(asked, None, STATE, "select 2").query == "select 2"
+    file = DataSettings(source="a.csv", id=("who",))
+    assert prediction_data(file, "sqlite:///new.db", STATE, "select 2").query == "select 2"
+    with pytest.raises(InputError, match=r"--data postgresql://a:[*]+@h/x: is a database, and the party file has "):
+        prediction_data(file, "postgresql://a:hidden@h/x", STATE)
+    with pytest.raises(InputError, match="--query is for a database; remove it, or give --data such as"):
+        prediction_data(file, None, STATE, "select 2")
+
+
+def test_advice_about_new_rows_names_no_setting_of_the_program(tmp_path: Path) -> None:
+    rows = {"who": ["a", "b", "c", "d"], "age": [1.0, 2.0, 3.0, 4.0], "town": ["x", "y", "x", "y"]}
+    pyarrow.csv.write_csv(pa.table(rows), tmp_path / "old.csv")
+    settings = DataSettings(source=str(tmp_path / "old.csv"), id=("who",))
+    old = load_table(settings, with_label=False)
+    made = Preprocessor.fit(old, np.arange(4), one_hot=True, flatten=True, settings=settings)
+    for changed, words in (
+        ({"age": ["1", "2", "SECRET", "4"]}, "column 'age' held numbers in training and holds text in row 3 below"),
+        (
+            {"age": ["1", "2", "", "4"]},
+            "column 'age' has 1 missing value, first in row 3 .*; fill them: training had ",
+        ),
+        ({"age": None}, "has no column 'age', but training had it; add it"),
+    ):
+        new = {name: values for name, values in (rows | changed).items() if values is not None}
+        pyarrow.csv.write_csv(pa.table(new), tmp_path / "new.csv")
+        read = prediction_data(settings, str(tmp_path / "new.csv"), {"preprocessor": made.state()})
+        with pytest.raises(InputError, match=words) as caught:
+            load_table(read, with_label=False)
+        assert not re.search(r"data\.(numeric|columns|categorical|missing)|SECRET", str(caught.value))
+
+
+def test_categories_that_training_never_had_are_counted(tmp_path: Path) -> None:
+    def read(towns: list[str]) -> Table:
+        rows = {"who": [str(row) for row in range(len(towns))], "town": towns, "kind": ["k"] * len(towns)}
+        pyarrow.csv.write_csv(pa.table(rows), tmp_path / "rows.csv")
+        return load_table(settings, with_label=False)
+
+    settings = DataSettings(source=str(tmp_path / "rows.csv"), id=("who",))
+    made = Preprocessor.fit(read(["x", "y", ""]), np.arange(3), one_hot=True, flatten=True, settings=settings)
+    assert made.unseen(read(["z", "y", "", "z", "v", "x"])) == {"town": 3}
+    assert made.unseen(read(["y", "", "x"])) == {}
 
 
 # -- the trained run ------------------------------------------------------------------------------------------------

@@ -94,6 +94,8 @@ def test_what_each_rule_and_policy_keeps_is_counted_without_an_id(tmp_path: Path
         "as they come: 1 missing, 0 repeat an earlier row's; kept: 4",
         "after trim: 1 missing, 0 repeat an earlier row's; kept: 4",
         'after trim, casefold: 1 missing, 1 repeat an earlier row\'s; kept: 3 with duplicates = "first", 2 with "drop"',
+        "most look: in several ways as they come, A after the rules; after the rules they must look alike at every"
+        " party: ask the others",
         'duplicates = "first": 3 rows are kept',
     ]
     assert "rows: 3" in [finding.text for finding in found if finding.about == "data"]
@@ -105,6 +107,14 @@ def test_what_each_rule_and_policy_keeps_is_counted_without_an_id(tmp_path: Path
     assert error.text.endswith('; keep one row for each id, or set data.duplicates to "first" or "drop"')
     own = checked(path, data=data | {"id_rules": []})  # this party's ids need none
     assert [finding.text for finding in own if finding.about == "ids"][-1] == 'duplicates = "error": 4 rows are kept'
+
+
+def test_how_ids_look_is_said_before_and_after_the_rules(tmp_path: Path) -> None:
+    path = federation(tmp_path, id_rules=["trim", "casefold", "zeros"]) / "p1.toml"
+    (tmp_path / "own.csv").write_text("who,x\n" + "".join(f"AT-{number:06},{number}\n" for number in range(100, 200)))
+    found = [finding.text for finding in checked(path, data={"source": "own.csv", "id": "who"})]
+    look = "most look: AA-000000 as they come, AA-000 after the rules; after the rules they must look alike at every"
+    assert f"{look} party: ask the others" in found
 
 
 def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:
@@ -132,6 +142,20 @@ def test_few_training_rows_are_a_note(tmp_path: Path) -> None:
     assert not [
         finding for finding in checked(path, data={"source": "sklearn:digits", "label": "target"}) if finding.note
     ]
+
+
+def test_a_column_that_tells_the_label_is_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    rows = "".join(f"{number},{number * 7 % 90},{number % 10},c{number % 10}\n" for number in range(300))
+    (tmp_path / "own.csv").write_text(f"who,x,y,code\n{rows}")
+    found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
+    (note,) = [finding for finding in found if finding.note and "alone tells" in finding.text]
+    assert (note.about, note.fine) == ("data", True)
+    assert note.text.startswith("column 'code' alone tells 'y' in every row; is it known when you predict?")
+    task = tomllib.loads((tmp_path / "recipe.toml").read_text()) | {"task": {"kind": "regression"}}
+    (tmp_path / "recipe.toml").write_text(toml(task))
+    found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
+    assert not [finding for finding in found if "alone tells" in finding.text]
 
 
 def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:

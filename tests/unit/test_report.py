@@ -324,6 +324,40 @@ def test_a_run_that_goes_on_is_said_to(tmp_path: Path, name: str) -> None:
         )
 
 
+def logged(folder: Path, name: str, event: str, message: str, **facts: str) -> None:
+    line = {"level": "error", "message": message, "event": event} | facts
+    (folder / name / "log.jsonl").write_text(
+        f"{json.dumps({'message': 'joined', 'event': 'joined'})}\n{json.dumps(line)}\n"
+    )
+
+
+def test_a_run_that_has_failed_is_said_to(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", "p0")
+    why = "shop did not come within 900 s"
+    logged(folder, "p0", "failed", why, code="PARTY_LOST")
+    for path in (folder, folder / "p0"):
+        shown = reported(path)
+        assert f"{path}: the run has failed ({why}); the same commands resume it, once that is mended" in shown
+        assert "not ended" not in shown
+    logged(folder, "p0", "stopped", "stopped: the same command resumes the run")
+    assert "the run was stopped; the same commands resume it" in reported(folder)
+    logged(folder, "p0", "joined", "joined")  # it was started again
+    assert f"{folder}: the run has not ended yet; " in reported(folder)
+
+
+def test_a_run_of_several_processes_has_failed_as_the_first_says(tmp_path: Path) -> None:
+    for name in ("p0", "p1"):
+        begun(tmp_path / "run", name)
+    logged(tmp_path / "run", "p0", "failed", "p1 stopped the run", code="ABORTED")
+    logged(tmp_path / "run", "p1", "failed", "p1.csv: no such file", code="FILE_INVALID")
+    said = r"no such file: the run has failed \(p1.csv: no such file\); the same commands resume it"
+    with pytest.raises(InputError, match=rf"summary\.json: {said}, once that is mended$"):
+        find(tmp_path / "run")
+    (tmp_path / "run" / "federation").mkdir()  # of `vfl simulate`, whose certificates are of this run alone
+    with pytest.raises(InputError, match=r"the run has failed \(p1.csv: no such file\)$"):
+        find(tmp_path / "run")
+
+
 def test_a_passive_party_s_run_may_go_on_too(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", "p1")
     shown = reported(folder)

@@ -229,11 +229,33 @@ def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
     )
 
 
+def test_new_categories_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    towns = SHOP.assign(town=["Graz", "Linz"] * (len(SHOP) // 2))
+    towns.to_csv("shop.csv", index=False)
+    BANK.to_csv("bank.csv", index=False)
+    parties = {
+        "bank": {"source": "bank.csv", "id": "id", "label": "target"},
+        "shop": {"source": "shop.csv", "id": "id"},
+    }
+    vfl.simulate(vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}}, base="."), quiet=True, out="runs")
+    assert "never had" not in invoke("predict").stderr
+    towns.assign(town=["SECRET", *towns["town"][1:]]).to_csv("new.csv", index=False)
+    done = invoke("predict", "--data", "bank=bank.csv", "--data", "shop=new.csv", "--out", "new-scores.csv")
+    assert "shop: column 'town' has categories that training never had" in done.stderr
+    assert f"in 1 of {len(SHOP)} rows" in done.stderr
+    assert "SECRET" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--data", "bank"], "--data bank: give NAME=FILE, a party's name and its rows"),
+        (["--data", "bank"], "--data bank: give NAME=SOURCE, a party's name and its rows"),
         (["--data", "bank=gone.csv"], "--data bank=gone.csv: no such file"),
+        (
+            ["--data", "bank=sqlite:///gone.db", "--data", "shop=new-shop.parquet"],
+            "/gone.db: needs data.query, a SELECT",
+        ),
         (["--data", "bnk=bank.csv"], "predict: 'bnk' is no party of the run (parties: bank, shop)"),
         (["--data", "bank=bank.csv"], "predict: rows of shop are missing; the model needs its columns"),
         (["--data", "bank=bank.csv", "--data", "shop=less.csv"], "less.csv: has no column 'mean texture'"),

@@ -128,8 +128,11 @@ def test_images_and_a_party_with_labels_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (SHOP.drop(columns="worst area"), "frame of shop: has no column 'worst area'"),
-        (SHOP.assign(**{"worst area": "many"}), "is in data.numeric and holds text in row 1"),
+        (SHOP.drop(columns="worst area"), "frame of shop: has no column 'worst area', but training had it; add it"),
+        (
+            SHOP.assign(**{"worst area": "many"}),
+            "column 'worst area' held numbers in training and holds text in row 1; correct",
+        ),
         (SHOP.head(0), "frame of shop: has no rows"),
         (3, "frame of shop: cannot be read as a table"),
     ],

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 class Result:
     """A prediction. ``columns``: as ``Run.predict`` returns them; ``rows``: of the active party's table.
 
-    ``meaning``: what the numbers are, in one line.
+    ``meaning``: what the numbers are, in one line. ``new``: sentences about categories that training never had.
     """
 
     columns: dict[str, list[Any]]
     rows: Predicted
     meaning: str
+    new: list[str]
 
 
 def predict_rows(run: Path, data: Mapping[str, Any] | None = None, output: Path | None = None) -> Result:
@@ -51,7 +52,7 @@ def predict_rows(run: Path, data: Mapping[str, Any] | None = None, output: Path 
     settings, frames = _own_rows(run, origin) if data is None else _new_rows(recipe, data, origin)
     with tempfile.TemporaryDirectory(prefix="vfl-") as place:
         result = Path(place) / "predictions.parquet"
-        rows, meaning = predict_in_process(
+        rows, meaning, new = predict_in_process(
             run, settings, result, Path(place) / "prediction", load=loading(frames), modules=origin.base
         )
         table = pyarrow.parquet.read_table(result)
@@ -60,7 +61,7 @@ def predict_rows(run: Path, data: Mapping[str, Any] | None = None, output: Path 
     active = settings[recipe.active.name].ruled(recipe.rows.id_rules)
     first = next(iter(active.parts), recipe.active.name)  # whose ids joined tables have
     columns = _in_order(table.to_pydict(), active.parts.get(first, active), frames.get(first))
-    return Result(columns, rows, meaning)
+    return Result(columns, rows, meaning, new)
 
 
 def _own_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:

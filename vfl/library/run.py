@@ -104,8 +104,8 @@ class Run:
 
         Returns columns, in the order of the active party's rows if they are in memory, else sorted by id: the ids,
         under the names of their columns (with ``id_`` in front if a result has such a name itself); ``value``
-        (regression); or ``class``, and a ``score_<class>`` for each class, of two for the second one. Ids in files are
-        as the rules spell them. Raises VflError.
+        (regression); or ``class``, and a ``score_<class>`` for each class, of two for the positive one. Ids in files
+        are as the rules spell them. Raises VflError.
         """
         from vfl.library.predicting import predict_rows
 

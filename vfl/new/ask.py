@@ -19,7 +19,16 @@ def at_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def answer(given: str | None, flag: str, question: str, check: Check, *, default: str = "", sure: bool = False) -> str:
+def answer(
+    given: str | None,
+    flag: str,
+    question: str,
+    check: Check,
+    *,
+    default: str = "",
+    sure: bool = False,
+    hint: str = "",
+) -> str:
     """Returns what the flag says or, at a terminal, what the person there says.
 
     Args:
@@ -29,6 +38,7 @@ def answer(given: str | None, flag: str, question: str, check: Check, *, default
         check: returns an answer as it is used. It raises InputError for a wrong one; the question is then asked again.
         default: the proposal, '' for none.
         sure: whether to take the proposal if nobody can be asked.
+        hint: what a person chooses from, for the sentence about the missing flag.
 
     Raises InputError if the flag is wrong, or is missing and nobody can be asked.
     """
@@ -46,8 +56,10 @@ def answer(given: str | None, flag: str, question: str, check: Check, *, default
         return found
     if default and sure:
         return check(default)
-    hint = f", such as {flag} {default}" if default else ""
-    raise InputError(Code.CONFIG_INVALID, f"{flag} is missing: give it{hint}, or call this at a terminal to be asked")
+    such = f", such as {flag} {default}" if default else ""
+    chosen = f" ({hint})" if hint else ""
+    text = f"{flag} is missing: give it{such}{chosen}, or call this at a terminal to be asked"
+    raise InputError(Code.CONFIG_INVALID, text)
 
 
 def among(names: Sequence[str], source: str, flag: str) -> Check:

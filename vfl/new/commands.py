@@ -27,8 +27,8 @@ _set = click.option(
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="How the table is read: sheet, query, separator, encoding, skip_lines, decimal, thousands, dates, categorical,"
-    " numeric or limit, as in [data] of a party file; once for each key. A value is TOML or plain text.",
+    help="How the table is read: sheet, query, separator, encoding, skip_lines, decimal, thousands, dates, na,"
+    " categorical, numeric or limit, as in [data] of a party file; once for each key. A value is TOML or plain text.",
 )
 _server = click.option("--server", metavar="HOST:PORT", help="Where the server will listen. [default: this machine]")
 _advertise = click.option(
@@ -93,6 +93,9 @@ def new() -> None:
     "--task", type=click.Choice(["binary", "multiclass", "regression"]), help="[default: by the label's values]"
 )
 @click.option(
+    "--positive", metavar="VALUE", help="Of two classes, the one that scores, AUC and f1 are of. [default: the second]"
+)
+@click.option(
     "--align",
     type=click.Choice(["psi", "digest"]),
     default="psi",
@@ -104,6 +107,7 @@ def recipe(
     active: str | None,
     passives: tuple[str, ...],
     task: str | None,
+    positive: str | None,
     align: str,
 ) -> None:
     """Write recipe.toml, for all parties, and the active party's own file NAME.toml.
@@ -114,7 +118,7 @@ def recipe(
     """
     from vfl.new.flow import Wishes, new_recipe
 
-    new_recipe(given, Wishes(active, passives, task, align))
+    new_recipe(given, Wishes(active, passives, task, align, positive))
 
 
 @new.command()

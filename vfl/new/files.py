@@ -43,6 +43,7 @@ def recipe_tables(
         features: whether the active party has feature columns.
     """
     known: dict[str, Any] = {"kind": task.kind} | ({"classes": task.classes} if task.classes is not None else {})
+    known |= {"positive": task.positive} if task.positive is not None else {}
     first: dict[str, Any] = {"name": active, "role": "active"} | ({} if features else {"features": False})
     splitnn = {
         "kind": "splitnn",

@@ -10,7 +10,7 @@ import click
 
 from vfl.new import ask, rules
 from vfl.new.files import RECIPE, party_tables, party_text, recipe_tables, recipe_text, refuse_existing, write_all
-from vfl.new.look import Read, look, read_values, reader
+from vfl.new.look import Read, few_valued, look, read_values, reader
 from vfl.new.say import is_here, said_digest, say, say_addresses, say_recipe, say_table
 from vfl.new.settings import settings_for, telling_flags
 from vfl_common.config.data import DataSettings, shown
@@ -18,6 +18,7 @@ from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed, printable
 from vfl_party.data import TABLES, column_names
+from vfl_party.data.ids import look_of
 
 HERE = "127.0.0.1:7000"
 
@@ -45,6 +46,7 @@ class Wishes:
     passives: tuple[str, ...]
     task: str | None
     align: str
+    positive: str | None = None
 
 
 @telling_flags()
@@ -58,11 +60,14 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     path = out / f"{active}.toml"
     refuse_existing(path, force=given.force)
     passives = _passives(wishes.passives)
-    label = _label(given, names, source)
+    drop = _drop(given, names, source)
+    label = _label(given, names, table)
     id_, values = _id(given, names, label, table)
     id_rules = rules.id_rules_for(read_values(table, id_).different)
-    found = look(table, id_, id_rules, lambda name: values((name,)), label=label, drop=_drop(given, names, source))
-    task = rules.task_of(found.labels, f"{source}: label column {label!r}", label, wishes.task)
+    found = look(table, id_, id_rules, lambda name: values((name,)), label=label, drop=drop)
+    what = f"{source}: label column {label!r}"
+    task = rules.task_of(found.labels, what, label, wishes.task)
+    task = rules.with_positive(task, found.labels, what, wishes.positive)
     server, advertise = _addresses(given, active)
     sizes = rules.sizes_for(found.rows)
     settings = rules.rows_for(found.rows, task, wishes.align, id_rules)
@@ -71,11 +76,10 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     text, recipe = recipe_text(tables, recipe_path)
     own = party_tables(active, recipe_path, server, advertise, table, id_, found, label=label, out=out)
     write_all({recipe_path: text, path: party_text(own, path)}, force=given.force)
-    say_table(found, id_, path)
+    say_table(found, id_, path, classes=task.kind != "regression")
     if not features:
         say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
-    look_of = rules.look_of(found.ids)
-    say("ids", f"{', '.join(id_rules)}; then most look like {look_of}", f"rows.id_rules in {recipe_path}")
+    say("ids", f"{', '.join(id_rules)}; then most look like {look_of(found.ids)}", f"rows.id_rules in {recipe_path}")
     say_recipe(recipe, label, found, sizes, recipe_path)
     say_addresses(server, advertise, path)
     say("wrote", f"{recipe_path}: send it to {listed(passives)}; {said_digest(recipe)}")
@@ -99,9 +103,10 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     if given.label is not None and not active:
         text = f"--label is for {recipe.active.name}, the recipe's active party; remove it, or put the column in --drop"
         raise InputError(Code.CONFIG_INVALID, text)
-    label = _label(given, names, source) if active else None
+    drop = _drop(given, names, source)
+    label = _label(given, names, table) if active else None
     id_, values = _id(given, names, label, table)
-    id_rules, drop = recipe.rows.id_rules, _drop(given, names, source)
+    id_rules = recipe.rows.id_rules
     found = look(table, id_, id_rules, lambda each: values((each,)), label=label, drop=drop)
     features = bool(found.numbers or found.categories)
     place = recipe.party(name)
@@ -114,10 +119,10 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     tables = party_tables(name, recipe_path, server, advertise, table, id_, found, label=label, out=given.out)
     write_all({path: party_text(tables, path)}, force=given.force)
     say("recipe", f"{recipe.name}, {said_digest(recipe)}")
-    say_table(found, id_, path)
+    say_table(found, id_, path, classes=recipe.task.kind != "regression")
     spelt = f"by the recipe's rules ({', '.join(id_rules)})" if id_rules else "as they come"
-    alike = f"most look like {rules.look_of(found.ids)}, as they must at every party"
-    say("ids", f"{spelt} {alike}", f"data.id_rules in {path}")
+    text = f"{spelt} most of these look like {look_of(found.ids)}; after the rules"
+    say("ids", f"{text} ids must look alike at every party: ask the others", f"data.id_rules in {path}")
     say_addresses(server, advertise, path)
     say("wrote", f"{path}: stays here")
     has_keys = (given.out / "certs" / f"{name}.pem").exists()
@@ -176,16 +181,26 @@ def _passives(given: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _label(given: Given, names: Sequence[str], source: str) -> str:
-    _show_columns(given.label, names)
-    check, likely = ask.among(names, source, "--label"), rules.likely_label(names)
-    return ask.answer(given.label, "--label", "The column to predict", check, default=likely)
+def _label(given: Given, names: Sequence[str], table: DataSettings) -> str:
+    """Returns the label column, which is none of those that are left out. Raises InputError."""
+    names = [name for name in names if name not in given.drop]
+    check = ask.among(names, shown(table.source), "--label")
+    if given.label is not None:
+        return check(given.label)
+    _show_columns(None, names)
+    few = few_valued(table, names)
+    hint = f"with two to twenty different values: {listed(list(map(printable, few)))}" if few else ""
+    if hint and ask.at_terminal():
+        click.echo(f"Columns {hint}", err=True)
+    question, likely = "The column to predict", rules.likely_label(names, few)
+    return ask.answer(None, "--label", question, check, default=likely, hint=f"columns {hint}" if hint else "")
 
 
 def _id(given: Given, names: Sequence[str], label: str | None, table: DataSettings) -> tuple[tuple[str, ...], Read]:
     """Returns the id columns, and what reads columns. Raises InputError."""
     source = shown(table.source)
-    names = [name for name in names if name != label]
+    dropped = [name for name in names if name in given.drop]
+    names = [name for name in names if name != label and name not in dropped]
     if not names:
         raise InputError(Code.DATA_INVALID, f"{source}: has no column beside the label; add the id column")
     values, check = reader(table), ask.among(names, source, "--id")
@@ -197,6 +212,8 @@ def _id(given: Given, names: Sequence[str], label: str | None, table: DataSettin
     guess = rules.guess_id(names, lambda name: values((name,)))
     if guess.sure:
         return (guess.name,), values
+    if not ask.at_terminal():
+        _refuse_dropped_id(guess, rules.guess_id(dropped, lambda name: values((name,))), source)
     if not guess.name and all(values((name,)) is None for name in names):
         read_values(table, (names[0],))  # says why, such as that there are no rows
     if not guess.name and not ask.at_terminal():
@@ -206,8 +223,21 @@ def _id(given: Given, names: Sequence[str], label: str | None, table: DataSettin
     return (ask.answer(None, "--id", "The column that says who a row is about", check, default=guess.name),), values
 
 
+def _refuse_dropped_id(guess: rules.IdGuess, dropped: rules.IdGuess, source: str) -> None:
+    """Raises InputError if the best id is a column that --drop leaves out. ``guess``: of the other columns."""
+    if dropped.name and (dropped.sure or not guess.name):
+        text = f"{source}: column {dropped.name!r}, which --drop leaves out, is the only one that looks like an id"
+        raise InputError(Code.DATA_INVALID, f"{text}; name another with --id, or remove this --drop")
+
+
 def _drop(given: Given, names: Sequence[str], source: str) -> tuple[str, ...]:
+    """Returns the columns to leave out. Raises InputError if one is unknown, the id or the label."""
     check = ask.among(names, source, "--drop")
+    for flag, roles in (("--id", given.id), ("--label", (given.label,))):
+        twice = next((name for name in given.drop if name in roles), None)
+        if twice is not None:
+            text = f"--drop leaves out column {twice!r}, which {flag} names; remove one of the two"
+            raise InputError(Code.CONFIG_INVALID, text)
     return tuple(check(name) for name in given.drop)
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from vfl.new.rules import Counts, Values, left_out_number, left_out_text
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl.new.rules import MOST_NUMBERED, Counts, Values, left_out_number, left_out_text
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Table, load_table, read_rows, tabulate
+from vfl_party.data import Table, first_rows, load_table, read_rows, tabulate
+from vfl_party.data.checks import marked
+from vfl_party.data.collect import Columns, Rows
+from vfl_party.data.leaks import leaks
 from vfl_party.data.smells import smells
 
+SAMPLE = 10_000  # rows in which values are counted before anybody has named a column
 Read = Callable[[tuple[str, ...]], Values | None]  # reads columns that are one id together; None: they cannot be one
 
 
@@ -22,9 +31,10 @@ class Look:
     """What a table shows.
 
     rows: with an id, each id once; left_out: of the source's rows, those without an id or with a repeated one.
-    numbers, categories: the feature columns. drop: {column: why it is of no use}. missing: whether numbers are missing.
-    ids: as the rules spell them. notes: what the table's reader has guessed. odd: what looks wrong. labels: how many
-    rows each value has; none if no label was read.
+    numbers, categories: the feature columns. drop: {column: why it is of no use}. missing: the columns in which numbers
+    are missing. ids: as the rules spell them. notes: what the table's reader has guessed. odd: what looks wrong. told:
+    sentences about columns that tell the label, if that is of classes. labels: how many rows each value has; none if no
+    label was read.
     """
 
     rows: int
@@ -32,10 +42,11 @@ class Look:
     repeated: int
     numbers: tuple[str, ...]
     categories: tuple[str, ...]
-    missing: bool
+    missing: tuple[str, ...]
     ids: Sequence[str] = field(repr=False)
     notes: tuple[str, ...] = ()
     odd: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     drop: dict[str, str] = field(default_factory=dict)
     labels: Counts = field(default_factory=dict)
 
@@ -60,6 +71,17 @@ def read_values(table: DataSettings, names: tuple[str, ...]) -> Values:
     alone: dict[str, Any] = {"id": names, "columns": (), "numeric": (), "categorical": (), "duplicates": "first"}
     found = load_table(table.model_copy(update=alone), with_label=False)
     return Values(found.counts.rows if found.counts is not None else len(found), found.ids)
+
+
+def few_valued(table: DataSettings, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the columns with two to twenty different values in the first rows; none if these cannot be read."""
+    found: list[str] = []
+    with contextlib.suppress(InputError, pa.ArrowNotImplementedError):
+        for name, column in first_rows(table, names, SAMPLE).items():
+            values = pc.unique(pc.drop_null(column))
+            if 2 <= len(values) <= MOST_NUMBERED:
+                found.append(name)
+    return tuple(found)
 
 
 def look(
@@ -103,23 +125,21 @@ def look(
         repeated=table.counts.repeated if table.counts is not None else 0,
         numbers=tuple(name for name in table.numeric_names if name not in useless),
         categories=tuple(name for name in table.categorical_names if name not in useless),
-        missing=not useless.keys() >= set(table.numeric_names) and _misses_numbers(settings, tuple(useless)),
+        missing=tuple(name for name in _missing(rows) if name not in useless),
         ids=table.ids,
         notes=table.notes,
         odd=tuple(smell.text for smell in found if smell.mostly or smell.column not in useless),
+        told=tuple(leak.text for leak in leaks(rows, label or "") if leak.column not in useless),
         drop=useless,
         labels=_counts(table),
     )
 
 
-def _misses_numbers(settings: DataSettings, drop: tuple[str, ...]) -> bool:
-    """Whether a run would refuse the table because numbers are missing."""
-    strict = settings.model_copy(update={"drop": drop, "missing": "error"})
-    try:
-        load_table(strict, with_label=settings.label is not None)
-    except InputError:  # all else was in order a moment ago
-        return True
-    return False
+def _missing(rows: Rows) -> tuple[str, ...]:
+    """Returns the columns in which numbers are missing, which a run would refuse: in all rows, with an id or not."""
+    if not isinstance(rows.features, Columns):
+        return ()
+    return tuple(rows.features.numeric_names[k] for k in marked(rows.features.numeric_NF, np.isnan).columns)
 
 
 def _counts(table: Table) -> Counts:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
+from vfl_common.config.models import class_text
 from vfl_common.errors import Code, InputError
 
 Kind = Literal["binary", "multiclass", "regression"]
@@ -20,7 +20,6 @@ ROWS_A_CLASS = 10  # a class, or a category, has that many rows on average
 FEW = 50  # different texts that are always categories, however few the rows
 ALMOST_ALL = 0.9  # the share of different values with which a column called "customer" is the id
 _LOOKED_AT = 10_000  # ids whose spelling is looked at
-_LONGEST_LOOK = 24  # characters
 
 _PEOPLE = {
     "account",
@@ -36,7 +35,7 @@ _PEOPLE = {
     "kunden",
 }
 _NUMBERS = {"code", "email", "iban", "id", "ids", "key", "mail", "no", "nr", "num", "number", "nummer", "phone", "ssn"}
-_NUMBERS |= {"kundennr", "kundennummer", "uid", "uuid"}
+_NUMBERS |= {"kdnr", "knr", "kundennr", "kundennummer", "uid", "uuid"}
 _LABELS = {"class", "churn", "churned", "default", "label", "outcome", "target", "y"}
 _DECIMAL = re.compile(r"\s*[-+]?\d*[.,]\d+\s*")
 
@@ -76,10 +75,15 @@ def least_in_common(rows: int) -> int:
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted. ``classes``: how many, of a multiclass task."""
+    """What is predicted.
+
+    ``classes``: how many, of a multiclass task. ``positive``: the class that a person wants the scores of a binary one
+    to be of.
+    """
 
     kind: Kind
     classes: int | None = None
+    positive: str | int | float | None = None
 
 
 def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> Task:
@@ -118,6 +122,22 @@ def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> 
     if whole and values <= MOST_NUMBERED and rows >= ROWS_A_CLASS * values:
         return Task("multiclass", values)
     return Task("regression")
+
+
+def with_positive(task: Task, counts: Counts, what: str, wanted: str | None) -> Task:
+    """Returns the task whose scores are of the class ``wanted``; None: as it is.
+
+    ``what``: the beginning of an error's sentence. Raises InputError if the label has no such value, or not two.
+    """
+    if wanted is None:
+        return task
+    if task.kind != "binary":
+        raise _unusable(f"{what} makes a {task.kind} task, and --positive is for a binary one; remove it")
+    found = next((value for value in counts if class_text(value) == wanted.strip()), None)
+    if found is None:
+        raise _unusable(f"{what} has no value {wanted!r}, which --positive names; correct it")
+    whole = isinstance(found, float) and found.is_integer()
+    return replace(task, positive=int(found) if whole else found)
 
 
 def _refuse_alike(counts: Counts, what: str) -> None:
@@ -193,9 +213,10 @@ def looks_like_id(name: str) -> bool:
     return bool(words) and (words[-1] in _NUMBERS or all(word in _PEOPLE for word in words))
 
 
-def likely_label(names: Sequence[str]) -> str:
-    """Returns the column that a person is offered as the label: one that is called so, or the last."""
-    return next((name for name in reversed(names) if name.casefold() in _LABELS), names[-1])
+def likely_label(names: Sequence[str], few: Sequence[str]) -> str:
+    """Returns the column that a person is offered as the label: one that is called so, or the only one of ``few``."""
+    called = next((name for name in reversed(names) if name.casefold() in _LABELS), "")
+    return called or (few[0] if len(few) == 1 else "")
 
 
 def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
@@ -213,19 +234,6 @@ def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
     if any(letter.isalpha() for text in looked_at for letter in text):
         rules.append("casefold")
     return tuple(rules)
-
-
-def look_of(ids: Sequence[str]) -> str:
-    """Returns how most ids look, ``A`` for a letter and ``0`` for a digit: people compare it, and it shows no id."""
-    looks = Counter(re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "0", text[:_LONGEST_LOOK])) for text in ids[:_LOOKED_AT])
-    shorter: Counter[str] = Counter()
-    for look, count in looks.items():
-        shorter[re.sub(r"(A|0)\1+", r"\1", look)] += count
-    for found, lengths in ((looks, ""), (shorter, " of several lengths")):
-        look, count = found.most_common(1)[0]
-        if count > looks.total() / 2:
-            return re.sub(r"[^A0 ./@_-]", "?", look) + lengths
-    return "in several ways"
 
 
 # --- columns --------------------------------------------------------------------------------------------------------

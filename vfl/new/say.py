@@ -21,11 +21,11 @@ def say(about: str, text: str, change: str = "") -> None:
     click.echo(f"{about:<{_WIDTH}}{text}{f'  ({change})' if change else ''}")
 
 
-def say_table(found: Look, id_: tuple[str, ...], path: Path) -> None:
-    """Says what a table shows. ``path``: the party file."""
+def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool) -> None:
+    """Says what a table shows. ``path``: the party file; ``classes``: whether the label is of classes."""
     for note in found.notes:
         say("table", note, ", ".join(flags_of(note)))
-    for text in found.odd:
+    for text in (*found.odd, *(found.told if classes else ())):
         say("look at", text, ", ".join(flags_of(text)))
     say("id", f"{listed(list(map(repr, id_)))}, of {found.rows:,} rows", "--id")
     if found.left_out:
@@ -38,7 +38,8 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path) -> None:
     for name, why in found.drop.items():
         say("left out", f"{printable(name)}: {why}", f"data.drop in {path}")
     if found.missing:
-        say("missing", "numbers, in some rows; the column's mean takes their place", f"data.missing in {path}")
+        where = listed(list(map(printable, found.missing)))
+        say("missing", f"{where}, in some rows; the column's mean takes their place", f"data.missing in {path}")
 
 
 def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path) -> None:
@@ -47,8 +48,10 @@ def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path
     several = f" with {task.classes} classes" if task.classes is not None else ""
     text = f"{label!r} has {len(found.labels):,} different values: {task.kind}{several}"
     if task.kind == "binary":
-        text = f"{label!r} is binary; scores, AUC and f1 are of {_second(found.labels)}"
-    say("label", text, f"--task, or task.kind in {path}")
+        whose = _second(found.labels) if task.positive is None else f"{_short(task.positive)}, as you say"
+        text = f"{label!r} is binary; scores, AUC and f1 are of {whose}"
+    change = "--positive, or task.positive" if task.kind == "binary" else "--task, or task.kind"
+    say("label", text, f"{change} in {path}")
     if rows.align == "psi":
         text = f"the parties find those in common; fewer than {rows.at_least} end the run"
         say("alignment", text, f"rows.align, rows.at_least in {path}")
@@ -66,8 +69,13 @@ def _second(labels: Counts) -> str:
     if not isinstance(second, str) or not isinstance(first, str):
         return f"{second:g}, the larger number"
     capitals = ", capitals first" if second.casefold() < first.casefold() else ""
-    short = second if len(second) <= _LONGEST else f"{second[:_LONGEST]}…"
-    return f"{short!r}, the second in alphabetical order{capitals}"
+    return f"{_short(second)}, the second in alphabetical order{capitals}"
+
+
+def _short(value: object) -> str:
+    """Words a class as a sentence has it: text in quotes, and not too long."""
+    short = value if not isinstance(value, str) or len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    return f"{short!r}"
 
 
 def say_addresses(server: str, advertise: str | None, path: Path) -> None:

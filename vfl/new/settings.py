@@ -14,7 +14,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 
 _TEXTS = ("sheet", "query", "separator", "encoding", "decimal", "thousands", "dates")
-_LISTS = ("numeric", "categorical")
+_LISTS = ("numeric", "categorical", "na")
 READING = (*_TEXTS, "skip_lines", "limit", *_LISTS)  # the keys that say how a table is read
 _OTHER_FLAGS = {"source": "--data", "id": "--id", "label": "--label", "drop": "--drop"}
 _NAMED = re.compile(r'\bdata\.([a-z_]+)(?:(?: =| to) (?:(\d+)|"([^"]*)")(?! or "))?')

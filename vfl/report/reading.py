@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from vfl.report.ends import End, end_of
 from vfl.report.rounds import History, Round, Source
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Entry, read_entries
@@ -37,8 +38,11 @@ def find(path: Path) -> Run:
         what = "no such run"
         if path.is_dir():
             what = "no such file; only the server and the active party get it, at the end of a run"
-            if any(_goes_on(Source(folder)) for folder in path.glob("*")):
+            processes = [Source(each.parent) for each in sorted(path.glob("*/run.json"))]
+            end = end_of(processes)
+            if any(map(_goes_on, processes)):
                 what = "no such file yet: the run has not ended; wait for its end, or give one process's folder in it"
+                what = what if end.state == "unfinished" else f"no such file: {end.said}"
         if (path / "results.csv").exists():
             what = "this is a study's folder, not a run's; its results are results.csv and results.png beside it"
         raise InputError(Code.FILE_INVALID, f"{file}: {what}") from None
@@ -58,7 +62,7 @@ def of_run(path: Path) -> Path:
 class Own:
     """What one process has noted of a run of which there is no summary.
 
-    ``role``: passive if its folder does not say. ``goes_on``: the run has not ended, or was interrupted.
+    ``role``: passive if its folder does not say. ``goes_on``: the run has not ended, or was interrupted; ``end``: how.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Own:
     goes_on: bool
     entries: list[Entry]
     last: Round | None
+    end: End
 
 
 def own_notes(path: Path) -> Own | None:
@@ -80,7 +85,7 @@ def own_notes(path: Path) -> Own | None:
     source = Source(ledgers[0].parent)
     rounds = history(source.folder)
     last = rounds[-1] if rounds else None
-    return Own(source.party, _role(source), _goes_on(source), read_entries(ledgers[0]), last)
+    return Own(source.party, _role(source), _goes_on(source), read_entries(ledgers[0]), last, end_of([source]))
 
 
 def _role(source: Source) -> str:

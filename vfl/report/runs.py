@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +12,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.text import Text
 
+from vfl.report.ends import end_of
 from vfl.report.rounds import Source
 from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
 from vfl_common.config.recipe import Recipe
@@ -22,8 +21,6 @@ from vfl_common.logs import utc
 from vfl_common.summary import Summary, load_summary
 from vfl_common.text import clean
 
-_ENDS = ("failed", "stopped")  # events that a process logs last
-_TAIL = 65_536  # bytes of a log that hold its last line
 _MAIN = ("accuracy", "auc", "rmse")
 _MOST = 60  # characters of a name that somebody else chose
 
@@ -97,7 +94,7 @@ def listed(folder: Path) -> Listed | None:
     try:
         summary = load_summary(folder / "summary.json")
     except FileNotFoundError:
-        state = "finished" if all(each.get("finished") for each in facts) else _end(processes)
+        state = "finished" if all(each.get("finished") for each in facts) else end_of(processes).state
         return Listed(folder, state, began_s, job, method, seed)
     except (OSError, ValueError, RecursionError):
         return Listed(folder, "damaged", began_s, job, method, seed)
@@ -154,15 +151,6 @@ def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
     return (*start, *metrics, size(each.summary.bytes.total.message_bytes), f"{each.summary.wall_s:.1f}")
 
 
-def _end(processes: list[Source]) -> str:
-    """Returns how an unfinished run has ended, as far as a log, or what a process said before it had one, says so."""
-    last = {_last_event(each.folder / "log.jsonl") for each in processes}
-    said = {_last_line(path) for each in processes for path in each.folder.parent.glob("*/stderr")}
-    if any(line.startswith(b"error: ") for line in said):
-        last.add("failed")
-    return next((event for event in _ENDS if event in last), "unfinished")
-
-
 def _began(folder: Path, processes: Sequence[Source]) -> float:
     """Returns when a run began: by its id, else by the oldest copy of its recipe, whose time a copy has changed."""
     with contextlib.suppress(ValueError):
@@ -177,24 +165,6 @@ def _method(recipe: Mapping[str, Any]) -> str:
         return Recipe.model_validate(recipe).method
     except ValueError:
         return str(recipe.get("method", ""))
-
-
-def _last_event(log: Path) -> str:
-    """Returns the event of the last whole line of a log; '' if there is none."""
-    try:
-        return str(json.loads(_last_line(log)).get("event", ""))
-    except (ValueError, AttributeError, RecursionError):
-        return ""
-
-
-def _last_line(path: Path) -> bytes:
-    """Returns the last line of a file that is not empty; b'' if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            return file.read().rstrip(b"\n").rpartition(b"\n")[2]
-    except OSError:
-        return b""
 
 
 def _time(path: Path) -> float:

@@ -129,10 +129,11 @@ def predict_in_process(
     *,
     load: Load | None = None,
     modules: Path | None = None,
-) -> tuple[Predicted, str]:
+) -> tuple[Predicted, str, list[str]]:
     """Predicts new rows with the models of a finished run, of which all parties' folders are in ``run``.
 
-    Returns how many of the active party's rows are predicted, and what the numbers of the result are.
+    Returns how many of the active party's rows are predicted, what the numbers of the result are, and sentences about
+    columns with categories that training never had.
 
     Args:
         data: {party: the data of training, with the new rows as source}.
@@ -145,7 +146,7 @@ def predict_in_process(
     from vfl_party import party as assembly
     from vfl_party import versions
     from vfl_party.data import Labels
-    from vfl_party.prediction import Prediction, load_joint, prediction_data
+    from vfl_party.prediction import Prediction, load_joint, prediction_data, unseen
     from vfl_party.results import Predicted, check_output, id_names, label_name, meaning
 
     check_output(output)
@@ -160,6 +161,7 @@ def predict_in_process(
     recipe = trained[one].recipe
     active = recipe.active.name
     tables: dict[str, Table] = {}
+    new: list[str] = []
 
     def cast(name: str) -> Cast:
         settings = recipe.party(name)
@@ -168,13 +170,14 @@ def predict_in_process(
         opened = assembly.open_party(recipe, name, own, trained[name].encoder, load or assembly.load, labels=False)
         versions.require_same(trained[name].path, trained[name].plugins, versions.modelling(opened))
         tables[name] = opened.table
+        new.extend(f"{name}: {text}" for text in unseen(trained[name], opened.table) if settings.features)
         return opened, Prediction(trained[name], settings, id_names(own), output)
 
     with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
         summary = federation.run(cast, lambda opened: opened.note(job="predict", trained_run=run.name))
     table, said = tables[active], next(each for each in summary.parties if each.name == active)
     predicted = Predicted.of(table, said.common_rows if said.rows else len(table))
-    return predicted, meaning(Labels.from_state(trained[active].state["labels"]), label_name(data[active]))
+    return predicted, meaning(Labels.from_state(trained[active].state["labels"]), label_name(data[active])), new
 
 
 @contextlib.contextmanager

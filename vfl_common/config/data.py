@@ -25,8 +25,8 @@ _EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")  # the last two are old formats, an
 IdRule = Annotated[  # a step that spells an id as the other parties do; ``vfl_party.data.ids`` has them
     str,
     spelt(
-        r"trim|casefold|nfkc|digits|email|phone:[A-Z]{2}",
-        "'trim', 'casefold', 'nfkc', 'digits', 'email' or 'phone:CC', with a country such as DE for CC",
+        r"trim|casefold|nfkc|digits|zeros|email|phone:[A-Z]{2}",
+        "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country such as DE for CC",
     ),
 ]
 Duplicates = Literal["error", "first", "drop"]
@@ -99,7 +99,7 @@ class DataSettings(Section):
 
     ``parts``: each is read and prepared by its own settings, the first has the label, and ``source`` is only words for
     messages; ``in_common``: other rows than those of all parts are left out. ``vfl.simulation.baselines`` makes such
-    settings.
+    settings. ``as_trained``: columns and their kinds are those of a trained run; a prediction makes such settings.
     """
 
     source: str
@@ -116,6 +116,7 @@ class DataSettings(Section):
     numeric: tuple[str, ...] = ()  # columns that must be numbers; the type of the others is inferred
     categorical: tuple[str, ...] = ()  # columns that are categories even if they hold numbers
     missing: Literal["error", "mean", "median", "zero"] = "error"  # numeric; a missing category is its own category
+    na: tuple[str, ...] = ()  # texts that mean that a cell of a table is empty, such as "unknown"
     scale: Literal["standard", "minmax", "none"] = "standard"  # numeric columns, from this party's training rows
     label_scale: Literal["standard", "minmax"] = "standard"  # a regression's labels, scaled by the training rows
     image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None  # C, H, W of a row
@@ -134,6 +135,7 @@ class DataSettings(Section):
     limit: PositiveInt | None = None  # only the first rows, to try things out
     parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
     in_common: bool = False
+    as_trained: bool = False
     _like: tuple[str, str] | None = PrivateAttr(default=None)
 
     @property

@@ -135,13 +135,19 @@ class OptimizerSettings(Section):
 
 
 class TaskSettings(Section):
-    """The kind of labels, and with it the loss and the metrics."""
+    """The kind of labels, and with it the loss and the metrics.
+
+    ``positive``: the class of a binary task that scores, AUC and f1 are of; None: the second one in sorted order.
+    """
 
     kind: Literal["binary", "multiclass", "regression"]
     classes: Annotated[int, Field(ge=2)] | None = None  # multiclass: how many
     metrics: tuple[KindName, ...] = ()  # of plug-ins, beside our own
+    positive: bool | int | float | str | None = None
 
     def model_post_init(self, _context: Any) -> None:
+        if self.positive is not None and self.kind != "binary":
+            raise ValueError("positive is for binary tasks; remove it")
         if (self.kind == "multiclass") != (self.classes is not None):
             raise ValueError("give 'classes' for multiclass tasks, and only for them")
         names = self.all_metrics
@@ -159,3 +165,12 @@ class TaskSettings(Section):
     def outputs(self) -> int:
         """The width of the top model's output: logits, or one value."""
         return self.classes or 1
+
+
+def class_text(value: object) -> str:
+    """Returns a class as text, in which 1, 1.0 and "1" are one, and so are true and "true"."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)

@@ -263,6 +263,8 @@ class Recipe(Section):
         found = self.model_dump(mode="json", exclude={"simulate"})
         if self.start is not None and self.start.held_by == "every party":
             del found["start"]["held_by"]
+        if self.task.positive is None:
+            del found["task"]["positive"]
         for key in _NEWER:  # left out as before there were any, so that digests stay what they were
             if getattr(self.rows, key) == RowsSettings.model_fields[key].default:
                 del found["rows"][key]

@@ -2,7 +2,7 @@
 
 from vfl_party.data.join import read_table
 from vfl_party.data.labels import Labels
-from vfl_party.data.load import TABLES, column_names, load_table, loading, read_rows, tabulate
+from vfl_party.data.load import TABLES, column_names, first_rows, load_table, loading, read_rows, tabulate
 from vfl_party.data.preprocess import Features, Preprocessor
 from vfl_party.data.table import Table, describe
 
@@ -14,6 +14,7 @@ __all__ = [
     "Table",
     "column_names",
     "describe",
+    "first_rows",
     "load_table",
     "loading",
     "read_rows",

@@ -122,12 +122,19 @@ def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str
         raise unusable(source, f"{what}; correct the value or leave it out")
 
 
-def require_complete(source: str, values_NF: npt.NDArray[np.float32], names: Sequence[str]) -> None:
-    """Raises InputError if numeric columns miss values, for ``missing = "error"``."""
+def require_complete(
+    source: str, values_NF: npt.NDArray[np.float32], names: Sequence[str], *, as_trained: bool = False
+) -> None:
+    """Raises InputError if numeric columns miss values, for ``missing = "error"``.
+
+    ``as_trained``: the rows are for a model that is trained, and knows nothing to fill in.
+    """
     missing = marked(values_NF, np.isnan)
     for column in missing.columns:
         others = f" (so have {len(missing.columns) - 1} more columns)" if len(missing.columns) > 1 else ""
         advice = 'fill them, drop the column, or set data.missing to "mean", "median" or "zero"'
+        if as_trained:
+            advice = "fill them: training had none"
         what, count, first = f"column {names[column]!r}{others}", missing.counts[column], missing.first[column]
         raise _missing(source, what, int(count), int(first), advice)
 

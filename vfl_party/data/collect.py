@@ -23,7 +23,7 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks, written
 from vfl_party.data.choice import Chosen, choose
 from vfl_party.data.space import IN_MEMORY, Growing, Space
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import Stream, emptied
 from vfl_party.data.table import Categories
 from vfl_party.data.vocabulary import Vocabulary, decoded
 
@@ -73,6 +73,7 @@ class Rows:
 
 def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
+    stream = emptied(stream, settings.na)
     chosen, space = choose(stream.source, list(stream.names), settings, with_label), Space.of(settings)
     if not stream.as_written:
         if settings.dates is not None:
@@ -268,8 +269,10 @@ class _Pass:
         if pa.types.is_boolean(column.type):
             return _floats(pc.cast(column, pa.int8()))
         if not _is_text(column.type):
-            text = f"column {name!r} is in data.numeric and holds {column.type}; take it out"
-            raise checks.unusable(self._source, text)
+            what = f"column {name!r} {self._said('numeric', 'numbers')} and holds {column.type}"
+            raise checks.unusable(
+                self._source, f"{what}; {'correct it' if self._settings.as_trained else 'take it out'}"
+            )
         settings = self._settings
         reading = written.Numbers(written.Style(settings.decimal or ".", settings.thousands or ""))
         numbers = reading.read(pc.cast(column, pa.string()))
@@ -295,8 +298,13 @@ class _Pass:
 
     def _no_number(self, name: str, column: pa.Array, reading: Any) -> npt.NDArray[np.float64]:
         where = checks.rows(self._source, self._rows + _first_unread(column, reading) + 1)
-        what = f"column {name!r} is in data.numeric and holds text in {where}"
-        raise checks.unusable(self._source, f"{what}; correct the value, or take the column out of data.numeric")
+        what = f"column {name!r} {self._said('numeric', 'numbers')} and holds text in {where}; correct the value"
+        remedy = "" if self._settings.as_trained else ", or take the column out of data.numeric"
+        raise checks.unusable(self._source, f"{what}, or list it in data.na if it stands for an empty cell{remedy}")
+
+    def _said(self, key: str, kind: str) -> str:
+        """Words why a column must be of a kind: by the party's file, or by the training of which it knows nothing."""
+        return f"held {kind} in training" if self._settings.as_trained else f"is in data.{key}"
 
     def _text(self, column: pa.Array) -> pa.Array:
         """Returns a column of written cells as they stand, without marks; others unchanged."""
@@ -308,8 +316,8 @@ class _Pass:
         try:
             return self._words.setdefault(name, Vocabulary(self._source, name)).codes(self._text(column))
         except pa.ArrowException:
-            what = f"column {name!r} is in data.categorical and holds {column.type}, which cannot be written as text"
-            raise checks.unusable(self._source, f"{what}; drop it") from None
+            what = f"column {name!r} {self._said('categorical', 'categories')} and holds {column.type}"
+            raise checks.unusable(self._source, f"{what}, which cannot be written as text; drop it") from None
 
     def _label_block(self, name: str, column: pa.Array) -> npt.NDArray[Any]:
         column = decoded(column)

@@ -6,6 +6,7 @@ An id is text, or None if it is missing. The rules are ``vfl_common.config.data.
 - ``casefold`` makes upper and lower case alike (``str.casefold``: ß is ss).
 - ``nfkc`` is Unicode's normal form NFKC: full-width digits and composed letters are written in one way.
 - ``digits`` keeps 0 to 9 and nothing else.
+- ``zeros`` drops the zeros with which a run of digits begins: AT-004051 is AT-4051, and 000 is 0.
 - ``email`` is trim and casefold.
 - ``phone:CC`` writes a telephone number as E.164, such as +4930123456. CC is the country of numbers that are written
   without one. What is no number is a missing id.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,14 +36,18 @@ Id = str | None
 Positions = npt.NDArray[np.int64]
 _CHUNK = 1 << 16  # ids that become Python's text at once
 _VISIBLE = "[!-~]"  # a character of ASCII that is no white space
+_LOOKED_AT = 10_000  # ids whose look is counted
+_LONGEST_LOOK = 24  # characters
 _LONGEST = 64  # bytes of an id that is sorted eight bytes at a time
 _FIRST_BYTES = np.array([0xFFFFFFFFFFFFFFFF ^ ((1 << 8 * (8 - count)) - 1) for count in range(9)], np.uint64)
 _NO_DIGITS = re.compile("[^0-9]+")
+_FIRST_ZEROS = re.compile("(?<![0-9])0+(?=[0-9])")
 _RULES: dict[str, Callable[[str], str]] = {
     "trim": str.strip,
     "casefold": str.casefold,
     "nfkc": partial(unicodedata.normalize, "NFKC"),
     "digits": partial(_NO_DIGITS.sub, ""),
+    "zeros": partial(_FIRST_ZEROS.sub, ""),
     "email": lambda text: text.strip().casefold(),
 }
 
@@ -167,7 +173,7 @@ def first_repeated(ids: pa.LargeStringArray) -> tuple[int, int]:
 
 def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) -> list[str]:
     """Returns lines for a person who chooses rules and policy: the rows that each choice keeps. They show no id."""
-    lines = [f"{len(parts[0]):,} rows in the source"]
+    lines, looks = [f"{len(parts[0]):,} rows in the source"], []
     for used in range(len(rules) + 1):
         ids = normalised(parts, rules[:used])
         first, drop = (IdCounts.of(ids, len(in_order(ids, each))) for each in ("first", "drop"))
@@ -176,8 +182,25 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
         found = f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's"
         others = f' with duplicates = "first", {drop.kept:,} with "drop"' if first.repeated else ""
         lines.append(f"{found}; kept: {first.kept:,}{others}")
+        looks.append(look_of(Ids(ids.slice(0, _LOOKED_AT).drop_null())))
+    changed = f" as they come, {looks[-1]} after the rules" if looks[0] != looks[-1] else ""
+    lines.append(f"most look: {looks[0]}{changed}; after the rules they must look alike at every party: ask the others")
     refused = duplicates == "error" and counts.repeated
     return [*lines, f'duplicates = "{duplicates}": {"refused" if refused else f"{counts.kept:,} rows are kept"}']
+
+
+def look_of(ids: Sequence[str]) -> str:
+    """Returns how most ids look, ``A`` for a letter and ``0`` for a digit: people compare it, and it shows no id."""
+    texts = (text[:_LONGEST_LOOK].replace(SEPARATOR, " ") for text in ids[:_LOOKED_AT])
+    looks = Counter(re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "0", text)) for text in texts)
+    shorter: Counter[str] = Counter()
+    for look, count in looks.items():
+        shorter[re.sub(r"(A|0)\1+", r"\1", look)] += count
+    for found, lengths in ((looks, ""), (shorter, " of several lengths")):
+        for look, count in found.most_common(1):
+            if count > looks.total() / 2:
+                return re.sub(r"[^A0 ./@_-]", "?", look) + lengths
+    return "in several ways"
 
 
 def _sorted(ids: pa.LargeStringArray) -> tuple[Positions, npt.NDArray[np.bool_]]:

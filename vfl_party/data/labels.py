@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.models import TaskSettings, class_text
 from vfl_party.data import checks
 
 
@@ -17,9 +17,10 @@ from vfl_party.data import checks
 class Labels:
     """The conversion of labels to targets.
 
-    kind: the task's kind. classes: a classification's labels, sorted (numbers as numbers, text by code points); a
-    class's position is its code. mean, std: of a regression's training labels or, with ``minmax``, the least of them
-    and the distance to the greatest; targets are (label - mean) / std.
+    kind: the task's kind. classes: a classification's labels, sorted (numbers as numbers, text by code points), but the
+    one that ``task.positive`` names is the second; a class's position is its code. mean, std: of a regression's
+    training labels or, with ``minmax``, the least of them and the distance to the greatest; targets are
+    (label - mean) / std.
     """
 
     kind: str
@@ -66,7 +67,7 @@ class Labels:
         if task.classes is not None and len(classes) > task.classes:
             what = f"its label has {len(classes)} different values, but the recipe's task has {task.classes} classes"
             raise checks.unusable(source, f"{what}; correct the column or the recipe")
-        return cls(task.kind, source, classes)
+        return cls(task.kind, source, _with_positive(classes, task.positive, source))
 
     def encode(self, raw: npt.NDArray[Any]) -> torch.Tensor:
         """Returns the targets of labels: binary float32 [N, 1] of 0 and 1; multiclass int64 [N]; regression float32
@@ -112,6 +113,19 @@ class Labels:
     def from_state(cls, state: dict[str, Any]) -> Labels:
         """Restores the object from ``state``."""
         return cls(**{**state, "classes": tuple(state["classes"])})
+
+
+def _with_positive(
+    classes: tuple[str | int | float, ...], positive: bool | float | str | None, source: str
+) -> tuple[str | int | float, ...]:
+    """Returns the classes with the positive one in the second place; None: as they are. Raises InputError."""
+    if positive is None:
+        return classes
+    is_positive = [class_text(each) == class_text(positive) for each in classes]
+    if not any(is_positive):
+        what = f"its label has no value {positive!r}, which task.positive of the recipe names"
+        raise checks.unusable(source, f"{what}; correct the recipe, or remove the key")
+    return classes[::-1] if is_positive[0] else classes
 
 
 def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from vfl_party.data.sources.named import read_sklearn, read_torchvision
 from vfl_party.data.sources.parquet import PARQUET, holds_parquet, open_parquet
 from vfl_party.data.sources.text import open_text
 from vfl_party.data.space import Space
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import Stream, emptied
 from vfl_party.data.table import Table
 from vfl_party.data.views import CUTS, column_run, cut_images, row_run
 from vfl_party.plugins import PlugIns
@@ -161,6 +161,21 @@ def column_names(settings: DataSettings) -> tuple[str, ...]:
     return stream.names
 
 
+def first_rows(settings: DataSettings, names: Sequence[str], most: int) -> dict[str, pa.ChunkedArray]:
+    """Returns the first rows of a table's columns, as they come. Raises InputError if they cannot be read."""
+    stream, found = open_table(settings), []
+    if stream is not None:
+        for batch in emptied(stream, settings.na).blocks(list(dict.fromkeys(names))):
+            found.append(batch.slice(0, most))
+            most -= batch.num_rows
+            if most <= 0:
+                break
+    if not found:
+        return {}
+    table = pa.Table.from_batches(found)
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
 def _frame_of(source: str, name: str) -> Any:
     """Has a plug-in read ``NAME:REST``. Raises InputError."""
     where = f"data.source = {shown(source)!r}"
@@ -179,7 +194,8 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
     if columns.numeric_names:
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":
-            checks.require_complete(source, columns.numeric_NF, columns.numeric_names)
+            names = columns.numeric_names
+            checks.require_complete(source, columns.numeric_NF, names, as_trained=settings.as_trained)
     if settings.image_shape is None:
         if view is not None and view.scheme in CUTS:
             raise checks.unusable(source, f"holds columns; set data.image_shape to use the view {view.scheme!r}")

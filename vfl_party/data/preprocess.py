@@ -207,6 +207,16 @@ class Preprocessor:
         cardinalities = tuple(RESERVED + len(known) for known in self.vocabularies) if codes_NK is not None else ()
         return Features.of(x, codes_NK, cardinalities)
 
+    def unseen(self, table: Table) -> dict[str, int]:
+        """Returns the columns with categories that training did not have, and in how many rows. Raises InputError."""
+        table, found = self._aligned(table), {}
+        for k, (name, known) in enumerate(zip(self.categorical_names, self.vocabularies, strict=True)):
+            assert table.categorical is not None  # noqa: S101 - it has a name for each column
+            seen = set(known)
+            is_new = np.array([word not in seen for word in table.categorical.words[k]], bool)
+            found[name] = int(counted(table.categorical, k)[:-1][is_new].sum())
+        return {name: count for name, count in found.items() if count}
+
     def state(self) -> dict[str, Any]:
         """Returns all that ``transform`` needs, for JSON."""
         return asdict(self)
@@ -228,9 +238,8 @@ class Preprocessor:
         ):
             for name in sorted(set(ours) - set(theirs)):
                 if name in others:
-                    key = "numeric" if kind == "numbers" else "categorical"
                     what = f"column {name!r} held {kind} in training but does not now"
-                    raise checks.unusable(table.source, f"{what}; correct it, or list it in data.{key}")
+                    raise checks.unusable(table.source, f"{what}; correct it")
                 raise checks.unusable(table.source, f"has no column {name!r}, but training had it; add it")
         if self.kinds is not None:
             _check_kinds(table.source, self.numeric_names, self.kinds, table.kinds)
@@ -294,7 +303,7 @@ class _Filled:
         if not missing.any():
             return values
         if self._fill is None:
-            text = "has missing values, but training had none; fill them or set data.missing"
+            text = "has missing values, but training had none; fill them"
             raise checks.unusable(self._source, text)
         filled: Floats = np.where(missing, self._fill, values)
         return filled

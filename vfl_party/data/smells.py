@@ -67,8 +67,8 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
             row = _first_row(cells.codes_NK[:, k], strange)
             where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MOST_SHOWN]
             text = f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}"
-            text = f"{text}, so the column is read as {len(words):,} categories; correct the cell, or empty it"
-            yield Smell(text, name, kind)
+            text = f"{text}, so the column is read as {len(words):,} categories; correct the cell, or list its word in"
+            yield Smell(f"{text} data.na if the cell is empty", name, kind)
         if alike > total / 2:
             return
     for text in _alike(f"categories of {name!r}", words):

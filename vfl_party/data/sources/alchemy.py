@@ -19,7 +19,7 @@ from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError
 from vfl_party.data import checks
 from vfl_party.data.sources.cells import MarkedError, written
-from vfl_party.data.sources.query import Pass, Passes, missing_package, query_of, words
+from vfl_party.data.sources.query import Pass, Passes, encoding_hint, missing_package, query_of, words
 from vfl_party.data.stream import Stream
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def open_alchemy(settings: DataSettings) -> Stream:
         connection = engine.connect()
     except sqlalchemy.exc.DBAPIError as error:
         what = f"cannot be opened ({words(str(error.orig), settings.source, quoted=False)})"
-        raise checks.unreadable(source, f"{what}; correct data.source, or start the server") from None
+        advice = f"correct data.source, or start the server{encoding_hint(settings.source)}"
+        raise checks.unreadable(source, f"{what}; {advice}") from None
     reading = _Reading(settings, query, connection, Passes(source))
     weakref.finalize(reading, _close, connection, engine)
     begin = _BEGIN.get(engine.dialect.name)
@@ -151,10 +152,8 @@ def _engine(source: str) -> Engine:
         what = f"there is no database {name!r} for SQLAlchemy"
         raise checks.unreadable(shown(source), f"{what}; correct data.source, or install the package for it") from None
     except (ArgumentError, ValueError):
-        what = "is no URL of SQLAlchemy's"
-        raise checks.unreadable(
-            shown(source), f"{what}; write DIALECT+DRIVER://USER@HOST/NAME, or sqlite:///PATH"
-        ) from None
+        what = "is no URL of SQLAlchemy's; write DIALECT+DRIVER://USER@HOST/NAME, or sqlite:///PATH"
+        raise checks.unreadable(shown(source), f"{what}{encoding_hint(source)}") from None
     except ImportError as error:
         raise missing_package(source, error.name or "the database's driver") from None
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError, InternalError
 from vfl_party.data import checks
-from vfl_party.data.sources.query import Pass, Passes, missing_package, query_of, words
+from vfl_party.data.sources.query import Pass, Passes, encoding_hint, missing_package, query_of, words
 from vfl_party.data.stream import Stream
 
 T = TypeVar("T")
@@ -195,9 +195,9 @@ def _with_timeout(source: str) -> str:
 def _refused_connection(source: str, text: str) -> InputError:
     for pattern, what, advice in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
-            return checks.unreadable(shown(source), f"the server {what}; {advice}")
+            return checks.unreadable(shown(source), f"the server {what}; {advice}{encoding_hint(source)}")
     what = f"the server cannot be asked ({words(_said(text), source, quoted=False)})"
-    return checks.unreadable(shown(source), f"{what}; correct data.source")
+    return checks.unreadable(shown(source), f"{what}; correct data.source{encoding_hint(source)}")
 
 
 def _refused_query(source: str, error: Any) -> InputError:

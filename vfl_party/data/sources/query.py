@@ -15,6 +15,7 @@ from vfl_party.data import checks
 
 _READS = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*+(?:select|with|values|table|from)\b", re.IGNORECASE | re.DOTALL)
 _QUOTED = re.compile("\"[^\"]*\"|'[^']*'|`[^`]*`|»[^«]*«|«[^»]*»|„[^“]*“")
+_USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)  # and password, to the last @
 _LONGEST = 300  # characters of a server's words
 
 
@@ -32,6 +33,14 @@ def missing_package(source: str, package: str) -> InputError:
     """Returns the error for a package that a database needs and that is not installed."""
     text = f"{shown(source)}: needs {package}, which is not installed: pip install {package}"
     return InputError(Code.CONFIG_INVALID, text)
+
+
+def encoding_hint(source: str) -> str:
+    """Returns advice about signs in a password that have a meaning in a URL; '' if there seem to be none."""
+    user = _USER.match(source)
+    if user is None or not set(user[1]) & set("@#/"):
+        return ""
+    return "; if its password has @, # or /, write %40, %23 or %2F for it in data.source"
 
 
 def words(text: str, source: str, *, quoted: bool) -> str:
