@@ -36,11 +36,12 @@ PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a 
     "fedonce": {"epochs": 1},
     "head": {"epochs": 1, "deadline_s": 10},
     "gbdt": {},
+    "fedcvt": {"epochs": 1, "unlabelled_batch_size": 0, "own_batch_size": 16},
 }
 
 
 def recipe(kind: str, align: str = "digest") -> Recipe:
-    rows = {**cases.recipe(2).get("rows", {}), "align": align}
+    rows = {**cases.recipe(2).get("rows", {}), "align": align, "aligned": 0.6}  # the others are a party's own
     return Recipe.model_validate(cases.recipe(2) | {"phases": [{"kind": kind, **PHASES[kind]}], "rows": rows})
 
 

@@ -32,7 +32,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})  # the runner's own, in step keys and the ledger
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
 _NEWER = ("align", "at_least", "alignment", "id_rules")  # keys of [rows] that not all versions know
-_OF_PRESET = ("fedhssl", "contrastive", ("fedonce", "contrastive"))  # kinds, or (kind, objective), that read `preset`
+_OF_PRESET = ("fedhssl", "contrastive", "fedcvt", ("fedonce", "contrastive"))  # kinds, or (kind, objective)
 
 
 class PartySettings(Section):
