@@ -32,11 +32,11 @@ PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a 
     "splitnn": {"epochs": 1, "early_stopping": {"patience": 1}},
     "evaluate": {},
     "fedhssl": FEDHSSL | {"ssl": "simsiam", "projector": [8, 8, 8], "predictor": 8},
+    "fedcvt": {"epochs": 1, "unlabelled_batch_size": 0, "own_batch_size": 16},
     "contrastive": {"rounds": 1, "batch_size": 16, "ssl": "simclr"},
     "fedonce": {"epochs": 1},
     "head": {"epochs": 1, "deadline_s": 10},
     "gbdt": {},
-    "fedcvt": {"epochs": 1, "unlabelled_batch_size": 0, "own_batch_size": 16},
 }
 
 
