@@ -150,7 +150,7 @@ def _step(recipe: Recipe, settings: dict[str, Any], a: _Party, b: _Party, labell
         far(est_b[:m], r_b[:m]),
     ]
     names = ("shared", "overlap_active", "overlap_passive", "estimate_active", "estimate_passive")
-    weights = [settings.get("lambdas", {}).get(name, 0.1) for name in names]
+    weights = [settings.get("lambdas", {}).get(name, 0.1 if released else 0.001) for name in names]
     # Each row's view of A, view of B, its label if there is one, and the classifiers that learn from it.
     all_three, of_a, of_b = ("both", "active", "passive"), ("both", "active"), ("both", "passive")
     y = a.targets[torch.from_numpy(labelled)]

@@ -22,6 +22,7 @@ from vfl_party.forecast.result import against
 
 TOLERANCE = 1e-6  # absolute, float32, on the CPU
 TANH = {"kind": "mlp", "hidden": [12], "activation": "tanh"}  # no ReLU, whose gradient rounding decides near 0
+TERMS = ("shared", "overlap_active", "overlap_passive", "estimate_active", "estimate_passive")
 BINARY: dict[str, Any] = {"kind": "binary"}
 THREE: dict[str, Any] = {"kind": "multiclass", "classes": 3}
 DATA = {
@@ -40,6 +41,7 @@ def recipe(task: dict[str, Any] = BINARY, preset: str = "paper", **settings: Any
         "unlabelled_batch_size": 12,
         "own_batch_size": 10,
         "warmup": 0.2,
+        "lambdas": dict.fromkeys(TERMS, 0.1),
         "optimizer": {"kind": "adam", "lr": 0.01},
     }
     return tables | {"preset": preset, "phases": [phase | settings]}

@@ -60,7 +60,7 @@ class Objective:
         }
         loss = classifiers
         for name, term in terms.items():
-            loss = loss + getattr(self.settings.lambdas, name) * term
+            loss = loss + self.settings.lambdas.of(name, self.preset) * term
         pairs = [terms[f"{name}_active"] + terms[f"{name}_passive"] for name in ("overlap", "estimate")]
         return Found(loss, torch.stack([classifiers, shared, *pairs]).detach(), taken)
 

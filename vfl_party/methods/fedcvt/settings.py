@@ -19,13 +19,23 @@ Sharpness = Annotated[float, Field(ge=0.01, le=1.0)]
 
 
 class Lambdas(Section):
-    """The weights of the five terms beside the cross-entropies; the released commands take 0.1 for each."""
+    """The weights of the five terms beside the cross-entropies; None: 0.001, released: 0.1, as in its commands.
 
-    shared: Weight = 0.1  # λ1: the parties' shared representations of an aligned row are alike
-    overlap_active: Weight = 0.1  # λ2: unique and shared representations of the active party's rows are unlike
-    overlap_passive: Weight = 0.1  # λ3: the same of the passive party's rows
-    estimate_active: Weight = 0.1  # λ4: estimated representations of the active party are as the true ones
-    estimate_passive: Weight = 0.1  # λ5: the same of the passive party
+    The paper's terms are sums over a representation's elements, so they are larger by its width.
+    """
+
+    shared: Weight | None = None  # λ1: the parties' shared representations of an aligned row are alike
+    overlap_active: Weight | None = None  # λ2: unique and shared representations of the active party's rows are unlike
+    overlap_passive: Weight | None = None  # λ3: the same of the passive party's rows
+    estimate_active: Weight | None = None  # λ4: estimated representations of the active party are as the true ones
+    estimate_passive: Weight | None = None  # λ5: the same of the passive party
+
+    def of(self, term: str, preset: Preset) -> float:
+        """Returns the weight of a term."""
+        given: float | None = getattr(self, term)
+        if given is not None:
+            return given
+        return 0.1 if preset == "released" else 0.001
 
 
 class FedCVTSettings(TrainingSettings):
