@@ -157,6 +157,29 @@ def test_split_training_goes_on_with_the_same_encoders(tmp_path: Path) -> None:
         assert all(torch.equal(got[key], want[key]) for key in want)
 
 
+def test_rows_of_another_file_are_a_party_s_own(tmp_path: Path) -> None:
+    """``data.unaligned`` of the passive party takes part, and the active party has no rows of its own."""
+    generator = torch.Generator().manual_seed(0)
+    values = [",".join(f"{v:.4f}" for v in row) for row in torch.randn(160, 4, generator=generator).tolist()]
+    rows = [f"r{n:03d},{each},{n % 2}" for n, each in enumerate(values)]
+    (tmp_path / "all.csv").write_text("\n".join(["id,a,b,c,d,y", *rows[:120]]) + "\n")
+    unlabelled = [row.rpartition(",")[0] for row in rows[120:]]
+    (tmp_path / "more.csv").write_text("\n".join(["id,a,b,c,d", *unlabelled]) + "\n")
+    every = {"source": str(tmp_path / "all.csv"), "id": "id"}
+    data: dict[str, Any] = {
+        "p0": every | {"label": "y", "columns": ["a", "b"]},
+        "p1": every | {"columns": ["c", "d"], "unaligned": str(tmp_path / "more.csv")},
+    }
+    found = []
+    for size in (0, 40):  # all rows of the other file in each step
+        tables = recipe(own_rows="passive", own_batch_size=size)
+        tables["rows"]["aligned"] = 1.0
+        in_process(tmp_path / str(size), tables, data)
+        found.append({name: parameters(tmp_path / str(size), name) for name in data})
+    assert offered(tmp_path / "40")[1] == offered(tmp_path / "0")[1] + 6 * 3 * 40
+    assert largest_deviation(found[0], found[1]) > 1e-3
+
+
 def test_a_study_compares_it(tmp_path: Path) -> None:
     base = recipe() | {"simulate": {"data": {"source": "sklearn:breast_cancer", "limit": 200, "label": "target"}}}
     phases = [*base["phases"], {"kind": "evaluate"}]
