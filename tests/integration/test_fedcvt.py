@@ -15,6 +15,7 @@ from tests.harness.federation import Federation, toml
 from tests.harness.here import vfl_here
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_in_process import in_process
+from tests.integration.test_ranks import torchrun
 from vfl_common.config.recipe import Recipe
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.forecast.count import forecast, outlook_of
@@ -111,6 +112,21 @@ def test_processes_compute_what_one_process_computes(tmp_path: Path) -> None:
     assert sum(entry.payload_bytes for entry in entries if entry.kind == "gradient") == 4 * 8 * rows
 
 
+@pytest.mark.slow
+def test_parties_of_several_processes_compute_the_same(tmp_path: Path) -> None:
+    tables, data = recipe(optimizer={"kind": "sgd", "lr": 0.05, "momentum": 0.9}), DATA["binary"]
+    with Federation(tmp_path, tables, data) as federation:
+        federation.start_server()
+        torchrun(federation, "p0").wait_for("ready")
+        torchrun(federation, "p1")
+        summary = federation.finish()
+        (*_, want), _ = reference_fedcvt.train(tables, data)
+        for name in federation.names:
+            got = federation.parameters(name)
+            assert max((got[key] - want[name][key]).abs().max().item() for key in got) <= TOLERANCE
+    assert [party["device"] for party in summary["parties"]] == ["cpu", "3 x cpu", "2 x cpu"]
+
+
 def test_a_killed_party_changes_nothing_bit_for_bit(tmp_path: Path) -> None:
     tables = recipe(epochs=120, optimizer={"kind": "adam", "lr": 0.01, "schedule": "cosine", "clip_norm": 1.0})
     tables["model"]["encoder"] = TANH | {"dropout": 0.2, "batch_norm": True}
@@ -155,6 +171,16 @@ def test_split_training_goes_on_with_the_same_encoders(tmp_path: Path) -> None:
         got, want = (parameters(tmp_path / run, name) for run in ("both", "first"))
         assert got.keys() == want.keys()
         assert all(torch.equal(got[key], want[key]) for key in want)
+
+
+def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
+    found = []
+    for precision in ("float32", "bfloat16"):
+        tables = recipe(epochs=1, optimizer={"kind": "sgd", "lr": 0.05})
+        tables["model"]["precision"] = precision
+        in_process(tmp_path / precision, tables, DATA["binary"])
+        found.append({name: parameters(tmp_path / precision, name) for name in ("p0", "p1")})
+    assert 0.0 < largest_deviation(found[0], found[1]) < 5e-3
 
 
 def test_rows_of_another_file_are_a_party_s_own(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_party.context import Party
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.methods import load_method
 from vfl_party.methods.fedcvt.batches import Batches, Step, own_rows
 from vfl_party.methods.fedcvt.losses import View, agreed, attend, distance, estimate, overlap
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
@@ -240,9 +239,3 @@ def test_a_forecast_without_data_counts_rows() -> None:
     assert links["p0", "gradient"].payload_bytes == rows * 8 * 4
     assert links["p1", "embedding"].payload_bytes == (rows + 3 * 10) * 8 * 4  # and ten validation rows a round
     assert next(phase for phase in found.phases if phase.name == "fedcvt").round_trips == 3 * (2 + 1)
-
-
-def test_its_passes_go_through_the_party_s_own() -> None:
-    """So bfloat16 and several GPUs work."""
-    assert load_method("fedcvt").encodes
-    assert party(tables(model={"precision": "bfloat16"})).phases
