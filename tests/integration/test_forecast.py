@@ -31,6 +31,8 @@ RUN = [
     "breast-cancer.toml",
     "diabetes.toml",
     "digits.toml",
+    "fedcvt-breast-cancer.toml",
+    "fedcvt-digits.toml",
     "fedonce/breast-cancer-l1.toml",
     "fedonce/diabetes.toml",
     "fedonce/digits.toml",

@@ -86,6 +86,7 @@ def test_what_was_found_is_said(model: type[Section], tables: dict[str, Any], te
         ([{"kind": "splitnn"}], [{"kind": "contrastive"}], "splitnn", True),
         ([{"kind": "fedonce"}, {"kind": "head"}], [], "fedonce → head", False),
         ([{"kind": "mocosfl"}, {"kind": "probe"}], [], "mocosfl → probe", True),
+        ([{"kind": "fedcvt"}, {"kind": "evaluate"}], [], "fedcvt", True),
         ([{"kind": "fedonce", "objective": "contrastive"}, {"kind": "head"}], [], "fedonce → head", True),
     ],
 )
@@ -99,7 +100,7 @@ def test_the_methods_that_read_the_preset_are_those_that_follow_it() -> None:
     """Phases whose module reads it: the recipe knows them by name, because the server knows no methods."""
     folder = Path(vfl_party.methods.__file__).parent
     readers = {path.parent.name for path in folder.rglob("*.py") if "recipe.preset" in path.read_text()}
-    assert readers == {"fedhssl", "mocosfl", "contrastive", "fedonce"}  # of fedonce, the learner of one objective
+    assert readers == {"fedcvt", "fedhssl", "mocosfl", "contrastive", "fedonce"}  # of fedonce, one objective's learner
 
 
 def test_no_pattern_is_shown() -> None:

@@ -32,6 +32,7 @@ PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a 
     "splitnn": {"epochs": 1, "early_stopping": {"patience": 1}},
     "evaluate": {},
     "fedhssl": FEDHSSL | {"ssl": "simsiam", "projector": [8, 8, 8], "predictor": 8},
+    "fedcvt": {"epochs": 1, "unlabelled_batch_size": 0, "own_batch_size": 16},
     "contrastive": {"rounds": 1, "batch_size": 16, "ssl": "simclr"},
     "fedonce": {"epochs": 1},
     "head": {"epochs": 1, "deadline_s": 10},
@@ -48,7 +49,8 @@ def recipe(kind: str, align: str = "digest") -> Recipe:
         made = cases.recipe(2, active_features=False, model={"encoder": {"kind": "cnn", "channels": [4, 8]}})
         align = "none"
     phases = [{"kind": each, **PHASES[each]} for each in (OWN_ROWS if kind in OWN_ROWS else (kind,))]
-    return Recipe.model_validate(made | {"phases": phases, "rows": {**made["rows"], "align": align}})
+    some = {} if align == "none" else {"aligned": 0.6}  # the others are a party's own
+    return Recipe.model_validate(made | {"phases": phases, "rows": {**made["rows"], "align": align, **some}})
 
 
 def assembled(kind: str, policy: Policy | None = None, align: str = "digest") -> Assembled:

@@ -33,6 +33,7 @@ RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})  # the runn
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
 _NEWER = ("align", "at_least", "alignment", "id_rules")  # keys of [rows] that not all versions know
 _OF_PRESET = (
+    "fedcvt",
     "fedhssl",
     "mocosfl",
     "contrastive",

@@ -1,0 +1,107 @@
+"""The active side: representations in, the whole loss, their gradients out."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.bundle import StepKey
+from vfl_party.context import Party
+from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
+from vfl_party.methods.fedcvt.losses import View
+from vfl_party.methods.fedcvt.objective import TERMS, Objective
+from vfl_party.methods.fedcvt.settings import FedCVTSettings
+from vfl_party.methods.fedcvt.training import OwnTraining
+from vfl_party.metrics import evaluate
+from vfl_party.models import forward, seeded
+from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.scoring import joint_outputs
+from vfl_party.seeds import derive_seed
+
+
+class ActiveFedCVT(Phase):
+    """One round is ``validate_every`` epochs over the labelled rows.
+
+    The joint classifier is the party's top model. Those of one view end with the phase.
+    """
+
+    def __init__(self, party: Party, name: str, settings: FedCVTSettings) -> None:
+        self._party = party
+        heads = {view: _head(party, name, view) for view in ("active", "passive")}
+        self._training = OwnTraining(party, name, settings, heads)
+        self.name, self.rounds = name, self._training.batches.rounds
+        self._theirs = settings.own_batch("passive")
+        sizes = {"width": party.embedding_size, "own": self._theirs}
+        self._representations = party.answering(name, representations(settings), **sizes)
+        self._validation = party.answering(name, VALIDATION, width=party.embedding_size)
+        recipe, precision = party.recipe, party.recipe.model.precision
+        self._objective = Objective(
+            recipe.task,
+            recipe.preset,
+            settings,
+            both=party.outputs,
+            active=partial(forward, heads["active"], precision=precision),
+            passive=partial(forward, heads["passive"], precision=precision),
+        )
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, training, features = self._party, self._training, self._party.need_features()
+        _, targets = party.need_labels()
+        steps = training.steps(round_)
+        training.train_mode()
+        tick = party.ticker(self.name, round_, self.rounds, len(steps))
+        loss, terms = torch.zeros((), device=party.device), torch.zeros(len(TERMS), device=party.device)
+        taken = torch.zeros((), dtype=torch.int64, device=party.device)
+        for batch, each in enumerate(steps):
+            step = StepKey(self.name, round_, batch)
+            training.zero_grad()
+            y_L = party.take(targets, each.labelled)
+            r_BD = party.encode(*features.inputs(each.rows))
+            ((passive, received),) = self._representations.collect(step, rows=each.aligned).items()
+            for tensor in received.values():
+                tensor.requires_grad_()
+            ours = View(r_BD[: each.aligned], r_BD[each.aligned :])
+            theirs = View(received["aligned"], received.get("own", r_BD[:0]))
+            found = self._objective(ours, theirs, y_L, pseudo=each.pseudo)
+            found.loss.backward()  # type: ignore[no-untyped-call]
+            gradients = {f"d_{name}": _gradient(tensor) for name, tensor in received.items()}
+            # The passive party proceeds while these models are updated: gradients are of the weights before the update.
+            self._representations.reply(step, {passive: gradients})
+            training.step(last=each.last)
+            loss, terms, taken = loss + found.loss.detach(), terms + found.terms, taken + found.taken
+            tick()
+        offered = sum(len(each.unlabelled) + len(each.own) + self._theirs for each in steps)
+        means = (terms / len(steps)).tolist()
+        metrics: dict[str, dict[str, float]] = {
+            "train": {"loss": loss.item() / len(steps)},
+            "terms": dict(zip(TERMS, means, strict=True)),
+            "pseudo": {"taken": taken.item(), "offered": offered},
+        }
+        self._validate(round_, len(steps), metrics)
+        return RoundReport(len(steps), metrics)
+
+    def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> None:
+        party, rows = self._party, self._party.rows("validation")
+        outputs, _ = joint_outputs(party, self._validation, round_, batch, rows)
+        if len(rows):
+            labels, targets = party.need_labels()
+            metrics["validation"] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
+
+    def state(self) -> Tree:
+        return self._training.state()
+
+    def load_state(self, tree: Tree) -> None:
+        self._training.load_state(tree)
+
+
+def _head(party: Party, phase: str, view: str) -> nn.Module:
+    """Makes the linear classifier of one party's view, with its initial weights."""
+    with seeded(derive_seed(party.recipe.seed, "init", party.name, phase, view)):
+        head = nn.Linear(party.embedding_size, party.recipe.task.outputs)
+    return head.to(party.device)
+
+
+def _gradient(of: Tensor) -> Tensor:
+    return torch.zeros_like(of) if of.grad is None else of.grad

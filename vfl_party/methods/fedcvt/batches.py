@@ -1,0 +1,124 @@
+"""The batches of a phase of FedCVT: the aligned ones are the same at both parties, and known before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vfl_common.errors import Code, InputError
+from vfl_party.context import Party
+from vfl_party.methods.fedcvt.settings import FedCVTSettings
+from vfl_party.seeds import Rows, batches, derive_seed, full_batches
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of one step at one party.
+
+    ``last``: whether it is its epoch's last; ``pseudo``: whether rows may get pseudo-labels.
+    """
+
+    labelled: Rows
+    unlabelled: Rows
+    own: Rows
+    last: bool
+    pseudo: bool
+
+    @property
+    def aligned(self) -> int:
+        """The number of aligned rows."""
+        return len(self.labelled) + len(self.unlabelled)
+
+    @property
+    def rows(self) -> Rows:
+        """All of them, in the order of their representations."""
+        return np.concatenate([self.labelled, self.unlabelled, self.own])
+
+
+class Cycle:
+    """Full batches of some rows, step after step; the rows are shuffled anew whenever they are used up."""
+
+    def __init__(self, seed: int, label: str, rows: Rows, size: int) -> None:
+        self._seed, self._label, self._rows, self.size = seed, label, rows, size
+        self._drawn: tuple[int, list[Rows]] = (-1, [])
+
+    @property
+    def count(self) -> int:
+        return len(self._rows)
+
+    @property
+    def short(self) -> bool:
+        """Whether the rows are fewer than a batch."""
+        return self.size > self.count
+
+    def at(self, step: int) -> Rows:
+        """Returns the batch of a step, numbered through the phase."""
+        if not self.size:
+            return self._rows[:0]
+        turn, place = divmod(step, self.count // self.size)
+        if self._drawn[0] != turn:
+            self._drawn = (turn, full_batches(self._seed, self._label, turn, self._rows, self.size))
+        return self._drawn[1][place]
+
+
+class Batches:
+    """Computes epochs, rounds and the sizes of their steps. Raises InputError if there are too few aligned rows."""
+
+    def __init__(self, party: Party, phase: str, settings: FedCVTSettings) -> None:
+        self._seed, self._phase, self._settings = party.recipe.seed, phase, settings
+        self._labelled = party.rows("train")
+        if len(self._labelled) == 0:
+            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows")
+        unlabelled, size = np.setdiff1d(party.rows("aligned"), self._labelled), settings.unlabelled_batch_size
+        if size > len(unlabelled):
+            text = f"recipe: phases: {phase}: unlabelled_batch_size = {size} is more than the {len(unlabelled)} aligned"
+            raise InputError(Code.CONFIG_INVALID, f"{text} training rows without labels; take at most so many")
+        self._unlabelled = Cycle(self._seed, f"{phase} unlabelled", unlabelled, size)
+        self.epochs = settings.epochs_over(len(self._labelled))
+        self.rounds = -(-self.epochs // settings.validate_every)
+        self._warmup = int(self.epochs * settings.warmup)
+        self._sizes = [len(rows) for rows in self._epoch(0)]  # the same in every epoch
+
+    def epochs_of(self, round_: int) -> range:
+        """Returns the epochs of a round."""
+        begin = round_ * self._settings.validate_every
+        return range(begin, min(begin + self._settings.validate_every, self.epochs))
+
+    def sizes(self, round_: int) -> list[int]:
+        """Returns the number of aligned rows of each step of a round, in order."""
+        return [size + self._settings.unlabelled_batch_size for _ in self.epochs_of(round_) for size in self._sizes]
+
+    def of(self, round_: int, own: Cycle) -> list[Step]:
+        """Returns the steps of a round, in order. ``own``: this party's own rows."""
+        found = []
+        for epoch in self.epochs_of(round_):
+            for batch, rows in enumerate(self._epoch(epoch)):
+                step, last = epoch * len(self._sizes) + batch, batch + 1 == len(self._sizes)
+                found.append(Step(rows, self._unlabelled.at(step), own.at(step), last, epoch >= self._warmup))
+        return found
+
+    def _epoch(self, epoch: int) -> list[Rows]:
+        return batches(self._seed, self._phase, epoch, self._labelled, self._settings.batch_size)
+
+
+def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
+    """Returns the batches of training rows that only this party has, in an order of its own.
+
+    Raises InputError if they are fewer than a batch. With ``rows.align = "psi"`` nobody knows them before the parties
+    have joined: then ``too_few`` is for the first round.
+    """
+    rows = np.setdiff1d(party.rows("local"), party.rows("aligned"))
+    seed, size = derive_seed(party.recipe.seed, party.name), settings.own_batch(party.role)
+    found = Cycle(seed, f"{phase} own", rows, size)
+    if found.short and party.recipe.rows.align != "psi":
+        raise too_few(party, phase, found)
+    return found
+
+
+def too_few(party: Party, phase: str, own: Cycle) -> InputError:
+    """Returns the error that this party has fewer rows of its own than a step takes."""
+    text = f"recipe: phases: {phase}: own_batch_size = {own.size} is more than the {own.count} training rows that only"
+    other = "passive" if party.role == "active" else "active"
+    text = f'{text} {party.name} has; take at most {own.count} (0: none take part), or own_rows = "{other}"'
+    return InputError(Code.CONFIG_INVALID, text)

@@ -1,0 +1,51 @@
+"""The passive side: representations out, their gradients back. All of the loss is computed at the active party."""
+
+from __future__ import annotations
+
+import torch
+
+from vfl_common.bundle import StepKey
+from vfl_party.context import Party
+from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
+from vfl_party.methods.fedcvt.settings import FedCVTSettings
+from vfl_party.methods.fedcvt.training import OwnTraining
+from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.scoring import send_embeddings
+
+
+class PassiveFedCVT(Phase):
+    """One round is ``validate_every`` epochs over the labelled rows."""
+
+    def __init__(self, party: Party, name: str, settings: FedCVTSettings) -> None:
+        self._party = party
+        self._training = OwnTraining(party, name, settings)
+        self.name, self.rounds = name, self._training.batches.rounds
+        sizes = {"width": party.embedding_size, "own": settings.own_batch("passive")}
+        self._representations = party.asking(name, representations(settings), **sizes)
+        self._validation = party.asking(name, VALIDATION, width=party.embedding_size)
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, training, features = self._party, self._training, self._party.need_features()
+        training.train_mode()
+        steps = training.steps(round_)
+        tick = party.ticker(self.name, round_, self.rounds, len(steps))
+        for batch, each in enumerate(steps):
+            step = StepKey(self.name, round_, batch)
+            r_BD = party.encode(*features.inputs(each.rows))
+            sent = {"aligned": r_BD[: each.aligned], "own": r_BD[each.aligned :]}
+            named = self._representations.exchange.up.tensors
+            self._representations.send(step, {name: sent[name] for name in named})
+            training.zero_grad()
+            reply = self._representations.receive(step, rows=each.aligned)
+            dr_BD = torch.cat([reply[f"d_{name}"] for name in named])
+            r_BD.backward(dr_BD)  # type: ignore[no-untyped-call]
+            training.step(last=each.last)
+            tick()
+        send_embeddings(party, self._validation, round_, len(steps), party.rows("validation"))
+        return RoundReport(len(steps))
+
+    def state(self) -> Tree:
+        return self._training.state()
+
+    def load_state(self, tree: Tree) -> None:
+        self._training.load_state(tree)

@@ -1,0 +1,87 @@
+"""The part that both sides of FedCVT share: what a recipe must be like, and the optimizer over a party's own models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_party.context import Party
+from vfl_party.methods.fedcvt.batches import Batches, Step, own_rows, too_few
+from vfl_party.methods.fedcvt.encoders import TwoNetworks
+from vfl_party.methods.fedcvt.settings import FedCVTSettings
+from vfl_party.optim import build_optimizer, build_schedule, clip
+
+
+def check_recipe(recipe: Recipe, phase: str) -> None:
+    """Raises InputError if FedCVT means nothing for the recipe's parties, task or rule of combination."""
+    text, active = "", recipe.active
+    if len(recipe.passives) != 1:
+        text = f"fedcvt is for one active and one passive party, and the recipe has {len(recipe.passives)} passive ones"
+    elif not active.features:
+        text = f"{active.name} has no features, and fedcvt compares both parties' views; give it features"
+    elif recipe.task.kind == "regression":
+        text = "a regression has no classes for fedcvt's pseudo-labels; take splitnn"
+    elif recipe.model.combine != "concat":
+        text = 'fedcvt gives its joint classifier both views side by side: set model.combine = "concat"'
+    if text:
+        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}")
+
+
+class OwnTraining:
+    """A party's batches, and the optimizer and schedule over its models.
+
+    ``heads``: models that end with the phase. Raises InputError if the recipe, the encoder or the rows do not fit.
+    """
+
+    def __init__(
+        self, party: Party, phase: str, settings: FedCVTSettings, heads: Mapping[str, nn.Module] | None = None
+    ) -> None:
+        check_recipe(party.recipe, phase)
+        if not isinstance(party.models["encoder"], TwoNetworks):
+            text = f"recipe: phases: {phase}: an earlier phase, or the run to start from, hands on an encoder that is"
+            raise InputError(Code.CONFIG_INVALID, f"{text} not fedcvt's two networks; let fedcvt come first")
+        self._party, self._phase = party, phase
+        self.batches = Batches(party, phase, settings)
+        self._own = own_rows(party, phase, settings)
+        self._heads = nn.ModuleDict(heads or {})
+        self._models = nn.ModuleDict({**party.models, **self._heads})
+        self._params = list(self._models.parameters())
+        self._settings = settings.optimizer
+        self._optimizer = build_optimizer(self._settings, self._params)
+        self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
+
+    def steps(self, round_: int) -> list[Step]:
+        """Returns the steps of a round. Raises InputError if this party turns out to have too few rows of its own."""
+        if self._own.short:
+            raise too_few(self._party, self._phase, self._own)
+        return self.batches.of(round_, self._own)
+
+    def train_mode(self) -> None:
+        self._models.train()
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+
+    def step(self, *, last: bool) -> None:
+        """Clips this party's own gradient if the recipe says so, and updates. ``last``: an epoch ends."""
+        clip(self._settings, self._params)
+        self._optimizer.step()
+        if last:
+            self._schedule.step()
+
+    def state(self) -> dict[str, Any]:
+        heads: dict[str, Tensor] = dict(self._heads.state_dict())
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "heads": heads,
+        }
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(tree["optimizer"])
+        self._schedule.load_state_dict(tree["schedule"])
+        self._heads.load_state_dict(tree["heads"])
