@@ -35,7 +35,7 @@ from vfl_party.attacks.picture import draw_pairs
 from vfl_party.models import seeded
 from vfl_party.models.halves import Bottleneck, Halves
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mocosfl.toml"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mocosfl" / "digits.toml"
 FEW = InversionSettings(epochs=3, batch_size=16)
 
 
