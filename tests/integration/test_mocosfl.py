@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.harness import cases, reference_mocosfl
-from tests.harness.federation import Federation
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_in_process import in_process, parameters
-from tests.integration.test_ssl_phases import wait_for_round
+from tests.integration.test_ssl_phases import check_kill
 from vfl.library.model import Model
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -67,34 +66,10 @@ def check(tmp_path: Path, tables: dict[str, Any], data: dict[str, Any]) -> None:
     assert largest_deviation(found, want) <= TOLERANCE
 
 
-def run(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
-    with Federation(folder, tables, data) as federation:
-        federation.start_all()
-        return federation.finish(), federation
-
-
 @pytest.mark.parametrize("victim", ["p1", "p0", "server"])
 def test_a_killed_process_changes_nothing_bit_for_bit(victim: str, tmp_path: Path) -> None:
-    tables, data = (
-        cases.own_rows_recipe(2, epochs=40, preset="released" if victim == "p1" else "paper"),
-        cases.own_rows(2),
-    )
-    _, whole = run(tmp_path / "whole", tables, data)
-    with Federation(tmp_path / "killed", tables, data) as federation:
-        federation.start_all()
-        wait_for_round(federation.programs["server"], 3)  # all hold the first checkpoint by then
-        federation.programs[victim].kill()
-        if victim == "server":
-            federation.start_server(federation.address)
-        else:
-            federation.start_party(victim)
-        federation.finish()
-        started = [event for event in federation.programs["server"].seen() if event["event"] == "started"]
-        assert started[-1]["generation"] == 2
-        assert started[-1]["checkpoint"]  # it went on, and did not begin again
-        for name in federation.names:
-            got, want = federation.parameters(name), whole.parameters(name)
-            assert largest_deviation({name: got}, {name: want}) == 0.0
+    tables = cases.own_rows_recipe(2, epochs=40, preset="released" if victim == "p1" else "paper")
+    check_kill(tmp_path, tables, cases.own_rows(2), victim)
 
 
 def of_model(parameters: dict[str, Tensor], model: str) -> dict[str, Tensor]:
@@ -109,9 +84,7 @@ def test_a_probe_scores_what_a_linear_model_of_the_features_scores(tmp_path: Pat
     read = Recipe.model_validate(tables)
     halves = Halves(read.model.encoder, (1, 8, 8), cases.MOCO["cut"])
     tail = halves.tail(cases.MOCO["width"])
-    tail.load_state_dict(
-        {key.removeprefix("tail."): each for key, each in got["p0"].items() if key.startswith("tail.")}
-    )
+    tail.load_state_dict(of_model(got["p0"], "tail"))
     labels = torch.from_numpy(load_digits().target[:120]).long()
     features, truth = dict[str, list[Tensor]](), dict[str, list[Tensor]]()
     for split in ("local", "validation", "test"):
