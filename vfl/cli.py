@@ -85,7 +85,8 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
 @click.option(
     "--baseline",
     type=click.Choice(BASELINES),
-    help="Run one party instead: the active one alone, all columns combined, or boosted trees over either.",
+    help="Run one party instead: the active one alone, all columns combined, or boosted trees over either. "
+    "RECIPE may then be the active party's file, for its own table.",
 )
 def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool, baseline: str | None) -> None:
     """Run the server and all parties of RECIPE as processes on this machine.
@@ -104,6 +105,7 @@ def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_goin
       vfl simulate examples/breast-cancer.toml
       vfl simulate recipe.toml --seed 7 --json | tail -n 1 > result.json
       vfl simulate recipe.toml --baseline combined    what would all columns in one place give?
+      vfl simulate bank.toml --baseline alone         what does my own table give? (the active party's file)
     """
     _simulate(recipe, out, as_json, seed, keep_going, baseline)
 
@@ -237,6 +239,12 @@ def runs(out: Path, as_json: bool) -> None:
     help="New rows of the party NAME; once for each party with features.",
 )
 @click.option(
+    "--query",
+    multiple=True,
+    metavar="NAME=SELECT",
+    help="The new rows of the party NAME, if its source is a database.",
+)
+@click.option(
     "--out",
     "output",
     default="predictions.csv",
@@ -244,13 +252,14 @@ def runs(out: Path, as_json: bool) -> None:
     type=click.Path(path_type=Path),
     help="Where to write ids, scores and classes; .csv or .parquet.",
 )
-def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
+def predict(run: Path, data: tuple[str, ...], query: tuple[str, ...], output: Path) -> None:
     """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in this process.
 
-    RUN is the folder of a run; if it is left out, the newest finished run of a federation, not of a baseline, in the
-    folder runs. Without --data the run's own rows are predicted again. SOURCE is a file, or whatever else a party
-    file may name; of a database the query of training is asked. It needs the columns that the party had in training,
-    and no label. Between organisations, every party runs `vfl-party predict`.
+    RUN is the folder of a run; if it is left out, the newest finished run of a federation, not of a baseline, in
+    the folder runs. Without --data the run's own rows are predicted again. SOURCE is a file, or whatever else a
+    party file may name; of a database the query of training is asked, if --query gives no other. It needs the
+    columns that the party had in training, and no label. Between organisations, every party runs `vfl-party
+    predict`.
 
     \b
     Examples:
@@ -260,7 +269,7 @@ def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
     from vfl.library.predicting import predict_rows
     from vfl.library.run import Run
 
-    found = predict_rows(Run.load(run).folder, _by_party(data) or None, output)
+    found = predict_rows(Run.load(run).folder, _by_party(data) or None, output, _named(query, "--query", "SELECT"))
     for text in found.new:
         click.echo(clean(text, LINE), err=True)
     click.echo(found.rows, err=True)
@@ -270,18 +279,29 @@ def predict(run: Path, data: tuple[str, ...], output: Path) -> None:
 
 def _by_party(data: tuple[str, ...]) -> dict[str, str]:
     """Reads the options ``NAME=SOURCE``. Raises InputError."""
-    from vfl_common.config.data import is_path, shown
+    from vfl_common.config.data import is_path
 
-    found = {}
-    for each in data:
-        name, equals, file = each.partition("=")
-        if not (name and equals and file):
-            raise InputError(
-                Code.CONFIG_INVALID, f"--data {shown(each)}: give NAME=SOURCE, a party's name and its rows"
-            )
+    found = _named(data, "--data", "SOURCE")
+    for name, file in found.items():
         if is_path(file) and not Path(file).exists():
-            raise InputError(Code.FILE_INVALID, f"--data {each}: no such file")
-        found[name] = file
+            raise InputError(Code.FILE_INVALID, f"--data {name}={file}: no such file")
+    return found
+
+
+def _named(given: tuple[str, ...], option: str, what: str) -> dict[str, str]:
+    """Reads an option ``NAME=…`` that may be given once for each party. Raises InputError."""
+    from vfl_common.config.data import shown
+
+    found = dict[str, str]()
+    for each in given:
+        name, _, text = each.partition("=")
+        if not (name and text):
+            raise InputError(
+                Code.CONFIG_INVALID, f"{option} {shown(each)}: give NAME={what}, a party's name and its rows"
+            )
+        if name in found:
+            raise InputError(Code.CONFIG_INVALID, f"{option} {name}=…: is given twice; give one")
+        found[name] = text
     return found
 
 

@@ -15,7 +15,7 @@ import vfl
 from tests.harness.federation import toml
 from tests.harness.here import one_launcher
 from vfl.cli import cli
-from vfl.simulation.baselines import BASELINES, baseline
+from vfl.simulation.baselines import BASELINES, baseline, of_party_file
 from vfl.simulation.origin import Origin
 from vfl.studies.plan import load_study
 from vfl.studies.run import run_study
@@ -188,6 +188,36 @@ def test_the_command_knows_the_baselines(here: Path) -> None:
     refused = CliRunner().invoke(cli, ["simulate", str(here / "own.toml"), "--baseline", "best"])
     assert refused.exit_code == 2
     assert "'alone', 'combined', 'gbdt', 'gbdt-alone'" in refused.output
+
+
+def test_a_party_file_gives_the_baseline_of_its_own_table(here: Path) -> None:
+    whole = {key: each for key, each in recipe().items() if key != "simulate"}
+    (here / "recipe.toml").write_text(toml(whole))
+    tls = {"ca": "ca.pem", "certificate": "bank.pem", "key": "bank.key"}
+    file = {"name": "bank", "recipe": "recipe.toml", "server": "127.0.0.1:1", "threads": 2, "tls": tls}
+    more = BANK.assign(id=[f"d{number:03d}" for number in range(ROWS)])
+    pd.concat([BANK, more]).to_csv(here / "own.csv", index=False)
+    own = {"source": "own.csv", "id": "id", "label": "left"}
+    (here / "bank.toml").write_text(toml(file | {"data": own}))
+    found = Recipe.model_validate(of_party_file(here / "bank.toml", "alone"))
+    assert [(each.name, each.role) for each in found.parties] == [("bank", "active")]
+    assert found.simulate is not None
+    assert found.simulate.threads == 2
+    assert found.rows.align == "digest"
+    (party,) = try_parties(found, here).values()
+    assert len(party.prepared.table.ids) == 2 * ROWS  # its own rows, also those that the shop lacks
+
+    def refused(place: str, kind: str | None, text: str, **changes: Any) -> None:
+        (here / place).write_text(toml(file | {"data": own} | changes))
+        with pytest.raises(InputError, match=text):
+            of_party_file(here / place, kind)
+
+    refused("bank.toml", None, "give --baseline alone or gbdt-alone, or a recipe")
+    refused("bank.toml", "combined", "only this party's table is here")
+    refused("shop.toml", "alone", "shop is not the active party of the recipe .bank.", name="shop")
+    features = {"parties": [{"name": "bank", "role": "active", "features": False}, {"name": "shop", "role": "passive"}]}
+    (here / "bare.toml").write_text(toml(whole | features))
+    refused("none.toml", "alone", "bank has no features to learn from alone", recipe="bare.toml")
 
 
 # -- the library ------------------------------------------------------------------------------------------------------

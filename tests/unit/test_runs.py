@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import stat
 from pathlib import Path
 from typing import Any
@@ -247,6 +249,27 @@ def test_new_categories_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "SECRET" not in done.stderr
 
 
+def test_a_query_gives_the_rows_of_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    BANK.to_csv("bank.csv", index=False)
+    with contextlib.closing(sqlite3.connect("shop.db")) as opened:
+        SHOP.to_sql("clients", opened, index=False)
+    parties = {
+        "bank": {"source": "bank.csv", "id": "id", "label": "target"},
+        "shop": {"source": "sqlite:///shop.db", "query": "select * from clients", "id": "id"},
+    }
+    vfl.simulate(vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}}, base="."), quiet=True, out="runs")
+    invoke("predict", "--data", "bank=bank.csv", "--data", "shop=sqlite:///shop.db", "--out", "all.csv")
+    few = sorted(SHOP["id"])[:7]
+    BANK[BANK["id"].isin(few)].to_csv("few.csv", index=False)
+    query = "shop=select * from clients order by id limit 7"
+    done = invoke("predict", "--data", "bank=few.csv", "--query", query, "--out", "few-scores.csv")
+    assert done.exit_code == 0, done.stderr
+    whole, some = pd.read_csv("all.csv", dtype={"id": str}), pd.read_csv("few-scores.csv", dtype={"id": str})
+    assert sorted(some["id"]) == few
+    pd.testing.assert_frame_equal(some, whole[whole["id"].isin(few)].reset_index(drop=True))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -256,6 +279,10 @@ def test_new_categories_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             ["--data", "bank=sqlite:///gone.db", "--data", "shop=new-shop.parquet"],
             "/gone.db: needs data.query, a SELECT",
         ),
+        (["--query", "bank"], "--query bank: give NAME=SELECT, a party's name and its rows"),
+        (["--query", "bnk=select 1"], "--query: 'bnk' is no party of the run (parties: bank, shop)"),
+        (["--data", "bank=bank.csv", "--query", "bank=select 1"], "--query bank=…: is for a database, and its source"),
+        (["--data", "bank=bank.csv", "--data", "bank=bank.csv"], "--data bank=…: is given twice; give one"),
         (["--data", "bnk=bank.csv"], "predict: 'bnk' is no party of the run (parties: bank, shop)"),
         (["--data", "bank=bank.csv"], "predict: rows of shop are missing; the model needs its columns"),
         (["--data", "bank=bank.csv", "--data", "shop=less.csv"], "less.csv: has no column 'mean texture'"),

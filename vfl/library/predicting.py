@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import Data
-from vfl_common.config.data import FRAME, DataSettings, id_columns, ids_only, resolved
+from vfl_common.config.data import FRAME, DataSettings, id_columns, ids_only, resolved, shown
 from vfl_common.errors import Code, InputError
 
 if TYPE_CHECKING:
@@ -31,8 +31,18 @@ class Result:
     new: list[str]
 
 
-def predict_rows(run: Path, data: Mapping[str, Any] | None = None, output: Path | None = None) -> Result:
-    """Predicts rows with the run in the folder ``run``; the arguments are those of ``Run.predict``. Raises VflError."""
+def predict_rows(
+    run: Path,
+    data: Mapping[str, Any] | None = None,
+    output: Path | None = None,
+    queries: Mapping[str, str] | None = None,
+) -> Result:
+    """Predicts rows with the run in the folder ``run``; the arguments are those of ``Run.predict``.
+
+    ``queries``: {party: the SELECT that gives its new rows}, of a database in ``data`` or of that of training.
+
+    Raises VflError.
+    """
     import pyarrow.parquet
 
     from vfl.simulation.inprocess import predict_in_process
@@ -49,6 +59,8 @@ def predict_rows(run: Path, data: Mapping[str, Any] | None = None, output: Path 
             text = f"{run}: the folder of {name} is not in it; all parties predict together"
             raise InputError(Code.FILE_INVALID, text)
     recipe = RunFolder(run / next(iter(origin.data)), run.name).recipe()
+    if queries:
+        data = _asked(data or {}, queries, origin)
     settings, frames = _own_rows(run, origin) if data is None else _new_rows(recipe, data, origin)
     with tempfile.TemporaryDirectory(prefix="vfl-") as place:
         result = Path(place) / "predictions.parquet"
@@ -72,6 +84,21 @@ def _own_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[
         text = f"{run}: the rows of {', '.join(gone)} were in memory in training; say which to predict"
         raise InputError(Code.DATA_INVALID, text)
     return dict(origin.data), {}
+
+
+def _asked(data: Mapping[str, Any], queries: Mapping[str, str], origin: Origin) -> dict[str, Any]:
+    """Returns ``data`` with the queries of their databases. Raises InputError for a query of something else."""
+    found, trained = dict(data), origin.parts()
+    for name, query in queries.items():
+        if name not in trained:
+            text = f"--query: {name!r} is no party of the run (parties: {', '.join(trained)})"
+            raise InputError(Code.DATA_INVALID, text)
+        source = str(found.get(name, trained[name].source))
+        if "://" not in source:
+            text = f"--query {name}=…: is for a database, and its source is {shown(source)}; give --data {name}=URL"
+            raise InputError(Code.CONFIG_INVALID, text)
+        found[name] = Data(source, settings={"query": query})
+    return found
 
 
 def _new_rows(
@@ -104,6 +131,7 @@ def _new_rows(
         changes: dict[str, Any] = {"source": source, "limit": None, "unaligned": None}
         changes |= {key: getattr(trained[of], key) for key in ("id_rules", "duplicates")}
         changes |= {"id": tuple(id_columns(found.id))} if found.id else {}
+        changes |= {key: found.settings[key] for key in ("query",) if key in found.settings}
         settings[name] = known.model_copy(update=changes)
         if name in without:
             settings[name] = ids_only(settings[name])

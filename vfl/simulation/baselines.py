@@ -2,7 +2,8 @@
 
 Alone: a party with its own columns. Combined: one party with all columns, joined by id. The new recipe keeps rows, seed
 and model, and its only party holds the ids that all parties hold, so training, validation and test rows are the same.
-Combined needs all data in one place, so there is none between organisations.
+Combined needs all data in one place, so there is none between organisations. An active party has a baseline of its own
+from its party file: there its rows are all of its table, also those that the others lack.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.base import parse
+from vfl_common.config.base import parse, read_toml
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.division import divide, settings_of
+from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
 
 COMBINED = "combined"  # the name of the party that has all columns
 BASELINES = ("alone", "combined", "gbdt", "gbdt-alone")
+ALONE = ("alone", "gbdt-alone")  # these need the active party's table only
 _BETWEEN = ("codec", "transforms")  # keys of a phase about what crosses between parties
 _ALIGNMENT = ("align", "at_least", "alignment")  # keys of [rows] about finding the rows in common
 _PATIENCE = 50  # trees without a lower loss on the validation rows
@@ -47,6 +50,36 @@ def baseline(tables: Tables, kind: str, base: Path, where: str) -> Tables:
         made = combined(tables, recipe, base, where)
     else:
         made = alone(tables, recipe, recipe.active.name, base, where)
+    return _by_itself(recipe, made, kind)
+
+
+def of_party_file(path: Path, kind: str | None) -> Tables:
+    """Returns the recipe in which the active party of a party file trains by itself, on all rows of its own table.
+
+    ``kind``: as in ``baseline``. Raises InputError if it needs the others' tables, or if the party has no labels.
+    """
+    file = load_party(path)
+    if kind not in ALONE:
+        text = f"{path}: is a party file, and only this party's table is here"
+        raise InputError(
+            Code.CONFIG_INVALID, f"{text}; give --baseline alone or gbdt-alone, or a recipe with [simulate]"
+        )
+    tables = read_toml(Path(file.recipe))
+    recipe = parse(Recipe, tables, file.recipe)
+    if file.name != recipe.active.name:
+        text = f"{path}: name: {file.name} is not the active party of the recipe ({recipe.active.name}), so it has no"
+        raise InputError(Code.CONFIG_INVALID, f"{text} labels to learn alone; give the active party's file")
+    if file.data is None or not recipe.active.features:
+        raise InputError(Code.CONFIG_INVALID, f"{path}: {file.name} has no features to learn from alone; add [data]")
+    place = {key: value for key, value in _roster(tables)[file.name].items() if key == "encoder"}
+    if file.encoder is not None:
+        place = {"encoder": file.encoder.model_dump(mode="json")}
+    tables["simulate"] = {"threads": file.threads}
+    return _by_itself(recipe, _one_party(tables, file.name, place, file.data, file.device), kind)
+
+
+def _by_itself(recipe: Recipe, made: Tables, kind: str) -> Tables:
+    """Returns the recipe of one party, ``made``, with the phases of the baseline ``kind`` and no earlier run."""
     made.pop("start", None)  # a baseline owes nothing to an earlier run
     if kind.startswith("gbdt"):
         made["model"].pop("precision", None)  # trees are grown in float32

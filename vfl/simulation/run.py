@@ -14,6 +14,7 @@ from typing import Any
 from vfl.launcher.forks import Launcher, launching
 from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all
 from vfl.simulation.baselines import baseline as baseline_of
+from vfl.simulation.baselines import of_party_file
 from vfl.simulation.federation import Federation, on_one_machine
 from vfl.simulation.live import View, view
 from vfl.simulation.origin import Origin
@@ -34,7 +35,7 @@ def simulate(
     """Runs a recipe and returns the run's folder, which holds ``summary.json``.
 
     Args:
-        recipe_path: the recipe, with a [simulate] table.
+        recipe_path: the recipe, with a [simulate] table; or, for a baseline of its party alone, a party file.
         out: the folder of runs; a new one is made in it.
         seed: replaces the recipe's seed.
         keep_going: restart a party that was killed, so that it rejoins.
@@ -42,9 +43,12 @@ def simulate(
 
     Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation failed.
     """
-    tables = on_one_machine(read_toml(recipe_path) | ({} if seed is None else {"seed": seed}))
-    base = recipe_path.resolve().parent
-    if baseline is not None:
+    tables, base = read_toml(recipe_path), recipe_path.resolve().parent
+    its_own = "recipe" in tables and "phases" not in tables  # a party file, which names a recipe
+    if its_own:
+        tables = of_party_file(recipe_path, baseline)
+    tables = on_one_machine(tables | ({} if seed is None else {"seed": seed}))
+    if baseline is not None and not its_own:
         tables = baseline_of(tables, baseline, base, str(recipe_path))
     recipe = parse(Recipe, tables, str(recipe_path))
     folder = out / new_run_id(recipe.name, baseline)
