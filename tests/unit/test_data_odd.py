@@ -53,6 +53,8 @@ READ: dict[str, tuple[bytes | str, dict[str, Any], dict[str, list[Any]]]] = {
     "a byte order mark": ("\ufeffid,a\n1,2\n", {}, {"a": [2]}),
     "Windows-1252": ("id;town\n1;Köln\n2;Münster\n".encode("cp1252"), {}, {"town": ["Köln", "Münster"]}),
     "UTF-16": ("id\ttown\n1\tKöln\n".encode("utf-16"), {}, {"town": ["Köln"]}),
+    "UTF-32": ("id\ttown\n1\tKöln\n".encode("utf-32"), {}, {"town": ["Köln"]}),
+    "UTF-32 of another machine": ("\ufeffid;town\n1;Köln\n".encode("utf-32-be"), {}, {"town": ["Köln"]}),
     "UTF-16 without its mark": ("id,town\n1,Köln\n".encode("utf-16-le"), {"encoding": "utf-16-le"}, {"town": ["Köln"]}),
     "lines of Windows": ("id,a\r\n1,2\r\n", {}, {"a": [2]}),
     "lines of old Macs": ("id,a\r1,2\r2,3\r", {}, {"a": [2, 3]}),

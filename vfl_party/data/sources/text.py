@@ -26,7 +26,13 @@ OTHER_KINDS = {"pk\x03\x04": "a ZIP or Excel file", "%pdf": "a PDF", "{": "JSON"
 _SAMPLE_LINES = 200
 _MOST_LINES = 50  # of a row, on average
 _SAMPLE_BYTES = 1 << 26  # in which the encoding is found
-_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins as that of UTF-16 does
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 _TWICE = re.compile(b"\xc3[\x80-\xbf]")  # a letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has
 _SIGNS = '",;\t|\n0'
 _READ = 1 << 20
@@ -75,7 +81,7 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str], notes: list
     try:
         with (
             _open(source) as file,
-            Bytes(file, layout.separator, lines=not layout.encoding.startswith("utf-16")) as data,
+            Bytes(file, layout.separator, lines=not layout.encoding.startswith(("utf-16", "utf-32"))) as data,
             arrow_csv.open_csv(
                 data,
                 arrow_csv.ReadOptions(
