@@ -306,7 +306,8 @@ def main(
 
 def taressfl(bench: Bench, parts: Sequence[Numbers], source: Numbers, phase: Tables, epochs: int) -> Tables:
     """Trains a bottom that resists inversion on images of ``source``, and the tail of clients that have it frozen."""
-    neck: Tables = {"cut": 3, "bottleneck": {"channels": 4, "stride": 2}}
+    cut = 3 if bench.encoder["kind"] == "resnet18" else 1  # where latents still are large, as the paper's
+    neck: Tables = {"cut": cut, "bottleneck": {"channels": 4, "stride": 2}}
     before = bench.moco | neck | {"batch_size": 100, "epochs": epochs, "resist": {}}
     bench.alone("resistant", source, [before])
     ssim = json.loads((bench.folder / "resistant" / OWNER / "metrics.jsonl").read_text().splitlines()[-1])

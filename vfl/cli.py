@@ -140,7 +140,9 @@ def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
 @click.option("--bandwidth", default="100Mbit/s", show_default=True, help="Of each link: 10Mbit, 1Gbit/s, 100MB, …")
 @click.option("--latency", default="20ms", show_default=True, help="One way (half of ping's time): 20ms, 0.1s, …")
 @click.option(
-    "--rows", type=click.IntRange(1, 100_000_000), help="Rows that all parties hold; if given, data are not read."
+    "--rows",
+    type=click.IntRange(1, 100_000_000),
+    help="Rows that all parties hold, or each passive one if rows.align is none; if given, data are not read.",
 )
 @click.option("--rounds", multiple=True, metavar="PHASE=N", help="Count N rounds for a phase with early stopping.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the tables.")

@@ -5,6 +5,7 @@ Nothing leaves this machine: the party attacks itself, as an honest-but-curious 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from vfl_party.rows import Prepared
 from vfl_party.seeds import Rows, derive_seed, permutation
 
 _AT_ONCE = 256  # images that the bottom sees at once
+_SAY_S = 10.0  # between lines of progress, if there is no terminal
 _PIPE_WIDTH = 120  # if there is no terminal
 _BETTER = "A larger mean squared error is better privacy. The mean image is what an attacker has without latents."
 
@@ -79,6 +81,8 @@ def attack(
     Raises InputError.
     """
     trained = load_trained(run, party)
+    if trained.recipe.rows.align == "none" and "scale" not in data.model_fields_set:
+        data = data.model_copy(update={"scale": "minmax"})  # as all but few have it; a bare source says nothing
     prepared = _rows_of(trained, party, data)
     preprocessor, features = prepared.preprocessor, prepared.features
     if preprocessor is None or features is None or preprocessor.image_shape is None:
@@ -283,8 +287,14 @@ def cli(run: Path, party: str, data: str, auxiliary: str, out: Path, epochs: int
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as live:
         bar = live.add_task("training the decoder", total=epochs)
 
+        said_s = time.monotonic()
+
         def note(done: int, _epochs: int, mse: float) -> None:
+            nonlocal said_s
             live.update(bar, completed=done, description=f"training the decoder: MSE {mse:.5f}")
+            if not errors.is_terminal and (done == 1 or time.monotonic() - said_s > _SAY_S):
+                said_s = time.monotonic()
+                click.echo(f"training the decoder: epoch {done} of {epochs}, MSE {mse:.5f}", err=True)
 
         report = attack(run, party, *sources, settings, device=resolved_device, progress=note)
     console = Console(highlight=False, markup=False)

@@ -210,14 +210,20 @@ class Assembled:
             "generators": generators,
             "preprocessor": prepared.preprocessor.state() if prepared.preprocessor else None,
             "labels": prepared.labels.state() if prepared.labels else None,
-            "data": prepared.fingerprint,
+            "data": self._data,
             "chains": {"/".join(key): state for key, state in chains.items() if state is not None},
         }
+
+    @property
+    def _data(self) -> str:
+        """What must be the same to resume; '' for labels that are only looked up by id: they may be corrected."""
+        looked_up = self.party.recipe.rows.align == "none" and self.prepared.features is None
+        return "" if looked_up else self.prepared.fingerprint
 
     def load_state(self, tree: Tree) -> None:
         """Restores what ``state`` returned. Raises InputError if the data have changed since then."""
         party = self.party
-        if tree["data"] != self.prepared.fingerprint:
+        if tree["data"] != self._data:
             raise InputError(
                 Code.DATA_INVALID,
                 f"{self.prepared.table.source}: its rows or columns are not those that the unfinished run began with; "

@@ -107,7 +107,10 @@ def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
     try:
         return load_trained(out / start.run, name)
     except InputError as error:
-        raise InputError(error.code, f"recipe: start.run: {error}") from None
+        text = f"recipe: start.run: {error}"
+        if error.code is Code.FILE_INVALID and recipe.rows.align == "none" and start.held_by == "every party":
+            text = f'{text}; if only {recipe.active.name} has it, set start.held_by = "active"'
+        raise InputError(error.code, text) from None
 
 
 def prediction_data(

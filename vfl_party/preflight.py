@@ -157,6 +157,9 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
     if files.recipe.rows.split == "column" and not files.is_active:
         sizes = f"{len(opened.table)}; the active party's column says their splits (here: models as with {sizes})"
+    own = files.recipe.rows.align == "none" and bool(files.recipe.passives)
+    if own and files.is_active:
+        sizes = f"{len(opened.table)} ids with labels; each passive party has rows of its own and divides them"
     found = alignment.found_before(Path(files.file.out), files.name, opened.table)
     if found is not None:
         yield Finding(
@@ -166,7 +169,7 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         sizes = f"at most {sizes}: those that all parties hold, which are found at the start of the run"
     yield Finding("rows", True, sizes)
     few = few_rows(len(party.prepared.splits["train"]), _classes(party))
-    if few and (files.is_active or files.recipe.rows.split != "column"):
+    if few and not own and (files.is_active or files.recipe.rows.split != "column"):
         yield Finding("training", True, few, note=True)
     if files.recipe.start is not None:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")

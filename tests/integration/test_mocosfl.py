@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.harness import cases, reference_mocosfl
+from tests.harness.federation import Federation
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_in_process import in_process, parameters
 from tests.integration.test_ssl_phases import check_kill
@@ -25,7 +26,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_party.context import Hooks
 from vfl_party.data import load_table
-from vfl_party.forecast.count import forecast, outlook_of
+from vfl_party.forecast.count import Outlook, forecast, outlook_of
 from vfl_party.forecast.result import against
 from vfl_party.models import seeded
 from vfl_party.models.halves import Halves, Tail
@@ -128,7 +129,7 @@ ALIGNED = {"rows": {"validation": 0.1, "test": 0.1}}
 @pytest.mark.parametrize(
     ("change", "phase", "words"),
     [
-        ({}, {"kind": "splitnn"}, "splitnn: a phase of kind 'splitnn' trains on rows that all parties hold"),
+        ({}, {"kind": "splitnn"}, "splitnn: a phase of kind 'splitnn' needs rows that all parties hold"),
         (ALIGNED, {}, 'trains on rows of which each party has its own; set rows.align = "none"'),
         ({}, {"cut": 2}, "cut = 2 is not between two parts of this cnn; possible are 1"),
         ({}, {"image": [1, 9, 8]}, "image = [1, 9, 8], but the rows of p1 are [1, 8, 8]"),
@@ -163,6 +164,28 @@ def test_a_probe_without_any_known_label_says_so(tmp_path: Path) -> None:
         in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), data)
 
 
+def test_labels_that_are_corrected_do_not_lose_the_training(tmp_path: Path) -> None:
+    tables, data = cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2)
+    right = data["p0"]
+    (tmp_path / "labels.csv").write_text("who,digit\nann,1\nbob,2\n")
+    wrong = {"source": str(tmp_path / "labels.csv"), "id": "who", "label": "digit", "columns": []}
+    with Federation(tmp_path / "whole", tables, data) as federation:
+        federation.start_all()
+        federation.finish()
+        whole = federation.parameters("p0")
+    with Federation(tmp_path / "again", tables, data | {"p0": wrong}) as federation:
+        federation.start_all()
+        assert federation.programs["p0"].wait(60) == 2
+        for program in federation.programs.values():
+            program.wait(60)
+        federation.data["p0"] = right
+        federation.start_all()
+        federation.finish()
+        started = [event for event in federation.programs["server"].seen() if event["event"] == "started"]
+        assert started[-1]["checkpoint"]  # it went on after the training
+        assert largest_deviation({"p0": federation.parameters("p0")}, {"p0": whole}) == 0.0
+
+
 def test_the_forecast_is_what_is_counted(tmp_path: Path) -> None:
     """Also if the parties hold different numbers of rows, and some have nothing to send at a step."""
     tables, data = cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2), cases.own_rows(3)
@@ -178,6 +201,16 @@ def test_the_forecast_is_what_is_counted(tmp_path: Path) -> None:
     assert [link for link in links if link.forecast != link.counted] == []
 
 
+def test_a_forecast_needs_no_data_but_how_many_rows_each_party_has(tmp_path: Path) -> None:
+    tables, data = cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2)
+    made = Recipe.model_validate(tables | {"simulate": {"parties": data}})
+    with_data, without = forecast(outlook_of(made, tmp_path)), forecast(outlook_of(made, tmp_path), rows=60)
+    assert without.links == with_data.links
+    of_active = Outlook(made, "p0", DataSettings(**data["p0"]), made.model.encoder)
+    with pytest.raises(InputError, match="p0 does not know how many rows the other parties have: give --rows N"):
+        forecast(of_active)
+
+
 NECK: dict[str, Any] = {"bottleneck": {"channels": 2, "stride": 2}}
 
 
@@ -190,6 +223,12 @@ def test_a_bottom_that_the_active_party_hands_out(tmp_path: Path) -> None:
     assert any(key.startswith("encoder.") for key in before)
     tables = cases.own_rows_recipe(2, frozen=True, then=(cases.PROBE,), **NECK)
     start = {"run": "before", "held_by": "active", "phases": alone["phases"]}
+    wide = cases.own_rows_recipe(2, frozen=True)
+    with pytest.raises(InputError, match="bottleneck = C2S2, and this phase no bottleneck; make"):
+        in_process(tmp_path / "wide", wide | {"start": start}, cases.own_rows(2))
+    nobody = tables | {"start": {"run": "before", "phases": alone["phases"]}}
+    with pytest.raises(InputError, match=r'holds no run of p1; .* set start\.held_by = "active"'):
+        in_process(tmp_path / "nobody", nobody, cases.own_rows(2))
     summary = in_process(tmp_path / "run", tables | {"start": start}, cases.own_rows(2))
     for name in ("p1", "p2"):
         got = of_model(parameters(tmp_path / "run" / name), "encoder")

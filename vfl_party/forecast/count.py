@@ -25,7 +25,7 @@ from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
 from vfl_party.exchange import Chains
 from vfl_party.forecast.result import Forecast, PhaseForecast
-from vfl_party.methods import check_together, load_method, parse_settings
+from vfl_party.methods import check_together, load_method, parse_settings, upper_of
 from vfl_party.party import Load, encoder_settings, load
 from vfl_party.policies import Policy
 from vfl_party.policies import load as load_policy
@@ -86,25 +86,31 @@ def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     """Returns the party as it would be before it joins, without a connection, and the number of aligned rows.
 
-    ``rows``: replaces the data's number; then the party has no features and no models. Raises InputError, also if
-    the data are those of all parties and one of them would refuse the recipe.
+    ``rows``: replaces the data's number, or each passive party's if all have rows of their own; then the party has no
+    features, and no encoder. Raises InputError, also if the data are those of all parties and one of them would refuse
+    the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
     if rows is not None:
         splits = divide_rows(recipe, rows)
+        holders = [each.name for each in recipe.passives] if recipe.rows.align == "none" else []
         check_together(recipe, len(splits["train"]))
         party = Party(
             name=name,
             recipe=recipe,
             device=torch.device("cpu"),
-            models={},
+            models=upper_of(recipe) if holders else {},  # which know the size of what crosses the cut
             features=None,
             labels=None,
             targets=None,
             splits=splits,
             policy=outlook.policy,
+            holdings={each: {split: len(of) for split, of in splits.items()} for each in holders},
         )
         return party, rows
+    if outlook.folder is None and recipe.rows.align == "none" and recipe.passives and name == recipe.active.name:
+        text = f"{name} does not know how many rows the other parties have"
+        raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, the rows of each of them")
     if data is None:
         text = f"recipe {recipe.name} does not say where data lie, so the number of rows is unknown"
         raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")

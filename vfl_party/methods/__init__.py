@@ -155,8 +155,9 @@ def _check_rows(recipe: Recipe) -> None:
             continue
         where = f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r}"
         if own:
-            text = 'trains on rows that all parties hold, and with rows.align = "none" each has its own'
-            raise InputError(Code.CONFIG_INVALID, f'{where} {text}; take rows.align = "digest" or "psi"')
+            text = 'needs rows that all parties hold, and with rows.align = "none" each has its own'
+            ways = 'take "mocosfl" and "probe", or rows.align = "digest" or "psi"'
+            raise InputError(Code.CONFIG_INVALID, f"{where} {text}; {ways}")
         text = "trains on rows of which each party has its own"
         raise InputError(Code.CONFIG_INVALID, f'{where} {text}; set rows.align = "none"')
 

@@ -141,7 +141,8 @@ class Halves:
                 return parts[:number], parts[number:]
         text = f"cut = {self.cut} is not between two parts of this {self.settings.kind}"
         known = ", ".join(map(str, places)) or "none: it needs more channels"
-        raise InputError(Code.MODEL_INVALID, f"recipe: phases: {text}; possible are {known}")
+        more = "; a cnn of more channels has more" if places and isinstance(self.settings, CnnSettings) else ""
+        raise InputError(Code.MODEL_INVALID, f"recipe: phases: {text}; possible are {known}{more}")
 
     @property
     def features(self) -> int:

@@ -43,7 +43,8 @@ class ActiveMocoSFL(Phase):
             party.tick(self.name, round_, self.rounds, done, steps)
         if self._course.ends_epoch(round_):
             self._tail.end_epoch()
-        return RoundReport(steps, {"train": {"loss": self._tail.mean(total, steps)}})
+        note = self._course.note if round_ == 0 else ""
+        return RoundReport(steps, {"train": {"loss": self._tail.mean(total, steps)}}, note=note)
 
     def _step(self, step: StepKey) -> Tensor:
         settings = self._settings

@@ -58,6 +58,20 @@ def momentum_of(module: nn.Module) -> nn.Module:
     return deepcopy(module).requires_grad_(False)
 
 
+def _check_handed_out(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
+    """Raises InputError if, by the recipe's own words, the bottom that is handed out is not that of ``phase``."""
+    for before in recipe.start.phases if recipe.start is not None else ():
+        if before.kind != "mocosfl":
+            continue
+        theirs = MocoSFLSettings.model_validate(before.settings)
+        for key in ("image", "cut", "bottleneck"):
+            was, now = getattr(theirs, key), getattr(settings, key)
+            if was != now:
+                told = [f"{key} = {each}" if each is not None else f"no {key}" for each in (was, now)]
+                text = f"recipe: phases: {phase}: start.phases has {told[0]}, and this phase {told[1]}"
+                raise InputError(Code.CONFIG_INVALID, f"{text}; make them equal: it starts with that bottom")
+
+
 @dataclass(frozen=True)
 class Course:
     """What all parties know of a phase.
@@ -81,10 +95,25 @@ class Course:
                 text = f"batch_size = {settings.batch_size} is more than the {rows['local']} training rows of {name}"
                 raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take at most {rows['local']}")
         found = cls(phase, settings, party.holdings, hands_out(party.recipe))
+        if found.hands_out:
+            _check_handed_out(party.recipe, phase, settings)
         if party.holdings and settings.averages_per_epoch > found.steps_per_epoch:
             text = f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has {found.steps_per_epoch} steps"
             raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take fewer")
         return found
+
+    @property
+    def note(self) -> str:
+        """Words about what can be run, and is perhaps not meant; '' if there is nothing to say."""
+        rows, found = sum(rows["local"] for rows in self.holdings.values()), []
+        if self.settings.queue > rows:
+            found.append(
+                f"queue = {self.settings.queue:,} keys are more than the {rows:,} training rows of all parties, so a "
+                "row's own keys are among its negatives"
+            )
+        if self.settings.frozen and not self.hands_out:
+            found.append("frozen bottoms that no [start] gives stay as they are before this phase")
+        return "; ".join(found)
 
     @cached_property
     def steps_per_epoch(self) -> int:

@@ -22,6 +22,9 @@ class BottleneckSettings(Section):
     channels: Width = 4
     stride: Annotated[int, Field(ge=1, le=8)] = 2
 
+    def __str__(self) -> str:
+        return f"C{self.channels}S{self.stride}"
+
 
 class MocoSFLSettings(Section):
     """A step is one batch of ``batch_size`` rows at each passive party; a round ends with an average of the bottoms.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,8 @@ class ActiveProbe(Phase):
         train = known[TRAINING]
         if not len(train.rows):
             text = f"{party.name} knows the label of no training row of the others"
-            raise InputError(Code.DATA_INVALID, f"phase {self.name}: {text}; give labels with the ids that they have")
+            text = f"{text}; give labels with the ids that they have, and start again: what was trained is kept"
+            raise InputError(Code.DATA_INVALID, f"phase {self.name}: {text}")
         steps_, loss = self._train(train, party.take(targets, train.rows))
         metrics = {"train": {"loss": loss}}
         predictions: dict[str, tuple[Rows, Tensor]] = {}
@@ -77,7 +79,8 @@ class ActiveProbe(Phase):
             metrics[f"{split} by neighbours"] = evaluate(task, votes, truth, labels.unscale)
             predictions[split] = of.rows, outputs
         counted = ", ".join(f"{len(of.rows):,} {'training' if s == TRAINING else s}" for s, of in known.items())
-        return RoundReport(steps_, metrics, note=f"rows with labels: {counted}", predictions=predictions)
+        note = f"rows with labels: {counted}{_repeated(known)}"
+        return RoundReport(steps_, metrics, note=note, predictions=predictions)
 
     @torch.no_grad()
     def _collect(self, round_: int) -> dict[str, Known]:
@@ -152,6 +155,18 @@ class ActiveProbe(Phase):
             logits = shares.log()
             found.append(logits if task.kind == "multiclass" else logits[:, 1:] - logits[:, :1])
         return torch.cat(found)
+
+
+def _repeated(known: Mapping[str, Known]) -> str:
+    """Words how many of the known rows several parties hold, and how many of them are not only for training."""
+    rows = np.concatenate([of.rows for of in known.values()])
+    each, times = np.unique(rows, return_counts=True)
+    several = each[times > 1]
+    if not len(several):
+        return ""
+    both = np.intersect1d(known[TRAINING].rows, np.concatenate([of.rows for s, of in known.items() if s != TRAINING]))
+    text = f"; {len(several):,} ids are at several parties"
+    return f"{text}, {len(both):,} of them for training and for a score: the scores say too much" if len(both) else text
 
 
 def _joined(found: list[Known]) -> Known:

@@ -16,6 +16,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Sent, Traffic, f32, u8
 from vfl_party.methods.probe.settings import ProbeSettings
+from vfl_party.models.halves import Tail
 from vfl_party.seeds import Rows
 
 DIGEST_BYTES = 16
@@ -69,6 +70,9 @@ def steps(
 
 def latent_of(party: Party) -> tuple[int, ...]:
     """Returns C, H and W of what a passive party sends."""
+    tail = party.models.get("tail")
+    if isinstance(tail, Tail):
+        return tail.latent
     bottom = party.models["encoder"]
     with torch.no_grad():
         z = bottom(torch.zeros(1, *party.need_features().spec.shape, device=party.device))
@@ -81,7 +85,7 @@ def sizes_of(latent: Sequence[int]) -> dict[str, int]:
 
 
 def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
-    """See ``Method.traffic``. The party is one that has features."""
+    """See ``Method.traffic``. The party is one that has features or the tail."""
     if not party.recipe.passives:
         return Traffic()
     latent = latent_of(party)
