@@ -20,6 +20,7 @@ from vfl_party.declared import Exchange, Role
 from vfl_party.devices import index_on
 from vfl_party.exchange import Answering, Asking, Chains, Ways
 from vfl_party.models import InputSpec, checked_encoder, forward, seeded, where_it_failed
+from vfl_party.pace import Clock
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.privacy.plan import PrivacyPlan
@@ -159,6 +160,11 @@ class Party:
     def server(self) -> Link | None:
         """See ``Ways``."""
         return self.ways.server if self.ways is not None else None
+
+    @property
+    def clock(self) -> Clock:
+        """See ``Ways``."""
+        return self.ways.clock if self.ways is not None else Clock()
 
     def chains(self, phase: str, exchange: Exchange) -> Chains:
         """Makes the chains of an exchange of ``phase``: transforms, this party's policy, the phase's codec.

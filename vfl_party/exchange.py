@@ -17,6 +17,7 @@ from vfl_common.errors import Code, InputError, InternalError, PeerError, VflErr
 from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.declared import TORCH, WIRE, Exchange, spec_of
 from vfl_party.filter import Filter, Tensors
+from vfl_party.pace import DECODE, ENCODE, WAIT, Clock, spends
 
 
 class Ways(Protocol):
@@ -35,6 +36,11 @@ class Ways(Protocol):
     @property
     def server(self) -> Link | None:
         """Connects to the aggregation server; None if no phase of the run aggregates."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Divides this party's time among encoding, waiting, decoding and computing."""
         ...
 
 
@@ -162,6 +168,11 @@ class Asking:
         self._ways, self._device, self._sizes = ways, device, sizes
 
     @property
+    def clock(self) -> Clock:
+        """Returns the clock of this generation."""
+        return self._ways.clock
+
+    @property
     def link(self) -> Link:
         """Returns the link. Raises InputError if there is none: the active party asks only the server."""
         link = self._ways.server if self.exchange.asks == "server" else self._ways.link
@@ -175,10 +186,12 @@ class Asking:
         self.send(step, tensors)
         return self.receive(step, **sizes)
 
+    @spends(ENCODE)
     def send(self, step: StepKey, tensors: Tensors) -> None:
         """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as ``Link.send``."""
         self.link.send(step, to_bundle(self.exchange.up.kind, self.chains.up.apply(tensors)))
 
+    @spends(WAIT)
     def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
         """Waits for the reply and returns the peer's tensors, without gradient. Raises as ``Link.receive``."""
         spec = self.chains.down.wire_spec(self.exchange.down.spec(**{**self._sizes, **sizes}))
@@ -189,6 +202,7 @@ class Asking:
                 raise
             text = f"{self.peer} says that {passed.now} is under way, but {step} must not go on without this party"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
+        self.clock.to(DECODE)
         reply = take_in(bundle, self._device, party=self.peer, step=step)
         return self.chains.down.undo(reply)
 
@@ -209,12 +223,18 @@ class Answering:
         self._ways, self._device, self._sizes = ways, device, sizes
 
     @property
+    def clock(self) -> Clock:
+        """Returns the clock of this generation."""
+        return self._ways.clock
+
+    @property
     def hub(self) -> Hub:
         """Returns the hub. Raises InputError at a passive party."""
         if self._ways.hub is None:
             raise InputError(Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party")
         return self._ways.hub
 
+    @spends(WAIT)
     def collect(
         self,
         step: StepKey,
@@ -238,10 +258,13 @@ class Answering:
         received: dict[str, dict[str, Tensor]] = {}
 
         def arrived(party: str, bundle: Bundle) -> None:
+            self.clock.to(DECODE)
             received[party] = self.chains.up.undo(take_in(bundle, self._device, party=party, step=step))
+            self.clock.to(WAIT)
 
         return {party: received[party] for party in self.hub.collect(step, spec, arrived, deadline_s, lenience)}
 
+    @spends(ENCODE)
     def reply(self, step: StepKey, tensors: Mapping[str, Tensors]) -> None:
         """Answers each party with its own tensors; those that are the same objects for several are encoded once."""
         bundles: dict[tuple[tuple[str, int], ...], Bundle] = {}
@@ -252,11 +275,13 @@ class Answering:
                 bundles[key] = to_bundle(self.exchange.down.kind, applied[party])
         self.hub.reply(step, {party: bundles[key] for party, key in keys.items()})
 
+    @spends(ENCODE)
     def reply_all(self, step: StepKey, parties: Iterable[str], tensors: Tensors) -> None:
         """Answers all ``parties`` with the same tensors, which go through the chain once."""
         bundle = to_bundle(self.exchange.down.kind, self.chains.down.apply(tensors))
         self.hub.reply(step, dict.fromkeys(parties, bundle))
 
+    @spends(ENCODE)
     def acknowledge(self, step: StepKey, parties: Iterable[str]) -> None:
         """Answers all ``parties`` with an empty acknowledgement."""
         self.hub.reply(step, {party: Bundle(Kind.ACK) for party in parties})

@@ -27,6 +27,7 @@ from vfl_common.logs import Console
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
 from vfl_common.run_folder import RunFolder, create
 from vfl_common.summary import Summary
+from vfl_party.pace import Clock
 from vfl_server.local import LocalServer
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class MemoryTransport:
     link: Link | None
     server: Link | None
     ends: list[MemoryHub | MemoryLink] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
 
     def end(self, error: VflError) -> None:
         for each in self.ends:

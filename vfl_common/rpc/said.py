@@ -59,6 +59,7 @@ SAID: dict[str, dict[str, str]] = {
         "skipped_rounds": "rounds whose updates it has lost",
         "rows": "how many rows it holds, if the parties have found their common rows",
         "common_rows": "how many of them all parties hold",
+        "times_json": "seconds of each phase: encoding, waiting, decoding, computing",
     },
     "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
     "alone": {},
@@ -131,6 +132,7 @@ class PartyReport:
     parties that the model was trained without. ``absences_json``: the steps that were computed without a party.
     ``peak_memory_bytes``: the peak of its GPU memory. ``skipped_rounds``: those whose updates it has lost. ``rows``,
     ``common_rows``: how many rows it holds, and how many of them all parties hold, if they have found these.
+    ``times_json``: what its steps took their time for.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -145,6 +147,7 @@ class PartyReport:
     skipped_rounds: int = 0
     rows: int = 0
     common_rows: int = 0
+    times_json: str = ""
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
         """Returns what the server gets: the results, with the party's ledger and the kernel's counts."""
@@ -160,6 +163,7 @@ class PartyReport:
             skipped_rounds=self.skipped_rounds,
             rows=self.rows,
             common_rows=self.common_rows,
+            times_json=self.times_json,
         )
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes
