@@ -154,5 +154,5 @@ def test_a_few_steps_are_run_to_know_what_they_take() -> None:
     network = measured(outlook_of(Recipe.model_validate(tables), HERE), Network(1e7, 0.01))
     assert set(network.work) == {"splitnn", "evaluate"}
     assert 0 < network.work["splitnn"].slowest_s < network.work["splitnn"].loop_s < 1.0
-    with pytest.raises(InputError, match="--measure runs .* steps of all parties, so it needs a recipe with"):
+    with pytest.raises(InputError, match=r"--measure runs .* steps of all parties, so it needs a recipe with"):
         measured(outlook_of(recipe(), HERE), Network(1e7, 0.01))

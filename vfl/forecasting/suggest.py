@@ -126,7 +126,8 @@ def with_settings(recipe: Recipe, phases: tuple[str, ...], bits: int, in_flight:
             phase.pop("codec", None)
             if in_flight > 1 or "in_flight" in phase:
                 phase["in_flight"] = in_flight
-    kept = [each for each in tables.get("wire", ()) if each.get("phase") not in (None, *phases)]
+    flat = [each | each.pop("settings", {}) for each in tables.get("wire", ())]
+    kept = [each for each in flat if each.get("phase") not in (None, *phases)]
     if tables.pop("wire", None) is not None or bits != BITS[0]:
         tables["wire"] = [*kept, *wire(phases, bits)]
     return parse(Recipe, tables, "recipe")
