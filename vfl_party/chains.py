@@ -55,11 +55,11 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
     table = wire_table(recipe, phase, exchange, direction)
     if table is None:
         return PLAIN
-    where = f"recipe: phases: {phase}: exchange {exchange.name}"
+    where = _where(recipe, table, phase, exchange)
     name = next((each for each in coding.NAMES if each == table.codec), None)
     if name is None:
-        text = f"the server averages it, and knows {', '.join(coding.NAMES)}, not codec {table.codec!r}"
-        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; choose one of these, or remove the table of wire")
+        text = f"the server averages {exchange.name!r}, and knows {', '.join(coding.NAMES)}, not codec {table.codec!r}"
+        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; choose one of these, or remove the table")
     if name != "bits":
         return Coding(name)
     stochastic = table.settings.get("rounding", "stochastic") == "stochastic"
@@ -98,7 +98,13 @@ def _codec(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction,
         return codecs.make("identity", where) if plain else None
     answered = bool(exchange.up.tensors and exchange.down.tensors)
     place = codecs.Place(_seed(recipe, phase, exchange, direction), answered, averaged, direction == "up")
-    return codecs.make(table.codec, where, table.settings, place)
+    return codecs.make(table.codec, _where(recipe, table, phase, exchange), table.settings, place)
+
+
+def _where(recipe: Recipe, table: WireSettings, phase: str, exchange: Exchange) -> str:
+    """Returns the beginning of an error's sentence about a table, or about the codec of a phase."""
+    number = next((number for number, each in enumerate(recipe.wire, 1) if each is table), None)
+    return f"recipe: phases: {phase}: exchange {exchange.name}" if number is None else f"recipe: wire: table {number}"
 
 
 def _seed(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> int:

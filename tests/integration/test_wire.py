@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness import cases, reference, reference_fedhssl, reference_fedonce
+from tests.harness import cases, reference, reference_fedhssl, reference_fedonce, reference_mocosfl
 from tests.harness.federation import Federation
-from tests.integration import test_fedhssl, test_fedonce
+from tests.integration import test_fedhssl, test_fedonce, test_mocosfl
 from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
 from tests.integration.test_resume import parameters
 from tests.integration.test_ssl_phases import check_kill, run
@@ -116,6 +116,17 @@ def test_averages_are_those_of_one_process(wire: list[dict[str, Any]], parties: 
     assert worst <= test_fedhssl.TOLERANCE
     plain = reference_fedhssl.pretrain(tables | {"wire": []}, data, test_fedhssl.TOP["mlp"])
     assert largest_deviation(plain[-1], want[-1]) > 1e-4
+
+
+def test_latents_and_bottoms_are_those_of_one_process(tmp_path: Path) -> None:
+    tables, data = cases.own_rows_recipe(2), cases.own_rows(2)
+    tables["wire"] = [
+        {"codec": "bits", "bits": 8, "exchange": "latents"},
+        {"codec": "bits", "bits": 8, "exchange": "bottoms"},
+    ]
+    test_mocosfl.check(tmp_path, tables, data)
+    plain = reference_mocosfl.train(tables | {"wire": []}, data)
+    assert largest_deviation(plain, reference_mocosfl.train(tables, data)) > 1e-4
 
 
 @pytest.mark.parametrize("victim", ["p1", "server"])

@@ -92,9 +92,9 @@ def parse(model: type[S], value: Any, where: str) -> S:
 KindName = Annotated[str, spelt(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")]
 
 
-def gathered(value: Any, own: tuple[str, ...], by: str = "kind") -> Any:
-    """Turns ``{own…, rest…}``, as people write it, into ``{own…, settings: {rest…}}``, if it has the key ``by``."""
-    if not isinstance(value, dict) or by not in value or "settings" in value:
+def gathered(value: Any, own: tuple[str, ...]) -> Any:
+    """Turns ``{own…, rest…}``, as people write it, into ``{own…, settings: {rest…}}``."""
+    if not isinstance(value, dict) or "kind" not in value or "settings" in value:
         return value
     kept = {key: value[key] for key in own if key in value}
     return kept | {"settings": {key: item for key, item in value.items() if key not in own}}

@@ -139,11 +139,14 @@ class WireSettings(Section):
     @classmethod
     def _gather(cls, value: Any) -> Any:
         own = ("codec", "phase", "exchange", "direction")
-        for key in value if isinstance(value, dict) and "settings" not in value else ():
+        if not isinstance(value, dict) or "settings" in value:
+            return value
+        rest = {key: item for key, item in value.items() if key not in own}
+        for key in rest:
             near = difflib.get_close_matches(str(key), own, n=1, cutoff=0.75)
-            if key not in own and near:
+            if near:
                 raise ValueError(f"unknown key {key!r}; did you mean {near[0]!r}?")
-        return gathered(value, own, "codec")
+        return {key: item for key, item in value.items() if key in own} | {"settings": rest}
 
     @property
     def named(self) -> tuple[str | None, str | None, str | None]:
