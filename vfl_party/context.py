@@ -14,11 +14,12 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.link import Hub, Link
 from vfl_party.absence import LatePolicy
+from vfl_party.chain import Chains
 from vfl_party.chains import make_chains
 from vfl_party.data import Features, Labels
 from vfl_party.declared import Exchange, Role
 from vfl_party.devices import index_on
-from vfl_party.exchange import Answering, Asking, Chains, Ways
+from vfl_party.exchange import Answering, Asking, Ways
 from vfl_party.models import InputSpec, checked_encoder, forward, seeded, where_it_failed
 from vfl_party.pace import Clock
 from vfl_party.policies import Policy
@@ -171,7 +172,7 @@ class Party:
 
         Raises InputError if the recipe names an unknown transform or codec, or if the policy refuses.
         """
-        return make_chains(self.recipe, phase, exchange, self.role, self.policy)
+        return make_chains(self.recipe, phase, exchange, self.role, self.policy, self.name)
 
     def asking(self, phase: str, exchange: Exchange, **sizes: int) -> Asking:
         """Opens this party's asking side of an exchange. ``sizes``: those that are the same at every step.

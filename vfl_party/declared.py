@@ -17,7 +17,7 @@ from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.config.base import parse
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_party import transforms
-from vfl_party.filter import Filter, Tensors
+from vfl_party.filter import Filter, Passage, Tensors
 
 TORCH: dict[DType, torch.dtype] = {
     DType.FLOAT32: torch.float32,
@@ -91,6 +91,10 @@ class Leaving(Filter):
 
     def apply(self, tensors: Tensors) -> Tensors:
         changed = self._of.apply({name: x for name, x in tensors.items() if name not in self._leave})
+        return {name: changed.get(name, x) for name, x in tensors.items()}
+
+    def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
+        changed = self._of.apply_at(at, {name: x for name, x in tensors.items() if name not in self._leave})
         return {name: changed.get(name, x) for name, x in tensors.items()}
 
     def undo(self, tensors: Tensors) -> Tensors:

@@ -18,8 +18,9 @@ from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
 from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_common.rpc.hub import ExchangeHub
+from vfl_party.chain import Chain, Chains
 from vfl_party.declared import TORCH, Exchange, Sent, f32
-from vfl_party.exchange import Answering, Asking, Chain, Chains, to_bundle, to_tensors
+from vfl_party.exchange import Answering, Asking, to_bundle, to_tensors
 from vfl_party.pace import Clock
 
 pytestmark = pytest.mark.parametrize("transport", ["memory", "grpc"])

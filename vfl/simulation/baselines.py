@@ -47,7 +47,8 @@ def baseline(tables: Tables, kind: str, base: Path, where: str) -> Tables:
         made = combined(tables, recipe, base, where)
     else:
         made = alone(tables, recipe, recipe.active.name, base, where)
-    made.pop("start", None)  # a baseline owes nothing to an earlier run
+    for key in ("start", "wire"):  # a baseline owes nothing to an earlier run, and nothing crosses
+        made.pop(key, None)
     if kind.startswith("gbdt"):
         made["model"].pop("precision", None)  # trees are grown in float32
         return made | {"phases": _trees(recipe, made["phases"])}

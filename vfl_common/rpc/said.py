@@ -8,6 +8,7 @@ from typing import Protocol
 
 from vfl_common.errors import VflError
 from vfl_common.ledger import Ledger
+from vfl_common.packing.coding import PLAIN
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.tcp import TcpMeter
@@ -256,6 +257,9 @@ def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMe
         )
         for name, each in aggregation.spec.tensors.items():
             described.tensors.add(name=name, dtype=int(each.dtype), shape=each.shape)
+        for coding, to in ((aggregation.up, described.up), (aggregation.down, described.down)):
+            if coding != PLAIN:
+                to.name, to.bits, to.stochastic, to.seed = coding.name, coding.bits, coding.stochastic, coding.seed
     return control_pb2.PartyMessage(plan=plan)
 
 

@@ -20,10 +20,10 @@ from vfl_common.errors import Code, InputError
 from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
 from vfl_party.align import alignment_of
+from vfl_party.chain import Chains
 from vfl_party.chains import summarised
 from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
-from vfl_party.exchange import Chains
 from vfl_party.forecast.result import Forecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
 from vfl_party.methods import check_together, load_method, parse_settings

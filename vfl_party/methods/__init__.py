@@ -13,7 +13,7 @@ from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS
 from vfl_party.absence import LatePolicy
-from vfl_party.chains import check_asked
+from vfl_party.chains import check_asked, check_wire
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.method import Method
 from vfl_party.metrics import load_metric
@@ -173,7 +173,9 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), party.role)
         phases.append(side(party, phase.name, parse_settings(phase)))
-    check_asked(recipe, {key: each.exchange for key, each in party.exchanges.items()})
+    opened = {key: each.exchange for key, each in party.exchanges.items()}
+    check_asked(recipe, opened)
+    check_wire(recipe, opened)
     rounds = sum(phase.rounds for phase in phases)
     if rounds > MOST_ROUNDS:
         text = f"recipe: phases: {rounds:,} rounds in all, and the labels of checkpoints count to {MOST_ROUNDS:,}"
