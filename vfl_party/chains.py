@@ -96,9 +96,13 @@ def _codec(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction,
     if table is None:
         plain = any(each.name == phase for each in recipe.phases) and not averaged
         return codecs.make("identity", where) if plain else None
+    where = _where(recipe, table, phase, exchange)
+    if all(each is not table for each in recipe.wire) and codecs.has_settings(table.codec, where):
+        text = f"codec {table.codec!r} has settings of its own"
+        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; write it as a table of wire, with phase = {phase!r}")
     answered = bool(exchange.up.tensors and exchange.down.tensors)
     place = codecs.Place(_seed(recipe, phase, exchange, direction), answered, averaged, direction == "up")
-    return codecs.make(table.codec, _where(recipe, table, phase, exchange), table.settings, place)
+    return codecs.make(table.codec, where, table.settings, place)
 
 
 def _where(recipe: Recipe, table: WireSettings, phase: str, exchange: Exchange) -> str:

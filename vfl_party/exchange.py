@@ -150,18 +150,17 @@ class Answering:
         def spec_of(own: Mapping[str, int]) -> BundleSpec:
             return self.exchange.up.spec(**{**self._sizes, **sizes, **own})
 
-        every = spec_of({}) if each is None else None
-        own = {party: spec_of(own) for party, own in each.items()} if each is not None else {}
-        spec = up.wire_spec(every) if every is not None else {party: up.wire_spec(own[party]) for party in own}
+        spec = spec_of({}) if each is None else {party: spec_of(own) for party, own in each.items()}
+        wire = up.wire_spec(spec) if isinstance(spec, BundleSpec) else {name: up.wire_spec(spec[name]) for name in spec}
         received: dict[str, dict[str, Tensor]] = {}
 
         def arrived(party: str, bundle: Bundle) -> None:
             self.clock.to(DECODE)
-            at, of = Passage(step, party, self.chains.party), every if every is not None else own[party]
+            at, of = Passage(step, party, self.chains.party), spec if isinstance(spec, BundleSpec) else spec[party]
             received[party] = _arrived(up, bundle, at, of, self._device)
             self.clock.to(WAIT)
 
-        return {party: received[party] for party in self.hub.collect(step, spec, arrived, deadline_s, lenience)}
+        return {party: received[party] for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)}
 
     @spends(ENCODE)
     def reply(self, step: StepKey, tensors: Mapping[str, Tensors]) -> None:

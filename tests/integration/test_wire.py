@@ -58,19 +58,24 @@ def test_each_direction_has_its_own_codec_and_the_forecast_is_the_ledger(tmp_pat
         federation.start_all()
         federation.finish()
         assert largest_deviation(parameters(federation), reference.train(tables, data)) <= TOLERANCE
-        summary = load_summary(federation.run_folder / "summary.json")
         sent = [each for each in federation.ledger("p1") if each.phase == "splitnn" and each.peer == "p0"]
-    assert summary.bytes.agrees
-    recipe = Recipe.model_validate(tables | {"simulate": {"parties": data}})
-    links = against(forecast(outlook_of(recipe, tmp_path)), summary.bytes)
-    assert links
-    for link in links:
-        assert link.forecast == link.counted, link
+    check_forecast(tables, data, federation)
     rows, epochs = 96, 3
     validation = 12 * 16 * 4 * epochs  # as it is: no table names that exchange
     by = {(each.kind, each.direction): each.payload_bytes for each in sent}
     assert by["embedding", "sent"] == epochs * rows * (2 + 4 * 4) + validation  # four places of four bits, four values
     assert by["gradient", "received"] == epochs * rows * (16 + 8)
+
+
+def check_forecast(tables: dict[str, Any], data: dict[str, dict[str, Any]], federation: Federation) -> None:
+    """Asserts that the bytes of every link, phase and kind are as forecast, and that both ends counted the same."""
+    summary = load_summary(federation.run_folder / "summary.json")
+    assert summary.bytes.agrees
+    recipe = Recipe.model_validate(tables | {"simulate": {"parties": data}})
+    links = against(forecast(outlook_of(recipe, federation.folder)), summary.bytes)
+    assert {link.phase for link in links} >= {tables["phases"][0]["kind"]}
+    for link in links:
+        assert link.forecast == link.counted, link
 
 
 @pytest.mark.parametrize("rule", ["sum", "mean"])
@@ -107,7 +112,8 @@ FEEDBACK = {"codec": "bits", "bits": 4, "exchange": "weights", "direction": "up"
 def test_averages_are_those_of_one_process(wire: list[dict[str, Any]], parties: int, tmp_path: Path) -> None:
     tables = test_fedhssl.recipe(parties, "simsiam", MLP, augment={"flip": 0.5}) | {"wire": wire}
     data = cases.digits(parties, limit=220)
-    towers, encoders, _ = test_fedhssl.federated(tmp_path, tables, data)
+    towers, encoders, federation = test_fedhssl.federated(tmp_path, tables, data)
+    check_forecast(tables, data, federation)
     want = reference_fedhssl.pretrain(tables, data, test_fedhssl.TOP["mlp"])
     worst = max(
         largest_deviation(towers, want[-2]),

@@ -141,6 +141,11 @@ def built(given: Recipe) -> None:
     build_phases(given, party)
 
 
+def test_a_codec_with_settings_is_no_key_of_a_phase() -> None:
+    with pytest.raises(InputError, match="codec 'bits' has settings of its own; write it as a table of wire"):
+        chains(recipe(codec="bits"))
+
+
 def test_a_table_beside_the_codec_of_its_phase_is_refused() -> None:
     with pytest.raises(InputError, match="table 1: another table, or the phase's codec"):
         recipe({**BITS, "phase": "splitnn"}, codec="float16")

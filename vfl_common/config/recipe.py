@@ -125,8 +125,8 @@ class WireSettings(Section):
 
     Of the tables that hold for a direction of an exchange, one that names the phase goes before one that does not, then
     one that names the exchange, then one that names the direction. ``direction``: ``up``: what the side that asks
-    sends (embeddings, weights to the server); ``down``: the answers. Averages of the server, and a phase of another
-    table, are only meant by name.
+    sends (embeddings, weights to the server); ``down``: the answers. What the server averages is meant only by a table
+    that names the exchange.
     """
 
     codec: KindName

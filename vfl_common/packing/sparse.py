@@ -38,14 +38,13 @@ def largest_at_random(x_RW: Floats, k: int, alpha: float, dither: Dither) -> Pla
     rows, width = x_RW.shape
     draws = dither.keys(rows, k) >> np.uint64(11)  # 53 bits
     others_R = np.minimum((draws * 2.0**-53 < alpha).sum(axis=1), width - k)
-    keys = dither.keys(rows, width)
-    chosen_RW = np.zeros((rows, width), np.bool_)
-    for group, count_R in ((top_RW, k - others_R), (~top_RW, others_R)):
-        # A group's keys come first, in order; the others' are all alike and last.
-        order = np.argsort(np.where(group, keys >> np.uint64(1), ~np.uint64(0)), axis=1, kind="stable")
-        first = np.arange(width) < count_R[:, None]
-        np.put_along_axis(chosen_RW, order, first | np.take_along_axis(chosen_RW, order, 1), 1)
-    return _places(chosen_RW, k)
+    # In one sort: the largest first, either group in the order of its random bits; the lowest bits are the places.
+    low = np.uint64((1 << place_bits(width)) - 1)
+    keys = (dither.keys(rows, width) >> np.uint64(1)) | (~top_RW).astype(np.uint64) << np.uint64(63)
+    order_RW = np.sort(keys & ~low | np.arange(width, dtype=np.uint64), axis=1) & low
+    at_W = np.arange(width)
+    drawn_RW = (at_W < k - others_R[:, None]) | ((at_W >= k) & (at_W < k + others_R[:, None]))
+    return np.sort(order_RW[drawn_RW].reshape(rows, k).astype(np.int64), axis=1)
 
 
 def pack_places(places_RK: Places, width: int) -> Bytes:

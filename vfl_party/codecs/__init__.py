@@ -66,6 +66,11 @@ def make(name: str, where: str, settings: Mapping[str, Any] | None = None, place
         raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
 
 
+def has_settings(name: str, where: str) -> bool:
+    """Returns whether a codec has settings. Raises InputError that names ``where`` if there is no such codec."""
+    return isinstance(ROOM.load(name, where), Codec)
+
+
 class Packed(Filter):
     """Float32 tensors as a coder writes them, in several tensors each; other dtypes unchanged.
 
