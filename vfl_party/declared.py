@@ -173,11 +173,14 @@ class Occurrence:
 class Traffic:
     """All exchanges of a phase, in order. ``may_end_early``: these are the most; the data may end the phase sooner.
 
-    Exchanges with the same step key happen at the same time; those with different keys, one after the other.
+    Exchanges with the same step key happen at the same time; those with different keys, one after the other. But of
+    the steps of one round, an asking party has up to ``in_flight`` under way: it sends step t + in_flight - 1 before it
+    waits for the answer of step t. Validation begins when all of them have been answered.
     """
 
     occurrences: Iterable[Occurrence] = ()
     may_end_early: bool = False
+    in_flight: int = 1
 
 
 @lru_cache(maxsize=1024)  # a phase expects few shapes, thousands of times
