@@ -23,6 +23,7 @@ from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_party.files import PartyFiles
+from vfl_party.methods import in_flight
 from vfl_party.pace import Clock
 
 _CLOSE_S = 5.0  # allowed to the passive parties to end their streams
@@ -127,6 +128,7 @@ class Transports:
                 self.ledger,
                 timeout_s=recipe.run.step_timeout_s,
                 allocate=self._allocate,
+                in_flight=in_flight(recipe),
             )
             service.use(hub)
             roll_call = self._roll_call(hub)

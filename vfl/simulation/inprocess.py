@@ -249,6 +249,8 @@ class _Federation:
         self._turns, self._devices, self._observe = turns, devices, observe
         self._ledgers = {party.name: Ledger() for party in recipe.parties}
         active = recipe.active.name
+        from vfl_party.methods import in_flight
+
         self._exchange = MemoryHub(
             active,
             [party.name for party in recipe.passives],
@@ -256,6 +258,7 @@ class _Federation:
             ledger=self._ledgers[active],
             turns=turns,
             punctual=True,
+            in_flight=in_flight(recipe),
         )
         self._weights = MemoryHub(recipe.server, list(self._ledgers), timeout_s=math.inf, turns=turns, punctual=True)
         opened = create(folder.parent, folder.name, recipe.server, recipe)

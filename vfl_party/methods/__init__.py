@@ -99,6 +99,12 @@ def late_policy(recipe: Recipe) -> LatePolicy:
     return "wait"
 
 
+def in_flight(recipe: Recipe) -> int:
+    """Returns how many exchanges of one passive party may be under way, in any phase."""
+    methods = [(load_method(phase.kind), phase) for phase in recipe.phases]
+    return max(method.in_flight(parse_settings(phase)) if method.in_flight else 1 for method, phase in methods)
+
+
 def nothing_kept(recipe: Recipe) -> str | None:
     """Returns the name of the first phase whose model ends with it; None if there is none."""
     return next((phase.name for phase in recipe.phases if not load_method(phase.kind).kept), None)
