@@ -102,7 +102,7 @@ class Setting:
 
 
 PLAIN = Setting()
-CANDIDATES = [Setting(bits, in_flight) for bits in (8, 4, 2) for in_flight in (4, 8, 16)]
+CANDIDATES = [Setting(8, 4), Setting(8, 8), Setting(4, 4), Setting(4, 8), Setting(4, 16), Setting(2, 8)]
 CHOSEN = Setting(4, 8)  # by --choose
 
 

@@ -179,12 +179,14 @@ class Traffic:
 
     Exchanges with the same step key happen at the same time; those with different keys, one after the other. But of
     the steps of one round, an asking party has up to ``in_flight`` under way: it sends step t + in_flight - 1 before it
-    waits for the answer of step t. Validation begins when all of them have been answered.
+    waits for the answer of step t. Validation begins when all of them have been answered. ``parts``: so many successive
+    steps make one batch, all of which are answered before the next update.
     """
 
     occurrences: Iterable[Occurrence] = ()
     may_end_early: bool = False
     in_flight: int = 1
+    parts: int = 1
 
 
 @lru_cache(maxsize=1024)  # a phase expects few shapes, thousands of times

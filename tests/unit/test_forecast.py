@@ -295,12 +295,18 @@ def test_time_is_round_trips_and_bytes() -> None:
     assert slower["total"]["seconds"] == pytest.approx(bare["total"]["seconds"] + 0.003 * 3 * 11)  # steps that train
 
 
-def closed_loop(steps: int, in_flight: int, latency_s: float, up_s: float, down_s: float, work_s: float) -> float:
-    """Steps as events: up, latency, work, down, latency; each place serves one after the other, D are under way."""
+def closed_loop(
+    batches: int, in_flight: int, parts: int, latency_s: float, up_s: float, down_s: float, work_s: float
+) -> float:
+    """Steps as events: up, latency, work, down, latency; each place serves one after the other.
+
+    Of the batches, each in so many parts, D are under way: a batch begins when the D-th before it is done.
+    """
     up_free = work_free = down_free = 0.0
     done: list[float] = []
-    for step in range(steps):
-        begin = done[step - in_flight] if step >= in_flight else 0.0
+    for step in range(batches * parts):
+        before = (step // parts - in_flight + 1) * parts - 1
+        begin = done[before] if before >= 0 else 0.0
         up_free = max(up_free, begin) + up_s
         work_free = max(work_free, up_free + latency_s) + work_s
         down_free = max(down_free, work_free) + down_s
@@ -309,30 +315,32 @@ def closed_loop(steps: int, in_flight: int, latency_s: float, up_s: float, down_
 
 
 @given(
-    steps=st.integers(1, 60),
+    batches=st.integers(1, 60),
     in_flight=st.integers(1, 16),
+    parts=st.integers(1, 5),
     latency_s=st.floats(0, 0.1),
     up_bytes=st.integers(1, 200_000),
     down_bytes=st.integers(1, 200_000),
     work_s=st.floats(0, 0.05),
 )
 def test_time_of_steps_in_flight_is_that_of_their_events(
-    steps: int, in_flight: int, latency_s: float, up_bytes: int, down_bytes: int, work_s: float
+    batches: int, in_flight: int, parts: int, latency_s: float, up_bytes: int, down_bytes: int, work_s: float
 ) -> None:
-    network = Network(8e6, latency_s, any_work=Work(work_s, work_s))
+    network, steps = Network(8e6, latency_s, any_work=Work(parts * work_s, parts * work_s)), batches * parts
     run = StepRun(
         exchange="embedding",
         trains=True,
         times=1,
         steps=steps,
-        in_flight=in_flight,
+        in_flight=in_flight * parts,
+        parts=parts,
         up_bytes=steps * up_bytes,
         down_bytes=steps * down_bytes,
         up_messages=0,
         down_messages=0,
     )
     up_s, down_s = network.over_s(up_bytes, 0), network.over_s(down_bytes, 0)
-    want_s = closed_loop(steps, in_flight, latency_s, up_s, down_s, work_s)
+    want_s = closed_loop(batches, in_flight, parts, latency_s, up_s, down_s, work_s)
     assert network.run_s("splitnn", run) == pytest.approx(want_s, rel=1e-6)
     assert network.seconds("splitnn", [run, run.model_copy(update={"times": 3})]) == pytest.approx(4 * want_s)
 

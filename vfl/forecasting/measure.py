@@ -34,7 +34,7 @@ def measured(outlook: Outlook, network: Network) -> Network:
         raise InputError(Code.CONFIG_INVALID, text)
     recipe = shortened(outlook.recipe)
     trips = {
-        phase.name: sum(run.times * run.steps for run in phase.runs if run.trains)
+        phase.name: sum(run.times * run.steps // run.parts for run in phase.runs if run.trains)
         for phase in forecast(outlook_of(recipe, outlook.folder)).phases
     }
     data = divide(recipe, outlook.folder)

@@ -24,7 +24,7 @@ _LONGEST_S = 3600.0
 
 @dataclass(frozen=True)
 class Work:
-    """What a step computes. ``loop_s``: one after the other, until its answer is used; ``slowest_s``: at one party.
+    """What a batch computes. ``loop_s``: one after the other, until its answer is used; ``slowest_s``: at one party.
 
     With several steps in flight the parties compute at the same time, so the slowest sets the pace.
     """
@@ -69,15 +69,18 @@ class Network:
         One step alone takes ``loop``: the latency of both ways, the bytes of all parties up, and down, and what it
         computes. With D in flight, D steps share that time; but none is sooner than the bytes of one direction, or the
         slowest party, allow: ``least``. The first step of the round takes ``loop``; then each block of D steps takes
-        the longer of ``loop`` and D times ``least``.
+        the longer of ``loop`` and D times ``least``. If a batch is exchanged in parts, the same holds of whole batches:
+        its ``loop`` ends with the answer of its last part.
         """
         up_s = self.over_s(run.up_bytes, run.up_messages) / run.steps
         down_s = self.over_s(run.down_bytes, run.down_messages) / run.steps
         work = self.work.get(phase, self.any_work) if run.trains else Work()
-        loop_s = 2 * self.latency_s + up_s + down_s + work.loop_s
-        least_s = max(up_s, down_s, work.slowest_s)
-        blocks, rest = divmod(run.steps - 1, run.in_flight)
-        return loop_s + blocks * max(loop_s, run.in_flight * least_s) + rest * least_s
+        loop_s = 2 * self.latency_s + up_s + down_s + work.loop_s / run.parts
+        least_s = max(up_s, down_s, work.slowest_s / run.parts)
+        loop_s, least_s = loop_s + (run.parts - 1) * least_s, run.parts * least_s
+        batches, in_flight = -(-run.steps // run.parts), max(1, run.in_flight // run.parts)
+        blocks, rest = divmod(batches - 1, in_flight)
+        return loop_s + blocks * max(loop_s, in_flight * least_s) + rest * least_s
 
 
 def read_bandwidth(text: str) -> float:

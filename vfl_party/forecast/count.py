@@ -139,7 +139,7 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
         stated, settings = load_method(phase.kind).traffic, parse_settings(phase)
         traffic = stated(party, phase.name, settings) if stated is not None else Traffic()
         most = limits.pop(phase.name, None) if traffic.may_end_early else None
-        runs = count.add(party, _first_rounds(traffic.occurrences, most), traffic.in_flight)
+        runs = count.add(party, _first_rounds(traffic.occurrences, most), traffic.in_flight, traffic.parts)
         at_most, unknown, trips = traffic.may_end_early and most is None, stated is None, _trips(runs)
         phases.append(
             PhaseForecast(
@@ -188,12 +188,14 @@ class _Count:
         self.exchanges: list[ExchangeSummary] = []
         self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
 
-    def add(self, party: Party, occurrences: Iterable[Occurrence], in_flight: int = 1) -> tuple[StepRun, ...]:
+    def add(
+        self, party: Party, occurrences: Iterable[Occurrence], in_flight: int = 1, parts: int = 1
+    ) -> tuple[StepRun, ...]:
         """Returns the steps that were added, one for each step key and peer. Raises InputError if there are too many.
 
-        ``party``: any one; except for their policies, all have the same chains. ``in_flight``: see ``Runs``.
+        ``party``: any one; except for their policies, all have the same chains. ``in_flight``, ``parts``: see ``Runs``.
         """
-        recipe, runs = party.recipe, Runs(in_flight)
+        recipe, runs = party.recipe, Runs(in_flight, parts)
         passives, everybody = (tuple(each.name for each in of) for of in (recipe.passives, recipe.parties))
         chains: dict[int, Chains] = {}
         for number, each in enumerate(occurrences):

@@ -17,7 +17,8 @@ class _Model(BaseModel):
 class StepRun(_Model):
     """Successive steps of one exchange in one round, as their time depends on them; ``times``: rounds that have such.
 
-    ``steps``: of one round, of which up to ``in_flight`` are under way at once. Bytes and messages: of all these steps,
+    ``steps``: of one round, of which up to ``in_flight`` are under way at once; ``parts`` of them make a batch, and are
+    answered before the next one is sent, or updated with. Bytes and messages: of all these steps,
     and of all parties that ask; ``up`` goes to the answering party, ``down`` comes back. ``trains``: these are the
     steps that the phase is for, rather than validation, say.
     """
@@ -27,6 +28,7 @@ class StepRun(_Model):
     times: int
     steps: int
     in_flight: int
+    parts: int = 1
     up_bytes: int
     down_bytes: int
     up_messages: int

@@ -14,10 +14,11 @@ class Runs:
     """Takes the exchanges of one phase in order.
 
     ``in_flight``: of the exchange that comes first, for which the steps are made; 0 if the phase computes nothing.
+    ``parts``: steps of it that make one batch.
     """
 
-    def __init__(self, in_flight: int) -> None:
-        self._in_flight = in_flight
+    def __init__(self, in_flight: int, parts: int) -> None:
+        self._in_flight, self._parts = in_flight, parts
         self._counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()  # {(exchange, steps, sums): rounds}
         self._trains = ""
         self._at: tuple[StepKey, str] | None = None
@@ -54,6 +55,7 @@ class Runs:
                 times=times,
                 steps=steps,
                 in_flight=self._in_flight if own[exchange] else 1,
+                parts=self._parts if own[exchange] else 1,
                 up_bytes=sums[0],
                 down_bytes=sums[1],
                 up_messages=sums[2],
