@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -68,6 +69,13 @@ def _parse_parties(_: click.Context, __: click.Parameter, value: str) -> list[in
 )
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each contestant.")
 @click.option("--contestant", "chosen", type=click.Choice(sorted(CONTESTANTS)), multiple=True, help="All by default.")
+@click.option(
+    "--in-flight",
+    "depths",
+    type=click.IntRange(min=2),
+    multiple=True,
+    help="Also ours with so many steps in flight, as ours-D.",
+)
 @click.option("--quick", is_flag=True, help="Two parties, 100 steps, one turn: does it still run?")
 @click.option("--footprint/--no-footprint", "with_footprint", default=True, help="Also import cost and memory.")
 @click.option(
@@ -79,6 +87,7 @@ def main(
     steps: int,
     repeats: int,
     chosen: tuple[str, ...],
+    depths: tuple[int, ...],
     quick: bool,
     with_footprint: bool,
     json_path: Path | None,
@@ -87,6 +96,7 @@ def main(
     if quick:
         parties, steps, repeats = [2], 100, 1
     contestants = {name: run for name, run in CONTESTANTS.items() if not chosen or name in chosen}
+    contestants |= {f"ours-{depth}": partial(ours.run, in_flight=depth) for depth in depths}
     progress, console = Console(stderr=True), Console(width=None if Console().is_terminal else 120)
     with tempfile.TemporaryDirectory(prefix="vfl-split-") as workdir:
         scores = compete(contestants, make_tasks(names, parties, steps), repeats, Path(workdir), progress.print)

@@ -145,25 +145,39 @@ def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
     help="Rows that all parties hold, or each passive one if rows.align is none; if given, data are not read.",
 )
 @click.option("--rounds", multiple=True, metavar="PHASE=N", help="Count N rounds for a phase with early stopping.")
+@click.option("--step-time", default="0", show_default=True, help="What a step of training computes: 1.5ms, …")
+@click.option("--measure", is_flag=True, help="Find out what a step computes: run a few in this process.")
+@click.option("--suggest", is_flag=True, help="Try codecs and steps in flight for this link; nothing is changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the tables.")
 def forecast(
-    plan: Path, bandwidth: str, latency: str, rows: int | None, rounds: tuple[str, ...], as_json: bool
+    plan: Path,
+    bandwidth: str,
+    latency: str,
+    rows: int | None,
+    rounds: tuple[str, ...],
+    step_time: str,
+    measure: bool,
+    suggest: bool,
+    as_json: bool,
 ) -> None:
     """Count, before anything runs, the bytes that RECIPE will send by party, phase and direction, and their time.
 
     RECIPE may also be a party file: its data then give the number of rows. Every message counts with its exact size.
-    The sessions with the server are not counted because they grow with time. The time covers communication only.
+    The sessions with the server are not counted because they grow with time. The time covers communication, and what
+    --step-time or --measure say of computation.
 
     \b
     Examples:
       vfl forecast examples/digits.toml
       vfl forecast recipe.toml --rows 250000 --bandwidth 1Gbit/s --latency 5ms
+      vfl forecast recipe.toml --bandwidth 10Mbit/s --latency 25ms --step-time 2ms --suggest
       vfl forecast bank.toml --json
     """
     from vfl.forecasting.network import Network
     from vfl.forecasting.show import show_forecast
 
-    show_forecast(plan, Network.read(bandwidth, latency), rows=rows, rounds=rounds, as_json=as_json)
+    network = Network.read(bandwidth, latency, step_time)
+    show_forecast(plan, network, rows=rows, rounds=rounds, as_json=as_json, measure=measure, suggest=suggest)
 
 
 @cli.command(epilog=EXIT_CODES)

@@ -33,7 +33,11 @@ class StepPassed(Exception):  # noqa: N818 - an event of the run, not a fault
 
 
 class Link(Protocol):
-    """The asking side: ``swap``, or ``send`` and later ``receive`` if there is work to do meanwhile."""
+    """The asking side: ``swap``, or ``send`` and later ``receive`` if there is work to do meanwhile.
+
+    Several bundles may be under way, up to the hub's ``in_flight``: ``send`` is called for later steps before
+    ``receive`` for the first of them. Replies come in the order in which the bundles were sent.
+    """
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
         """Calls ``send``, then ``receive``."""
@@ -47,7 +51,7 @@ class Link(Protocol):
         ...
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
-        """Waits for the reply to the bundle that was sent last.
+        """Waits for the reply to ``step``: of the bundles that have no reply yet, the one that was sent first.
 
         Raises PeerError if the reply does not match ``expect``, InterruptedRun if this generation has ended,
         LostError if the peer takes longer than the recipe's ``run.step_timeout_s``, StepPassed if the peer has
@@ -61,7 +65,11 @@ class Link(Protocol):
 
 
 class Hub(Protocol):
-    """The computing side. Steps strictly follow one another: collect, reply, collect, reply, …"""
+    """The computing side. Steps strictly follow one another: collect, reply, collect, reply, …
+
+    A hub is made for so many bundles ``in_flight`` of one party. Those of later steps wait until their step is
+    collected.
+    """
 
     def collect(
         self,

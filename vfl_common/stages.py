@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from vfl_common.bundle import BundleSpec
 from vfl_common.errors import Code, InputError
+from vfl_common.packing.bundles import wire_spec
+from vfl_common.packing.coding import PLAIN, Coding
 
 MOST_ROUNDS = 999_999  # of a run: a label has six digits for the position
 MOST_OFFERED = 1000  # labels of rounds that have no checkpoint
@@ -21,13 +23,21 @@ MOST_AHEAD = 50_000  # of them, if a party may skip to any: about 1 MB
 class AggregationPlan:
     """The weights that every party swaps with the aggregation server: by ``spec``, once a round, at batch 0.
 
-    ``passive``: only the passive parties do; the active party declares it too, as it knows the shapes.
+    ``passive``: only the passive parties do; the active party declares it too, as it knows the shapes. ``up`` and
+    ``down``: how the weights, and the average, are written.
     """
 
     phase: str
     rounds: int
     spec: BundleSpec
     passive: bool = False
+    up: Coding = PLAIN
+    down: Coding = PLAIN
+
+    @property
+    def sent(self) -> BundleSpec:
+        """The weights as they cross, up."""
+        return wire_spec(self.up.coder, self.spec) if self.up.coder is not None else self.spec
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,21 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="null")  # a loss may have become NaN
 
 
+class PhaseTimes(_Model):
+    """What a party's main thread spent the time of a phase's rounds on, in seconds; of the process that reported.
+
+    ``encode_s``: through the chain and into frames. ``wait_s``: for the other parties and the network. ``decode_s``:
+    out of frames, checked, and back through the chain. ``compute_s``: all else, the models above all.
+    """
+
+    phase: Words
+    steps: int = 0
+    encode_s: Number = 0.0
+    wait_s: Number = 0.0
+    decode_s: Number = 0.0
+    compute_s: Number = 0.0
+
+
 class PartySummary(_Model):
     """One process of the run; the server is one of them.
 
@@ -27,7 +42,7 @@ class PartySummary(_Model):
     this process's tensors took on its GPU at once; None on a CPU. ``skipped_rounds``: the rounds whose updates of
     its encoder this party lost, because the others resumed at a later checkpoint than it had. ``rows``,
     ``common_rows``: how many rows it holds, in a baseline the party with the labels, and how many of them all parties
-    hold; 0 if these were known.
+    hold; 0 if these were known. ``times``: what its steps took their time for; empty in summaries of older versions.
     """
 
     name: Words
@@ -41,6 +56,7 @@ class PartySummary(_Model):
     skipped_rounds: int = 0
     rows: int = 0
     common_rows: int = 0
+    times: list[PhaseTimes] = []
 
 
 class LinkBytes(_Model):

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
+from typing import Literal
 
-from vfl_common.config.recipe import PhaseSettings, Recipe
+import torch
+
+from vfl_common.config.recipe import PhaseSettings, Recipe, WireSettings
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.packing import coding
+from vfl_common.packing.coding import PLAIN, Coding
 from vfl_common.summary import ExchangeSummary
 from vfl_party import codecs
+from vfl_party.chain import Chain, Chains
 from vfl_party.declared import Exchange, Role, Sent, Use
-from vfl_party.exchange import Chain, Chains
 from vfl_party.filter import Filter
 from vfl_party.policies import Policy
+from vfl_party.seeds import derive_seed
 
 PASSIVES = "passive parties"
+Direction = Literal["up", "down"]
 
 
-def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, policy: Policy) -> Chains:
+def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, policy: Policy, party: str = "") -> Chains:
     """Makes both directions of an exchange, as the party of ``role`` has them.
 
     A party applies its own direction's chain and undoes the other's, so it makes both. Its policy is only in its own.
@@ -28,7 +36,7 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
         "down": role == "active" and exchange.asks == "active",
     }
 
-    def chain(direction: str, sent: Sent) -> Chain:
+    def chain(direction: Direction, sent: Sent) -> Chain:
         where = f"recipe: phases: {phase}: exchange {exchange.name}"
         if not sent.tensors:
             return Chain([])
@@ -37,11 +45,74 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
         filters: list[Filter] = [use.make(where) for use in mine]
         if sends[direction]:
             filters.append(_allowed(policy, phase, exchange, sent, where))
-        if settings is not None and exchange.asks == "active":
-            filters.append(codecs.make(settings.codec, where))
-        return Chain(filters)
+        return Chain(filters, _codec(recipe, phase, exchange, direction, where))
 
-    return Chains(chain("up", exchange.up), chain("down", exchange.down))
+    return Chains(chain("up", exchange.up), chain("down", exchange.down), party)
+
+
+def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> Coding:
+    """Returns how a direction of an average is written. Raises InputError if the server does not know the codec."""
+    table = wire_table(recipe, phase, exchange, direction)
+    if table is None:
+        return PLAIN
+    where = _where(recipe, table, phase, exchange)
+    name = next((each for each in coding.NAMES if each == table.codec), None)
+    if name is None:
+        text = f"the server averages {exchange.name!r}, and knows {', '.join(coding.NAMES)}, not codec {table.codec!r}"
+        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; choose one of these, or remove the table")
+    if name != "bits":
+        return Coding(name)
+    stochastic = table.settings.get("rounding", "stochastic") == "stochastic"
+    seed = _seed(recipe, phase, exchange, direction) if stochastic else 0
+    return Coding(name, table.settings.get("bits", 0), stochastic, seed)
+
+
+def wire_table(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> WireSettings | None:
+    """Returns the table of ``wire`` that holds for a direction of an exchange, if one does; ``phases.codec`` is one.
+
+    One that names the phase goes before one that does not, then the exchange, then the direction. No table holds for
+    what is no phase of the recipe (alignment, prediction), and only one that names the exchange for averages.
+    """
+    settings = next((each for each in recipe.phases if each.name == phase), None)
+    if settings is None:
+        return None
+    short = [WireSettings(codec=settings.codec, phase=phase)] if settings.codec != "identity" else []
+    fits = [
+        each
+        for each in (*short, *recipe.wire)
+        if each.phase in (None, phase)
+        and each.exchange in ((exchange.name,) if exchange.asks == "server" else (None, exchange.name))
+        and each.direction in (None, direction)
+    ]
+    return max(fits, key=lambda each: [name is not None for name in each.named], default=None)
+
+
+def _codec(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction, where: str) -> Filter | None:
+    """Returns the codec of a direction; None if there is none, and if the exchange is part of no phase."""
+    averaged = exchange.asks == "server"
+    if averaged:
+        coding_of(recipe, phase, exchange, direction)
+    table = wire_table(recipe, phase, exchange, direction)
+    if table is None:
+        plain = any(each.name == phase for each in recipe.phases) and not averaged
+        return codecs.make("identity", where) if plain else None
+    where = _where(recipe, table, phase, exchange)
+    if all(each is not table for each in recipe.wire) and codecs.has_settings(table.codec, where):
+        text = f"codec {table.codec!r} has settings of its own"
+        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; write it as a table of wire, with phase = {phase!r}")
+    answered = bool(exchange.up.tensors and exchange.down.tensors)
+    place = codecs.Place(_seed(recipe, phase, exchange, direction), answered, averaged, direction == "up")
+    return codecs.make(table.codec, where, table.settings, place)
+
+
+def _where(recipe: Recipe, table: WireSettings, phase: str, exchange: Exchange) -> str:
+    """Returns the beginning of an error's sentence about a table, or about the codec of a phase."""
+    number = next((number for number, each in enumerate(recipe.wire, 1) if each is table), None)
+    return f"recipe: phases: {phase}: exchange {exchange.name}" if number is None else f"recipe: wire: table {number}"
+
+
+def _seed(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> int:
+    return derive_seed(recipe.seed, "wire", phase, exchange.name, direction)
 
 
 def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -> list[ExchangeSummary]:
@@ -78,7 +149,7 @@ def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> N
         if phase.codec != "identity" and not between:
             text = f"recipe: phases: {phase.name}: codec: the phase exchanges nothing between parties"
             raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
-        names = [exchange for of, exchange in opened if of == phase.name]
+        names = [name for of, name in opened if of == phase.name]
         for each in phase.transforms:
             where = f"recipe: phases: {phase.name}: transforms"
             exchange = opened.get((phase.name, each.exchange))
@@ -91,6 +162,31 @@ def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> N
             if not (exchange.up if each.sent_by == "passive" else exchange.down).tensors:
                 text = f"in exchange {each.exchange!r} {each.sent_by} parties send nothing"
                 raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; give the other sent_by, or remove it")
+
+
+def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
+    """Raises InputError if a table of ``wire`` holds for nothing; ``opened``: as for ``check_asked``."""
+    for number, table in enumerate(recipe.wire, 1):
+        where = f"recipe: wire: table {number}"
+        place = codecs.Place(averaged=True, up=True)  # where every setting is possible
+        codecs.make(table.codec, where, table.settings, place)
+        of_phase = {key: each for key, each in opened.items() if table.phase in (None, key[0])}
+        if table.exchange is None:
+            found = [each for each in of_phase.values() if each.asks == "active"]
+        else:
+            found = [each for (_, name), each in of_phase.items() if name == table.exchange]
+            if not found:
+                names = sorted({name for _, name in of_phase})
+                near = difflib.get_close_matches(table.exchange, names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names) or 'none'}"
+                raise InputError(Code.CONFIG_INVALID, f"{where}: there is no exchange {table.exchange!r}; {hint}")
+        up = [each.up for each in found] if table.direction != "down" else []
+        sent = [*up, *([each.down for each in found] if table.direction != "up" else [])]
+        if not any(dtype is torch.float32 for each in sent for dtype, _ in each.tensors.values()):
+            what = f"exchange {table.exchange!r}" if table.exchange is not None else "what parties send each other"
+            way = f" {table.direction}" if table.direction is not None else ""
+            text = f"{what} carries no float32 numbers{way}"
+            raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; remove the table, or name another exchange")
 
 
 def _asked(settings: PhaseSettings | None, exchange: Exchange, direction: str) -> list[Use]:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.link import Hub, Link
 from vfl_party.absence import LatePolicy
+from vfl_party.chain import Chains
 from vfl_party.chains import make_chains
 from vfl_party.data import Features, Labels
 from vfl_party.declared import Exchange, Role
 from vfl_party.devices import index_on
-from vfl_party.exchange import Answering, Asking, Chains, Ways
+from vfl_party.exchange import Answering, Asking, Ways
 from vfl_party.models import InputSpec, checked_encoder, forward, seeded, where_it_failed
+from vfl_party.pace import Clock
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.privacy.plan import PrivacyPlan
@@ -53,6 +57,11 @@ def _without_encoder(*_inputs: Tensor) -> Tensor:
     raise InputError(Code.DATA_INVALID, "a party without features has no encoder")
 
 
+def _called_with(encoder: nn.Module, weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+    found: Tensor = functional_call(encoder, weights, inputs)
+    return found
+
+
 def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
     return
 
@@ -83,7 +92,7 @@ class Party:
     ``holdings``: {passive party: {split: rows}}, if the parties hold different rows; else empty.
     ``make_encoder``: for methods that train other encoders beside the party's own.
     ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
-    and on all of the party's GPUs; by default ``models["encoder"]`` on one.
+    and on all of the party's GPUs; by default ``models["encoder"]`` on one, which takes other ``weights``, too.
     ``tick``, ``lenient``, ``show``: see ``Hooks``.
     ``policy``: decides what may leave this party.
     ``privacy``: the budget of the phases with differential privacy; None if there are none.
@@ -122,10 +131,16 @@ class Party:
 
     # -- what the phases exchange -------------------------------------------------------------------------------
 
-    def _encode(self, *inputs: Tensor) -> Tensor:
-        """Passes inputs through the encoder, which may be the user's own. Raises InputError if it fails."""
+    def _encode(self, *inputs: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
+        """Passes inputs through the encoder, which may be the user's own. Raises InputError if it fails.
+
+        ``weights``: {parameter's name: tensor}, which take the place of its own.
+        """
+        encoder: Callable[..., Tensor] = self.models["encoder"]
+        if weights is not None:
+            encoder = partial(_called_with, self.models["encoder"], weights)
         try:
-            z = forward(self.models["encoder"], *inputs, precision=self.recipe.model.precision)
+            z = forward(encoder, *inputs, precision=self.recipe.model.precision)
         except VflError:
             raise
         except Exception as error:
@@ -140,6 +155,11 @@ class Party:
             text = f"the encoder of {self.name} gives {what} for {len(inputs[0])} rows, and {wanted} is wanted"
             raise InputError(Code.MODEL_INVALID, f"{text}; correct the encoder")
         return z
+
+    @property
+    def encodes_here(self) -> bool:
+        """Whether ``encode`` is the encoder on one device, and no other process has a part in it."""
+        return self.encode == self._encode
 
     @property
     def role(self) -> Role:
@@ -160,12 +180,17 @@ class Party:
         """See ``Ways``."""
         return self.ways.server if self.ways is not None else None
 
+    @property
+    def clock(self) -> Clock:
+        """See ``Ways``."""
+        return self.ways.clock if self.ways is not None else Clock()
+
     def chains(self, phase: str, exchange: Exchange) -> Chains:
         """Makes the chains of an exchange of ``phase``: transforms, this party's policy, the phase's codec.
 
         Raises InputError if the recipe names an unknown transform or codec, or if the policy refuses.
         """
-        return make_chains(self.recipe, phase, exchange, self.role, self.policy)
+        return make_chains(self.recipe, phase, exchange, self.role, self.policy, self.name)
 
     def asking(self, phase: str, exchange: Exchange, **sizes: int) -> Asking:
         """Opens this party's asking side of an exchange. ``sizes``: those that are the same at every step.

@@ -17,7 +17,7 @@ from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.config.base import parse
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_party import transforms
-from vfl_party.filter import Filter, Tensors
+from vfl_party.filter import Filter, Passage, Tensors
 
 TORCH: dict[DType, torch.dtype] = {
     DType.FLOAT32: torch.float32,
@@ -91,6 +91,10 @@ class Leaving(Filter):
 
     def apply(self, tensors: Tensors) -> Tensors:
         changed = self._of.apply({name: x for name, x in tensors.items() if name not in self._leave})
+        return {name: changed.get(name, x) for name, x in tensors.items()}
+
+    def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
+        changed = self._of.apply_at(at, {name: x for name, x in tensors.items() if name not in self._leave})
         return {name: changed.get(name, x) for name, x in tensors.items()}
 
     def undo(self, tensors: Tensors) -> Tensors:
@@ -173,11 +177,16 @@ class Occurrence:
 class Traffic:
     """All exchanges of a phase, in order. ``may_end_early``: these are the most; the data may end the phase sooner.
 
-    Exchanges with the same step key happen at the same time; those with different keys, one after the other.
+    Exchanges with the same step key happen at the same time; those with different keys, one after the other. But of
+    the steps of one round, an asking party has up to ``in_flight`` under way: it sends step t + in_flight - 1 before it
+    waits for the answer of step t. Validation begins when all of them have been answered. ``parts``: so many successive
+    steps make one batch, all of which are answered before the next update.
     """
 
     occurrences: Iterable[Occurrence] = ()
     may_end_early: bool = False
+    in_flight: int = 1
+    parts: int = 1
 
 
 @lru_cache(maxsize=1024)  # a phase expects few shapes, thousands of times

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
-from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
+from vfl_common.errors import Code, InputError, InternalError, PeerError
 from vfl_common.link import Hub, Lenience, Link, StepPassed
-from vfl_party.declared import TORCH, WIRE, Exchange, spec_of
-from vfl_party.filter import Filter, Tensors
+from vfl_party.chain import Chain, Chains
+from vfl_party.declared import TORCH, WIRE, Exchange
+from vfl_party.filter import Passage, Tensors
+from vfl_party.pace import DECODE, ENCODE, WAIT, Clock, spends
 
 
 class Ways(Protocol):
@@ -37,111 +37,10 @@ class Ways(Protocol):
         """Connects to the aggregation server; None if no phase of the run aggregates."""
         ...
 
-
-class Chain:
-    """The filters of one direction of an exchange, in the order of application: fixed when the chain is made."""
-
-    def __init__(self, filters: Sequence[Filter]) -> None:
-        self.filters = tuple(filters)
-        # Filters that change nothing are not called, to save time at every step.
-        self._apply = [each for each in self.filters if type(each).apply is not Filter.apply]
-        self._undo = [each for each in reversed(self.filters) if type(each).undo is not Filter.undo]
-        self._specs: dict[int, tuple[BundleSpec, BundleSpec]] = {}  # by id; holds the spec, so that no id is reused
-        self._agreeing: set[tuple[Any, ...]] = set()  # dtypes and shapes for which apply has kept to wire_spec
-
-    def apply(self, tensors: Tensors) -> Tensors:
-        """Returns what goes to the wire. Raises VflError if it may not leave."""
-        if not self._apply:
-            return tensors
-        tensors = found = {name: x.detach() for name, x in tensors.items()}
-        for each in self._apply:
-            with _worded(each, "cannot be applied to what leaves"):
-                found = dict(each.apply(found))
-        given = tuple((name, x.dtype, x.shape) for name, x in tensors.items())
-        if given not in self._agreeing:
-            self._check(_as_sent(tensors), found)
-            self._agreeing.add(given)
-        return found
-
-    def _check(self, given: BundleSpec, found: Tensors) -> None:
-        """Raises InputError if tensors of ``given`` have become others than the chain declares."""
-        declared, sent = self._declared(given).tensors, _as_sent(found).tensors
-        for name in sorted(declared.keys() | sent.keys()):
-            want, got = declared.get(name), sent.get(name)
-            if want != got:
-                text = f"{self}: apply gives {name!r} as {got or 'nothing'}, and wire_spec says {want or 'nothing'}"
-                raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in among them")
-
-    def undo(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns what the receiver works with. Raises VflError if a filter fails."""
-        found: Tensors = tensors
-        for each in self._undo:
-            with _worded(each, "cannot be undone on what has arrived"):
-                found = dict(each.undo(found))
-        return dict(found) if self._undo else tensors
-
-    def wire_spec(self, spec: BundleSpec) -> BundleSpec:
-        """Returns the spec of tensors of ``spec`` as they cross the wire."""
-        known = self._specs.get(id(spec))
-        if known is None:
-            known = self._specs[id(spec)] = (spec, self._declared(spec))
-        return known[1]
-
-    def _declared(self, spec: BundleSpec) -> BundleSpec:
-        for each in self.filters:
-            with _worded(each, "cannot say what it makes of what leaves"):
-                spec = each.wire_spec(spec)
-                if not isinstance(spec, BundleSpec):
-                    raise TypeError(f"wire_spec gives a {type(spec).__name__}, not a BundleSpec")
-        return spec
-
-    def state(self) -> list[dict[str, Any] | None]:
-        """Returns each filter's state."""
-        return [each.state() for each in self.filters]
-
-    def load_state(self, states: Sequence[dict[str, Any] | None]) -> None:
-        """Restores what ``state`` returned."""
-        for each, state in zip(self.filters, states, strict=True):
-            if state is not None:
-                each.load_state(state)
-
-    def __str__(self) -> str:
-        return " -> ".join(each.text for each in self.filters) or "unchanged"
-
-
-@contextlib.contextmanager
-def _worded(each: Filter, what: str) -> Iterator[None]:
-    """Words an error of a filter, which may be somebody's own, with its name."""
-    try:
-        yield
-    except VflError:
-        raise
-    except Exception as error:
-        text = f"{each.text} {what} ({type(error).__name__}: {error})"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it") from error
-
-
-def _as_sent(tensors: Tensors) -> BundleSpec:
-    """Returns dtypes and shapes of tensors, in the words of the wire; of a kind that does not matter."""
-    return BundleSpec(Kind.ACK, {name: spec_of(x.dtype, *x.shape) for name, x in tensors.items()})
-
-
-@dataclass(frozen=True)
-class Chains:
-    """Both directions of an exchange."""
-
-    up: Chain
-    down: Chain
-
-    def state(self) -> list[list[dict[str, Any] | None]] | None:
-        """Returns the state of both; None if neither has any."""
-        states = [self.up.state(), self.down.state()]
-        return states if any(each is not None for state in states for each in state) else None
-
-    def load_state(self, states: Sequence[Sequence[dict[str, Any] | None]]) -> None:
-        """Restores what ``state`` returned."""
-        self.up.load_state(states[0])
-        self.down.load_state(states[1])
+    @property
+    def clock(self) -> Clock:
+        """Divides this party's time among encoding, waiting, decoding and computing."""
+        ...
 
 
 class Asking:
@@ -162,6 +61,11 @@ class Asking:
         self._ways, self._device, self._sizes = ways, device, sizes
 
     @property
+    def clock(self) -> Clock:
+        """Returns the clock of this generation."""
+        return self._ways.clock
+
+    @property
     def link(self) -> Link:
         """Returns the link. Raises InputError if there is none: the active party asks only the server."""
         link = self._ways.server if self.exchange.asks == "server" else self._ways.link
@@ -175,22 +79,26 @@ class Asking:
         self.send(step, tensors)
         return self.receive(step, **sizes)
 
+    @spends(ENCODE)
     def send(self, step: StepKey, tensors: Tensors) -> None:
         """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as ``Link.send``."""
-        self.link.send(step, to_bundle(self.exchange.up.kind, self.chains.up.apply(tensors)))
+        at = Passage(step, self.chains.party, self.peer)
+        self.link.send(step, to_bundle(self.exchange.up.kind, self.chains.up.apply(tensors, at)))
 
+    @spends(WAIT)
     def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
         """Waits for the reply and returns the peer's tensors, without gradient. Raises as ``Link.receive``."""
-        spec = self.chains.down.wire_spec(self.exchange.down.spec(**{**self._sizes, **sizes}))
+        spec = self.exchange.down.spec(**{**self._sizes, **sizes})
         try:
-            bundle = self.link.receive(step, spec)
+            bundle = self.link.receive(step, self.chains.down.wire_spec(spec))
         except StepPassed as passed:
             if self.lenient:
                 raise
             text = f"{self.peer} says that {passed.now} is under way, but {step} must not go on without this party"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
-        reply = take_in(bundle, self._device, party=self.peer, step=step)
-        return self.chains.down.undo(reply)
+        self.clock.to(DECODE)
+        at = Passage(step, self.peer, self.chains.party)
+        return _arrived(self.chains.down, bundle, at, spec, self._device)
 
 
 class Answering:
@@ -209,12 +117,18 @@ class Answering:
         self._ways, self._device, self._sizes = ways, device, sizes
 
     @property
+    def clock(self) -> Clock:
+        """Returns the clock of this generation."""
+        return self._ways.clock
+
+    @property
     def hub(self) -> Hub:
         """Returns the hub. Raises InputError at a passive party."""
         if self._ways.hub is None:
             raise InputError(Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party")
         return self._ways.hub
 
+    @spends(WAIT)
     def collect(
         self,
         step: StepKey,
@@ -231,35 +145,63 @@ class Answering:
         Raises as ``Hub.collect``.
         """
 
+        up = self.chains.up
+
         def spec_of(own: Mapping[str, int]) -> BundleSpec:
-            return self.chains.up.wire_spec(self.exchange.up.spec(**{**self._sizes, **sizes, **own}))
+            return self.exchange.up.spec(**{**self._sizes, **sizes, **own})
 
         spec = spec_of({}) if each is None else {party: spec_of(own) for party, own in each.items()}
+        wire = up.wire_spec(spec) if isinstance(spec, BundleSpec) else {name: up.wire_spec(spec[name]) for name in spec}
         received: dict[str, dict[str, Tensor]] = {}
 
         def arrived(party: str, bundle: Bundle) -> None:
-            received[party] = self.chains.up.undo(take_in(bundle, self._device, party=party, step=step))
+            self.clock.to(DECODE)
+            at, of = Passage(step, party, self.chains.party), spec if isinstance(spec, BundleSpec) else spec[party]
+            received[party] = _arrived(up, bundle, at, of, self._device)
+            self.clock.to(WAIT)
 
-        return {party: received[party] for party in self.hub.collect(step, spec, arrived, deadline_s, lenience)}
+        return {party: received[party] for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)}
 
+    @spends(ENCODE)
     def reply(self, step: StepKey, tensors: Mapping[str, Tensors]) -> None:
         """Answers each party with its own tensors; those that are the same objects for several are encoded once."""
         bundles: dict[tuple[tuple[str, int], ...], Bundle] = {}
-        applied = {party: self.chains.down.apply(each) for party, each in tensors.items()}
+        down, me = self.chains.down, self.chains.party
+        applied: dict[str, Tensors] = {}
+        made: dict[tuple[tuple[str, int], ...], Tensors] = {}
+        for party, each in tensors.items():
+            given = tuple((name, id(x)) for name, x in each.items())
+            if given not in made or not down.repeats:
+                made[given] = down.apply(each, Passage(step, me, party))
+            applied[party] = made[given]
         keys = {party: tuple((name, id(x)) for name, x in each.items()) for party, each in applied.items()}
         for party, key in keys.items():
             if key not in bundles:
                 bundles[key] = to_bundle(self.exchange.down.kind, applied[party])
         self.hub.reply(step, {party: bundles[key] for party, key in keys.items()})
 
+    @spends(ENCODE)
     def reply_all(self, step: StepKey, parties: Iterable[str], tensors: Tensors) -> None:
         """Answers all ``parties`` with the same tensors, which go through the chain once."""
-        bundle = to_bundle(self.exchange.down.kind, self.chains.down.apply(tensors))
+        at = Passage(step, self.chains.party, "")
+        bundle = to_bundle(self.exchange.down.kind, self.chains.down.apply(tensors, at))
         self.hub.reply(step, dict.fromkeys(parties, bundle))
 
+    @spends(ENCODE)
     def acknowledge(self, step: StepKey, parties: Iterable[str]) -> None:
         """Answers all ``parties`` with an empty acknowledgement."""
         self.hub.reply(step, {party: Bundle(Kind.ACK) for party in parties})
+
+
+def _arrived(chain: Chain, bundle: Bundle, at: Passage, spec: BundleSpec, device: torch.device) -> dict[str, Tensor]:
+    """Returns the tensors that were ``spec`` before the chain, on ``device``. Raises as ``take_in`` and ``Chain.undo``.
+
+    What the last filter did is undone on the host, if it wants that, and then the result is copied to a GPU.
+    """
+    if not chain.undoes_on_host:
+        return chain.undo(take_in(bundle, device, party=at.sender, step=at.step), at, spec)
+    host = take_in(bundle, torch.device("cpu"), party=at.sender, step=at.step)
+    return chain.undo_rest(_move(chain.undo_first(host, at, spec), device), at, spec)
 
 
 # -- tensors to and from bundles ---------------------------------------------------------------------------------------

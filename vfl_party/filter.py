@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from vfl_common.bundle import BundleSpec
+from vfl_common.bundle import BundleSpec, StepKey
 
 Tensors = Mapping[str, Tensor]
+
+
+class Passage(NamedTuple):
+    """One bundle on its way: the step, and between whom."""
+
+    step: StepKey
+    sender: str
+    receiver: str
+
+
+NOWHERE = Passage(StepKey("", 0, 0), "", "")  # tensors that are on no way yet: those of a test, say
 
 
 class Filter:
     """Changes tensors on their way out, and undoes at the receiver what can be undone.
 
     A transform (noise), a policy and a codec are filters. This base class changes nothing. ``text``: its name in
-    `vfl forecast` and the summary.
+    `vfl forecast` and the summary. A filter that must know the step overrides ``apply_at`` instead of ``apply``; one
+    whose receiver must know what was sent overrides ``undo_at`` instead of ``undo``. ``on_host``: what arrives passes
+    ``undo_at`` before it is copied to a GPU, if no other filter comes first.
+    ``repeats``: the same tensors at the same step become the same for every receiver.
     """
 
     text = "nothing"
+    on_host = False
+    repeats = False
 
     def apply(self, tensors: Tensors) -> Tensors:
         """Returns the tensors to send; called at the sender. Raises VflError if they may not leave."""
@@ -28,6 +44,16 @@ class Filter:
     def undo(self, tensors: Tensors) -> Tensors:
         """Returns the inverse of ``apply``, as far as there is one; called at the receiver."""
         return tensors
+
+    def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
+        """Does what ``apply`` does, for the bundle ``at``; the chain calls this one."""
+        _ = at
+        return self.apply(tensors)
+
+    def undo_at(self, at: Passage, tensors: Tensors, spec: BundleSpec) -> Tensors:
+        """Does what ``undo`` does, for the bundle ``at``; ``spec``: of the tensors before ``apply``."""
+        _ = at, spec
+        return self.undo(tensors)
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         """Returns the spec of tensors of ``spec`` after ``apply``."""

@@ -12,6 +12,7 @@ from vfl_common.run_folder import RunFolder
 from vfl_party.align import Aligned, Aligning, Alignment
 from vfl_party.context import Hooks
 from vfl_party.exchange import Ways
+from vfl_party.pace import Clock
 from vfl_party.party import Assembled, Opened
 from vfl_party.phase import Phase, Predictions, Tree
 from vfl_party.results import id_names, keep, kept_table
@@ -19,7 +20,9 @@ from vfl_party.runner import Job, Statement
 
 
 class Transport(Ways, Protocol):
-    """One generation's exchange; ``app`` makes it over gRPC."""
+    """One generation's exchange; ``app`` makes it over gRPC. ``clock``: the party's, if it is to be counted."""
+
+    clock: Clock
 
     def end(self, error: VflError) -> None:
         """Wakes every waiting call with ``error``; any thread may call this."""

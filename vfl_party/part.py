@@ -99,6 +99,7 @@ class Part:
             finished=self.finished,
             show=self.console.show,
             peak_memory=lambda: peak_memory(self.device),
+            times=self.progress.clock.times,
         )
         try:
             return runner.run()
@@ -109,7 +110,9 @@ class Part:
         self.begun(start, folder)
         self.progress.begin(folder.path / "metrics.jsonl", start)
         hooks = Hooks(self._tick, self.session.lenient, self.console.show)
-        return self.jobs.make(folder, self.transport(start), hooks)
+        transport = self.transport(start)
+        transport.clock = self.progress.clock
+        return self.jobs.make(folder, transport, hooks)
 
     def _tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
         self.session.check()  # so that a party at work on its own notices an interruption too

@@ -25,7 +25,7 @@ from vfl_common.stages import AggregationPlan, Planned
 from vfl_common.summary import ExchangeSummary
 from vfl_party.advice import label_taken
 from vfl_party.align import Aligned, alignment_of
-from vfl_party.chains import PASSIVES, summarised
+from vfl_party.chains import PASSIVES, coding_of, summarised
 from vfl_party.context import Hooks, MakeEncoder, Party
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.exchange import Ways
@@ -161,13 +161,13 @@ class Assembled:
     def aggregations(self) -> tuple[AggregationPlan, ...]:
         """The weights that the phases swap with the server."""
         rounds = {phase.name: phase.rounds for phase in self.phases}
-        return tuple(
-            AggregationPlan(
-                phase, rounds[phase], each.chains.up.wire_spec(each.exchange.up.spec()), each.exchange.passive
-            )
-            for (phase, _), each in self.party.exchanges.items()
-            if each.exchange.asks == "server"
-        )
+        recipe, found = self.party.recipe, []
+        for (phase, _), each in self.party.exchanges.items():
+            if each.exchange.asks == "server":
+                up, down = (coding_of(recipe, phase, each.exchange, direction) for direction in ("up", "down"))
+                spec = each.chains.up.before_codec(each.exchange.up.spec())
+                found.append(AggregationPlan(phase, rounds[phase], spec, each.exchange.passive, up, down))
+        return tuple(found)
 
     @property
     def privacy_json(self) -> str:

@@ -14,7 +14,7 @@ from vfl_common.ledger import Ledger
 from vfl_common.logs import Console, utc
 from vfl_common.rpc.said import Membership, ProgressUpdate, Start
 from vfl_common.text import to_json
-from vfl_party.pace import Steps
+from vfl_party.pace import Clock, Steps
 from vfl_party.phase import RoundReport
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Progress:
     def __init__(self, console: Console, session: Membership, ledger: Ledger, is_active: bool) -> None:
         self.standing = Standing()
         self.watchers: list[Callable[[str, int, int, dict[str, dict[str, float]]], None]] = []  # after each round
+        self.clock = Clock()
         self._steps = Steps()
         self._console, self._session, self._ledger, self._is_active = console, session, ledger, is_active
         self._path: Path | None = None
@@ -77,6 +78,7 @@ class Progress:
             standing.steps = {**standing.steps, phase: Steps()}
         self._steps = standing.steps[phase]
         self._steps.begin(time.monotonic())
+        self.clock.begin(phase)
         standing.phase, standing.round, standing.rounds = phase, round_, rounds
 
     def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
@@ -93,6 +95,7 @@ class Progress:
     def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
         """Writes the line of a finished round, and reports it if there was no report lately."""
         self._next_tick_s = time.monotonic() + _TICK_S
+        self.clock.end(phase, report.steps)
         flat = {f"{split} {name}": value for split, named in report.metrics.items() for name, value in named.items()}
         self._steps.end(report.steps)
         standing = self.standing

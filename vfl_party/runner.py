@@ -43,7 +43,7 @@ from vfl_common.ledger import Ledger, load_entries
 from vfl_common.rpc.said import Done, Joining, Membership, PartyReport, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned, ahead, alone_after, label_of, position_of, reachable
-from vfl_common.summary import Absence
+from vfl_common.summary import Absence, PhaseTimes
 from vfl_common.text import to_json
 from vfl_party.phase import Phase, Predictions, RoundReport, Tree
 
@@ -153,6 +153,7 @@ class Runner:
         plan: the phases, in order, as far as they are known before alignment.
         show: reports an event to the person at the terminal.
         peak_memory: returns this party's peak of GPU memory for the summary, in bytes; None without a GPU.
+        times: returns what its steps took their time for, for the summary.
     """
 
     session: Membership
@@ -168,6 +169,7 @@ class Runner:
     finished: Callable[[str], RunFolder | None] = lambda _run_id: None
     show: Callable[..., None] = lambda _event, **_facts: None
     peak_memory: Callable[[], int | None] = lambda: None
+    times: Callable[[], Sequence[PhaseTimes]] = tuple
 
     def run(self) -> tuple[Outcome, RunFolder]:
         """Runs to the end. Raises VflError, after the server was informed of it."""
@@ -306,6 +308,7 @@ class Runner:
                     skipped_rounds=outcome.skipped,
                     rows=said.rows,
                     common_rows=said.common_rows,
+                    times_json=to_json([each.model_dump() for each in self.times()]),
                 )
             )
             return outcome

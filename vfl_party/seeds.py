@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import numpy.typing as npt
+
+from vfl_common.packing.dither import derive
 
 Rows = npt.NDArray[np.int64]  # row numbers
 
 
 def derive_seed(root: int, *names: object) -> int:
     """Derives a 63-bit seed from the recipe's seed and a path of names: equal at all parties, unrelated per path."""
-    text = "\x1f".join([str(root), *map(str, names)])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+    return derive(root, *names)
 
 
 def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,6 +23,8 @@ from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_party.files import PartyFiles
+from vfl_party.methods import in_flight
+from vfl_party.pace import Clock
 
 _CLOSE_S = 5.0  # allowed to the passive parties to end their streams
 _DIAGNOSIS_S = 2.0
@@ -42,6 +44,7 @@ class GrpcTransport:
     grpc_hub: ExchangeHub | None = None
     grpc_links: Sequence[ExchangeLink] = ()
     roll_call: threading.Timer | None = None
+    clock: Clock = field(default_factory=Clock)
 
     def end(self, error: VflError) -> None:
         if self.grpc_hub is not None:
@@ -125,6 +128,7 @@ class Transports:
                 self.ledger,
                 timeout_s=recipe.run.step_timeout_s,
                 allocate=self._allocate,
+                in_flight=in_flight(recipe),
             )
             service.use(hub)
             roll_call = self._roll_call(hub)

@@ -24,6 +24,8 @@ def shared(opened: Opened) -> dict[str, str]:
         found |= codecs.ROOM.version(phase.codec)
         for transform in phase.transforms:
             found |= transforms.ROOM.version(transform.kind)
+    for table in recipe.wire:
+        found |= codecs.ROOM.version(table.codec)
     if opened.name == recipe.active.name:
         for metric in recipe.task.metrics:
             found |= metrics.PLUGINS.version(metric)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -18,8 +18,10 @@ from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
 from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_common.rpc.hub import ExchangeHub
+from vfl_party.chain import Chain, Chains
 from vfl_party.declared import TORCH, Exchange, Sent, f32
-from vfl_party.exchange import Answering, Asking, Chain, Chains, to_bundle, to_tensors
+from vfl_party.exchange import Answering, Asking, to_bundle, to_tensors
+from vfl_party.pace import Clock
 
 pytestmark = pytest.mark.parametrize("transport", ["memory", "grpc"])
 
@@ -338,6 +340,7 @@ class Found:
     link: Link | None = None
     hub: Hub | None = None
     server: Link | None = None
+    clock: Clock = field(default_factory=Clock)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

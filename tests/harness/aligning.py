@@ -24,6 +24,7 @@ from vfl_party.align import psi
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.psi import PsiAlignment
 from vfl_party.data import Table
+from vfl_party.pace import Clock
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.psi import curve
 from vfl_server.intersection import serve
@@ -208,6 +209,7 @@ class _Ways:
     link: Link | None = None
     hub: Hub | None = None
     server: Link | None = None
+    clock: Clock = field(default_factory=Clock)
 
 
 class _Link(Link):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from tests.harness import wiring
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.data import Labels, Preprocessor, load_table
@@ -36,7 +37,7 @@ class _OneParty:
     def __init__(
         self, recipe: Recipe, name: str, data: DataSettings, settings: dict[str, Any], splits: Mapping[str, Any]
     ) -> None:
-        place = recipe.party(name)
+        place, self.name = recipe.party(name), name
         assert place is not None
         encoder = place.encoder or recipe.model.encoder
         table = load_table(data, with_label=place.role == "active")
@@ -160,8 +161,9 @@ def _train(
             if optimizer.get("schedule") == "cosine":
                 for group in party.optimizer.param_groups:
                     group["lr"] = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
-        for rows in batches(recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64)):
-            outputs = _forward(recipe, active, ordered, rows)
+        cut = batches(recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64))
+        for batch, rows in enumerate(cut):
+            outputs = _forward(recipe, active, ordered, rows, (epoch, batch))
             loss = _loss(recipe, outputs, active.targets[torch.from_numpy(rows)])
             for party in ordered:
                 party.optimizer.zero_grad()
@@ -253,16 +255,32 @@ class _Rounded(torch.autograd.Function):
         return dz_BD.to(ctx.dtype).float(), None
 
 
-def _sent(recipe: Recipe, party: _OneParty, active: _OneParty, z_BD: Tensor | None) -> Tensor | None:
-    codec = recipe.phases[0].codec
+def _sent(
+    recipe: Recipe, party: _OneParty, active: _OneParty, z_BD: Tensor | None, at: tuple[int, int] | None
+) -> Tensor | None:
+    phase, codec = recipe.phases[0].name, recipe.phases[0].codec
+    if z_BD is not None and party is not active and recipe.wire and at is not None:
+        there: Tensor = wiring.There.apply(
+            z_BD,
+            lambda z: wiring.crossed(recipe, phase, "embedding", "up", party.name, at, "z", z),
+            lambda dz: wiring.crossed(recipe, phase, "embedding", "down", active.name, at, "dz", dz),
+        )
+        return there
     if z_BD is None or party is active or codec == "identity":
         return z_BD
     rounded: Tensor = _Rounded.apply(z_BD, getattr(torch, codec))
     return rounded
 
 
-def _forward(recipe: Recipe, active: _OneParty, ordered: list[_OneParty], rows: np.ndarray[Any, Any]) -> Tensor:
-    embeddings = [z for z in (_sent(recipe, party, active, party.embed(rows)) for party in ordered) if z is not None]
+def _forward(
+    recipe: Recipe,
+    active: _OneParty,
+    ordered: list[_OneParty],
+    rows: np.ndarray[Any, Any],
+    at: tuple[int, int] | None = None,
+) -> Tensor:
+    sent = [_sent(recipe, party, active, party.embed(rows), at) for party in ordered]
+    embeddings = [z for z in sent if z is not None]
     rule = recipe.model.combine
     if rule == "concat":
         combined = torch.cat(embeddings, dim=1)

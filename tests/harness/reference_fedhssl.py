@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from tests.harness import wiring
 from tests.harness.reference import _one_thread
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -115,6 +117,7 @@ class _Party:
         self.local = tower("local")  # averaged later, so it begins alike at all parties
         self.target = deepcopy(self.local)  # for BYOL and MoCo
         self.queues: dict[str, _Queue] = {}
+        self.left: dict[str, Tensor] = {}  # with error feedback: what was not sent
 
     def queue(self, label: str) -> _Queue:
         if label not in self.queues:
@@ -200,6 +203,19 @@ class _Party:
 
     # -- Step 3 -----------------------------------------------------------------------------------------------------
 
+    def crossed(self, x: Tensor, exchange: str, way: str, sender: str, at: tuple[int, int], name: str) -> Tensor:
+        """Returns what is read of a tensor; with error feedback, of one to which the last error was added."""
+        table = next((each for each in self.recipe.wire if each.direction in (None, way)), None)
+        if table is None or not table.settings.get("error_feedback"):
+            return wiring.crossed(self.recipe, self.phase, exchange, way, sender, at, name, x)
+        left = self.left.get(name, torch.zeros_like(x))
+        rows = x.reshape(len(x), -1) if x.dim() > 1 else x.reshape(1, -1)
+        low, high = rows.min(dim=1, keepdim=True).values, rows.max(dim=1, keepdim=True).values
+        wanted = (rows + left.reshape(rows.shape)).clamp(low, high).reshape(x.shape)
+        read = wiring.crossed(self.recipe, self.phase, exchange, way, sender, at, name, wanted)
+        self.left[name] = x - read + left
+        return read
+
     def shared(self, top: tuple[str, ...]) -> dict[str, Tensor]:
         """Returns f_lt ∘ h_l without counters."""
         wanted = (*(f"encoder.{layer}." for layer in top), "projector.", "predictor.")
@@ -236,7 +252,7 @@ def pretrain(
             for party in parties:  # line 17
                 for each in range(local_epochs := settings.get("local_epochs", 1)):
                     party.local_epoch(round_ * local_epochs + each, local_epochs * settings["rounds"])
-            _aggregate(parties, top)
+            _aggregate(parties, top, phase.name, round_)
             snapshots.append({party.name: _snapshot(party) for party in parties})
     return snapshots
 
@@ -261,11 +277,18 @@ def _cross_epoch(
 
 
 @torch.no_grad()
-def _aggregate(parties: list[_Party], top: tuple[str, ...]) -> None:
-    """Runs lines 28 to 34."""
-    shared = [party.shared(top) for party in parties]
+def _aggregate(parties: list[_Party], top: tuple[str, ...], phase: str, round_: int) -> None:
+    """Runs lines 28 to 34. With a codec, the server sums in the roster's order, in float32: rounding needs the same."""
+    shared, recipe = [party.shared(top) for party in parties], parties[0].recipe
     for name in shared[0]:
         mean = torch.stack([each[name] for each in shared]).mean(dim=0)
+        if recipe.wire:
+            read = [
+                party.crossed(each[name], "weights", "up", party.name, (round_, 0), name)
+                for party, each in zip(parties, shared, strict=True)
+            ]
+            mean = reduce(torch.add, read) / len(read)
+            mean = wiring.crossed(recipe, phase, "weights", "down", "server", (round_, 0), name, mean)
         for each in shared:
             each[name].copy_(mean)
 

@@ -15,6 +15,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from tests.harness import wiring
 from tests.harness.reference import _one_thread
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -53,6 +54,7 @@ def train(
                 y = labels.encode(table.labels)[torch.from_numpy(rows)]
                 continue
             r = _local(recipe, local.name, local.settings, party.name, encoder, x)
+            r = wiring.crossed(recipe, head.name, "upload", "up", party.name, (0, 0), "z", r)
             uploaded.append(torch.zeros_like(r) if party.name in late else r)  # lines 16 (here) and 19 (active party)
             prefix = "encoder.body" if flatten else "encoder"  # tables end in tanh, images in a linear layer
             found[party.name] = {f"{prefix}.{name}": tensor for name, tensor in encoder.state_dict().items()}

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tests.harness import wiring
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.data import Preprocessor, load_table
@@ -103,7 +105,13 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
                 net.follow(m if not frozen else 1.0)
                 q_parts.append(net.online(v1))
                 k_parts.append((net.slow if not frozen else net.online)(v2).detach())
-            sent = [q.detach().requires_grad_() for q in q_parts]
+
+            def crossed(way: str, of: str, name: str, x: Tensor, at: tuple[int, int] = (epoch, step)) -> Tensor:
+                return wiring.crossed(recipe, phase, "latents", way, of, at, name, x)
+
+            k_parts = [crossed("up", c.name, "k", k) for c, k in zip(clients, k_parts, strict=True)]
+            sent = [crossed("up", c.name, "q", q) for c, q in zip(clients, q_parts, strict=True)]
+            sent = [q.detach().requires_grad_() for q in sent]
             q, k = torch.cat(sent), torch.cat(k_parts)
             tail.follow(m)
             with torch.no_grad():
@@ -119,14 +127,16 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
                 continue
             for net, z, of in zip(nets, q_parts, sent, strict=True):
                 net.sgd.zero_grad()
-                z.backward(of.grad)
+                assert of.grad is not None
+                z.backward(crossed("down", recipe.active.name, "dq", of.grad))
                 net.sgd.step()
                 if released:
                     net.anneal(done / epochs)
             if step + 1 in ends:
-                _average([net.online for net in nets])
+                at = (epoch * parts + sorted(ends).index(step + 1), 0)
+                _average(recipe, [net.online for net in nets], at, "online")
                 if not released:
-                    _average([net.slow for net in nets])
+                    _average(recipe, [net.slow for net in nets], at, "momentum")
         tail.anneal((epoch + 1) / epochs)
         if not released:
             for net in nets:
@@ -140,8 +150,14 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
 
 
 @torch.no_grad()
-def _average(modules: list[nn.Module]) -> None:
-    for same in zip(*(module.parameters() for module in modules), strict=True):
-        mean = sum(each.detach() for each in same) / len(same)
+def _average(recipe: Recipe, modules: list[nn.Module], at: tuple[int, int], which: str) -> None:
+    for name, _ in modules[0].named_parameters():
+        same = [module.get_parameter(name) for module in modules]
+        sent = [
+            wiring.crossed(recipe, "mocosfl", "bottoms", "up", party.name, at, f"{which}.{name}", each.detach())
+            for party, each in zip(recipe.passives, same, strict=True)
+        ]
+        mean = reduce(torch.add, sent) / len(same)
+        mean = wiring.crossed(recipe, "mocosfl", "bottoms", "down", "server", at, f"{which}.{name}", mean)
         for each in same:
             each.copy_(mean)

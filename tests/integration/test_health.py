@@ -40,4 +40,8 @@ def test_probes_of_server_and_parties_and_the_report(tmp_path: Path) -> None:
         federation.programs.pop("probe").close()
         federation.start_party("p1")
         federation.finish()
-        assert {path.name for path in federation.run_folder.glob("*.png")} == {"bytes.png", "learning-curves.png"}
+        assert {path.name for path in federation.run_folder.glob("*.png")} == {
+            "bytes.png",
+            "learning-curves.png",
+            "times.png",
+        }

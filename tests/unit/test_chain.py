@@ -17,11 +17,12 @@ from vfl_common.bundle import Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party import codecs, plugins, policies, transforms
+from vfl_party.chain import Chain
 from vfl_party.chains import make_chains
 from vfl_party.checkpoint import pack, unpack
 from vfl_party.context import Party
 from vfl_party.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
-from vfl_party.exchange import Answering, Chain
+from vfl_party.exchange import Answering
 from vfl_party.filter import Filter, Tensors
 from vfl_party.methods import build_phases
 from vfl_party.policies.allow_all import AllowAll
@@ -162,7 +163,7 @@ def test_a_codec_of_a_phase_that_exchanges_nothing_is_refused(codec: str, words:
 # -- codecs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", codecs.ROOM.names())
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "identity"])  # the others: test_packing.py
 @given(values=st.lists(st.floats(width=32, min_value=-60000, max_value=60000), min_size=1, max_size=20))
 def test_a_codec_sends_what_its_spec_says_and_comes_near(name: str, values: list[float]) -> None:
     codec = codecs.make(name, WHERE)

@@ -16,16 +16,24 @@ import vfl_party.forecast.count
 from tests.harness import cases
 from tests.harness.federation import toml
 from vfl.forecasting import show
-from vfl.forecasting.network import Network, read_bandwidth, read_latency
-from vfl.forecasting.show import as_tables, duration, notes, rate, render
+from vfl.forecasting.network import (
+    AROUND_BYTES_SHARE,
+    AROUND_MESSAGE_BYTES,
+    Network,
+    Work,
+    read_bandwidth,
+    read_latency,
+)
+from vfl.forecasting.show import as_tables, notes, render
+from vfl.forecasting.words import duration, rate
 from vfl.report.table import wide_console
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import ByteCount, Bytes, LinkBytes
 from vfl_party.context import Party
-from vfl_party.forecast.count import forecast, outlook_of, read_rounds
-from vfl_party.forecast.result import Forecast, against
+from vfl_party.forecast.count import forecast, forecast_of, lone_party, outlook_of, read_rounds
+from vfl_party.forecast.result import Forecast, StepRun, against
 from vfl_party.methods import load_method
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -274,14 +282,99 @@ def test_latency_without_a_sense_is_refused(text: str) -> None:
 
 def test_time_is_round_trips_and_bytes() -> None:
     network = Network.read("8Mbit/s", "50ms")
-    assert network.seconds(10, 0) == pytest.approx(1.0)
-    assert network.seconds(0, 3_000_000) == pytest.approx(3.0)
     told = as_tables(of({"kind": "splitnn", "epochs": 3, "batch_size": 64}, {"kind": "evaluate"}), network)
     payload = 2 * 8 * 4 * (3 * (700 + 100) + 3 * 700 + 300) + 2 * (8 + 32)  # two passive parties; the rows' digests
     assert told["total"]["payload_bytes"] == payload
     assert payload < told["total"]["message_bytes"] < 1.06 * payload
     trips = 1 + 3 * (11 + 1) + 2
-    assert told["total"]["seconds"] == pytest.approx(0.1 * trips + told["total"]["message_bytes"] / 1_000_000)
+    around = AROUND_BYTES_SHARE * told["total"]["message_bytes"] + AROUND_MESSAGE_BYTES * told["total"]["messages"]
+    over_s = (told["total"]["message_bytes"] + around) / 1_000_000
+    assert told["total"]["seconds"] == pytest.approx(0.1 * trips + over_s)
+    slower = as_tables(of({"kind": "splitnn", "epochs": 3, "batch_size": 64}), Network.read("8Mbit/s", "50ms", "3ms"))
+    bare = as_tables(of({"kind": "splitnn", "epochs": 3, "batch_size": 64}), network)
+    assert slower["total"]["seconds"] == pytest.approx(bare["total"]["seconds"] + 0.003 * 3 * 11)  # steps that train
+
+
+def closed_loop(
+    batches: int, in_flight: int, parts: int, latency_s: float, up_s: float, down_s: float, work_s: float
+) -> float:
+    """Steps as events: up, latency, work, down, latency; each place serves one after the other.
+
+    Of the batches, each in so many parts, D are under way: a batch begins when the D-th before it is done.
+    """
+    up_free = work_free = down_free = 0.0
+    done: list[float] = []
+    for step in range(batches * parts):
+        before = (step // parts - in_flight + 1) * parts - 1
+        begin = done[before] if before >= 0 else 0.0
+        up_free = max(up_free, begin) + up_s
+        work_free = max(work_free, up_free + latency_s) + work_s
+        down_free = max(down_free, work_free) + down_s
+        done.append(down_free + latency_s)
+    return done[-1]
+
+
+@given(
+    batches=st.integers(1, 60),
+    in_flight=st.integers(1, 16),
+    parts=st.integers(1, 5),
+    latency_s=st.floats(0, 0.1),
+    up_bytes=st.integers(1, 200_000),
+    down_bytes=st.integers(1, 200_000),
+    work_s=st.floats(0, 0.05),
+)
+def test_time_of_steps_in_flight_is_that_of_their_events(
+    batches: int, in_flight: int, parts: int, latency_s: float, up_bytes: int, down_bytes: int, work_s: float
+) -> None:
+    network, steps = Network(8e6, latency_s, any_work=Work(parts * work_s, parts * work_s)), batches * parts
+    run = StepRun(
+        exchange="embedding",
+        trains=True,
+        times=1,
+        steps=steps,
+        in_flight=in_flight * parts,
+        parts=parts,
+        up_bytes=steps * up_bytes,
+        down_bytes=steps * down_bytes,
+        up_messages=0,
+        down_messages=0,
+    )
+    up_s, down_s = network.over_s(up_bytes, 0), network.over_s(down_bytes, 0)
+    want_s = closed_loop(batches, in_flight, parts, latency_s, up_s, down_s, work_s)
+    assert network.run_s("splitnn", run) == pytest.approx(want_s, rel=1e-6)
+    assert network.seconds("splitnn", [run, run.model_copy(update={"times": 3})]) == pytest.approx(4 * want_s)
+
+
+def test_work_of_a_phase_goes_before_that_of_all() -> None:
+    found = of({"kind": "splitnn", "epochs": 2, "batch_size": 64})
+    phase = found.phases[1]
+    plain = Network(1e6, 0.01)
+    measured = replace(plain, work={"splitnn": Work(0.5, 0.25)}, any_work=Work(9.0, 9.0))
+    steps = sum(run.times * run.steps for run in phase.runs if run.trains)
+    assert steps == 2 * 11
+    assert measured.seconds(phase.name, phase.runs) == pytest.approx(
+        plain.seconds(phase.name, phase.runs) + 0.5 * steps
+    )
+
+
+def test_steps_in_flight_of_a_phase_are_those_of_its_training() -> None:
+    """Two epochs of 11 batches; validation waits for each answer."""
+    party, rows = lone_party(outlook_of(recipe({"kind": "splitnn", "epochs": 2, "batch_size": 64}), HERE), 1000)
+    method = load_method("splitnn")
+    stated = method.traffic
+    assert stated is not None
+    piped = replace(method, traffic=lambda *args: replace(stated(*args), in_flight=4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vfl_party.forecast.count, "load_method", lambda _kind: piped)
+        found = forecast_of(party, rows)
+    runs = {(run.exchange, run.trains): (run.steps, run.in_flight) for run in found.phases[1].runs}
+    assert runs == {("embedding", True): (11, 4), ("validation", False): (1, 1)}
+    assert found.phases[1].round_trips == 2 * 12
+
+
+def test_a_step_time_without_a_sense_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--step-time fast: give a number with a unit"):
+        Network.read("1Mbit", "1ms", "fast")
 
 
 def test_brackets_reach_the_terminal_without_backslashes(capsys: pytest.CaptureFixture[str]) -> None:

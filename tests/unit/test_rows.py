@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from vfl_party.align.digest import DIVIDED, OPENING, DigestAlignment, rows_diges
 from vfl_party.data import Table
 from vfl_party.exchange import to_bundle
 from vfl_party.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
+from vfl_party.pace import Clock
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.rows import divided, division_of
 from vfl_party.seeds import batches, full_batches, permutation, split_rows
@@ -40,6 +41,7 @@ class Found:
     link: Link | None = None
     hub: Hub | None = None
     server: Link | None = None
+    clock: Clock = field(default_factory=Clock)
 
 
 @pytest.mark.parametrize(("ids", "what"), [(("1", "2"), "2 and 3 rows"), (("1", "2", "4"), "3 rows each, with other")])

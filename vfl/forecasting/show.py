@@ -12,20 +12,43 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.forecasting.network import Network
+from vfl.forecasting.measure import measured
+from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES, Network
+from vfl.forecasting.suggest import suggestions
+from vfl.forecasting.words import duration, rate
 from vfl.report.table import WORDS, new_table, size, wide_console
 from vfl_common.config.recipe import naming
 from vfl_common.summary import ByteCount, LinkBytes
 from vfl_party.forecast.result import Forecast, PhaseForecast
 
 
-def show_forecast(plan: Path, network: Network, *, rows: int | None, rounds: Sequence[str], as_json: bool) -> None:
-    """Runs the command. Raises InputError."""
-    forecast = counted(plan, rows, rounds)
+def show_forecast(
+    plan: Path,
+    network: Network,
+    *,
+    rows: int | None,
+    rounds: Sequence[str],
+    as_json: bool,
+    measure: bool = False,
+    suggest: bool = False,
+) -> None:
+    """Runs the command. ``measure``: finds out what a step computes. ``suggest``: tries settings. Raises InputError."""
+    from vfl_party.forecast.count import forecast_of, lone_party, read_outlook, read_rounds  # imports torch
+
+    outlook, ended = read_outlook(plan), read_rounds(rounds)
+    with naming(outlook.file):
+        party, known = lone_party(outlook, rows)
+        forecast = forecast_of(party, known, ended)
+        if measure:
+            network = measured(outlook, network)
+        tried = suggestions(party, known, network, ended) if suggest else None
     if as_json:
-        click.echo(json.dumps(as_tables(forecast, network), separators=(",", ":")))
+        found = as_tables(forecast, network) | ({"suggestions": tried.as_json()} if tried is not None else {})
+        click.echo(json.dumps(found, separators=(",", ":")))
         return
     wide_console().print(render(forecast, network))
+    if tried is not None:
+        wide_console().print(tried.render())
 
 
 def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> Forecast:
@@ -55,10 +78,9 @@ def total(links: Iterable[LinkBytes]) -> ByteCount:
     )
 
 
-def seconds(forecast: Forecast, network: Network, phase: PhaseForecast) -> float:
-    """Returns how long a phase's exchanges take."""
-    count = total(link for link in forecast.links if link.phase == phase.name)
-    return network.seconds(phase.round_trips, count.message_bytes)
+def seconds(network: Network, phase: PhaseForecast) -> float:
+    """Returns how long a phase's steps take."""
+    return network.seconds(phase.name, phase.runs)
 
 
 def as_tables(forecast: Forecast, network: Network) -> dict[str, Any]:
@@ -66,13 +88,14 @@ def as_tables(forecast: Forecast, network: Network) -> dict[str, Any]:
     phases = [
         phase.model_dump()
         | total(link for link in forecast.links if link.phase == phase.name).model_dump()
-        | {"seconds": seconds(forecast, network, phase)}
+        | {"seconds": seconds(network, phase)}
         for phase in forecast.phases
     ]
     whole = total(forecast.links).model_dump() | {"seconds": sum(phase["seconds"] for phase in phases)}
     return forecast.model_dump() | {
         "bandwidth_bit_s": network.bandwidth,
         "latency_s": network.latency_s,
+        "step_s": {phase.name: network.work.get(phase.name, network.any_work).loop_s for phase in forecast.phases},
         "phases": phases,
         "total": whole,
     }
@@ -94,11 +117,24 @@ def notes(forecast: Forecast, network: Network) -> list[str]:
         if phase.at_most:
             text = f"{phase.name} may end early, so its numbers are upper bounds"
             found.append(f"{text}; --rounds {phase.name}=N counts N rounds.")
-    there = f"{rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way"
-    found.append(f"Time of communication alone, at {there}: computation, and TLS, HTTP/2 and TCP/IP, come on top.")
+    found += _of_time(forecast, network)
     found.append("Not counted: the sessions with the server (control), which grow with time.")
     found.append(WORDS)
     return found
+
+
+def _of_time(forecast: Forecast, network: Network) -> list[str]:
+    """Says what the time consists of."""
+    there = f"Time at {rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way"
+    around = f"TLS and HTTP/2 ({AROUND_MESSAGE_BYTES} bytes a message and {100 * AROUND_BYTES_SHARE:.2g} %) included"
+    found = [f"{there}, {around}; TCP and IP, 3 to 4 %, and connecting, come on top."]
+    works = {phase.name: network.work.get(phase.name, network.any_work) for phase in forecast.phases if phase.runs}
+    if not any(work.loop_s for work in works.values()):
+        return [*found, "Computation is not included: --step-time says what a step takes, --measure finds it out."]
+    if network.work:
+        what = ", ".join(f"{name} {1e3 * works[name].loop_s:.2g} ms" for name in works if name in network.work)
+        return [*found, f"Computation, measured here in one process, a step: {what}."]
+    return [*found, f"Computation: {1e3 * network.any_work.loop_s:g} ms a step that trains, as --step-time says."]
 
 
 def _by_party(forecast: Forecast) -> Table:
@@ -146,7 +182,7 @@ def _cell(phase: PhaseForecast, count: ByteCount) -> str:
 
 def _by_phase(forecast: Forecast, network: Network) -> Table:
     whole, trips = total(forecast.links), sum(phase.round_trips for phase in forecast.phases)
-    time_s = sum(seconds(forecast, network, phase) for phase in forecast.phases)
+    time_s = sum(seconds(network, phase) for phase in forecast.phases)
     table = new_table("By phase, every message counted once", show_footer=True)
     table.add_column("phase", "all")
     table.add_column("payload", size(whole.payload_bytes), justify="right")
@@ -167,21 +203,6 @@ def _by_phase(forecast: Forecast, network: Network) -> Table:
             size(count.message_bytes),
             f"{count.messages:,}",
             f"{phase.round_trips:,}",
-            duration(seconds(forecast, network, phase)),
+            duration(seconds(network, phase)),
         )
     return table
-
-
-def rate(bits: float) -> str:
-    """Formats ``100 Mbit/s``."""
-    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if bits >= factor:
-            return f"{bits / factor:.4g} {unit}"
-    return f"{bits:.4g} bit/s"
-
-
-def duration(time_s: float) -> str:
-    """Formats ``0.35 s``, ``42 s``, ``12 min``, ``3.5 h``."""
-    if time_s < 100:
-        return f"{time_s:.2g} s" if time_s < 10 else f"{time_s:.0f} s"
-    return f"{time_s / 60:.0f} min" if time_s < 6000 else f"{time_s / 3600:.1f} h"

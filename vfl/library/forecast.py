@@ -40,7 +40,7 @@ class Forecast:
         from vfl.forecasting.show import seconds
 
         network = Network.read(bandwidth, latency)
-        return sum(seconds(self._counted, network, phase) for phase in self._counted.phases)
+        return sum(seconds(network, phase) for phase in self._counted.phases)
 
     def __repr__(self) -> str:
         return f"Forecast({self._counted.recipe!r}, {self.rows:,} rows, {self.total.payload_bytes:,} bytes of tensors)"

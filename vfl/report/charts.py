@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from vfl.report.picture import Picture
 from vfl.report.reading import OWN, Rounds, Run, curves, find, own_curves
 from vfl.report.table import in_order, size
+from vfl.report.times import times_of
 from vfl_common.files import unwritable
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
@@ -42,7 +43,7 @@ def draw_folder(folder: Path) -> list[Path]:
 
 
 def draw(run: Run) -> list[Path]:
-    """Writes ``learning-curves.png`` (if the folder has metrics that make a curve) and ``bytes.png``; returns paths."""
+    """Writes ``learning-curves.png`` (if the folder has metrics that make a curve), ``bytes.png`` and ``times.png``."""
     paths = []
     rounds, own = curves(run), own_curves(run)
     phases = _in_phases(run, rounds, own)
@@ -50,6 +51,8 @@ def draw(run: Run) -> list[Path]:
         paths.append(draw_curves(run.summary, phases, run.folder / "learning-curves.png", own))
     if run.summary.bytes.by_link:
         paths.append(draw_bytes(run.summary, run.phases, run.folder / "bytes.png"))
+    if any(party.times for party in run.summary.parties):
+        paths.append(save(times_of(run.summary, run.phases), run.folder / "times.png"))
     return paths
 
 
@@ -57,7 +60,7 @@ def draw_curves(
     summary: Summary, phases: Mapping[str, Rounds], path: Path, own: Mapping[str, Mapping[str, Rounds]] = NOBODY
 ) -> Path:
     """Draws what ``curves_of`` returns. Returns ``path``."""
-    return _save(curves_of(summary, phases, own), path)
+    return save(curves_of(summary, phases, own), path)
 
 
 def figure_of(run: Run) -> Figure:
@@ -187,7 +190,7 @@ def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
     figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
     handles, labels = cells[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)  # above it the title is too wide
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _bars(summary: Summary, phase: str) -> list[tuple[str, int, int]]:
@@ -239,7 +242,8 @@ def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) -> None
     axes.set_title(f"{_TITLES.get(phase, phase)}: {size(total)}", loc="left", fontsize=10)
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a figure as PNG. Returns ``path``. Raises InputError if it cannot be written."""
     FigureCanvasAgg(figure)
     try:
         figure.savefig(path, dpi=_DPI)

@@ -80,7 +80,8 @@ def of_party_file(path: Path, kind: str | None) -> Tables:
 
 def _by_itself(recipe: Recipe, made: Tables, kind: str) -> Tables:
     """Returns the recipe of one party, ``made``, with the phases of the baseline ``kind`` and no earlier run."""
-    made.pop("start", None)  # a baseline owes nothing to an earlier run
+    for key in ("start", "wire"):  # a baseline owes nothing to an earlier run, and nothing crosses
+        made.pop(key, None)
     if kind.startswith("gbdt"):
         made["model"].pop("precision", None)  # trees are grown in float32
         return made | {"phases": _trees(recipe, made["phases"])}

@@ -27,6 +27,7 @@ from vfl_common.logs import Console
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
 from vfl_common.run_folder import RunFolder, create
 from vfl_common.summary import Summary
+from vfl_party.pace import Clock
 from vfl_server.local import LocalServer
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class MemoryTransport:
     link: Link | None
     server: Link | None
     ends: list[MemoryHub | MemoryLink] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
 
     def end(self, error: VflError) -> None:
         for each in self.ends:
@@ -247,6 +249,8 @@ class _Federation:
         self._turns, self._devices, self._observe = turns, devices, observe
         self._ledgers = {party.name: Ledger() for party in recipe.parties}
         active = recipe.active.name
+        from vfl_party.methods import in_flight
+
         self._exchange = MemoryHub(
             active,
             [party.name for party in recipe.passives],
@@ -254,6 +258,7 @@ class _Federation:
             ledger=self._ledgers[active],
             turns=turns,
             punctual=True,
+            in_flight=in_flight(recipe),
         )
         self._weights = MemoryHub(recipe.server, list(self._ledgers), timeout_s=math.inf, turns=turns, punctual=True)
         opened = create(folder.parent, folder.name, recipe.server, recipe)

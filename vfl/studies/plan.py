@@ -183,6 +183,7 @@ def _chain(
         first = tables | {"phases": phases}
         if study.labels:  # One pretraining serves all label counts, so it must not depend on `rows.labelled`.
             first["rows"] = {key: value for key, value in tables.get("rows", {}).items() if key != "labelled"}
+        first = _wired(first)
         recipe = parse(Recipe, first, f"{where}: pretrain")
         pretrain = PlannedRun(name, "pretrain", method.name, seed, None, first, recipe)
         tuning["start"] = {"run": name, "phases": phases}
@@ -198,9 +199,18 @@ def _chain(
         own = dict(tuning)
         if labels is not None:
             own["rows"] = tables.get("rows", {}) | {"labelled": labels}
+        own = _wired(own)
         recipe = parse(Recipe, own, f"{where}: finetune")
         runs.append(PlannedRun(run_id, "finetune", method.name, seed, labels, own, recipe))
     return Pipeline(pretrain, tuple(runs))
+
+
+def _wired(tables: dict[str, Any]) -> dict[str, Any]:
+    """Returns a recipe without the tables of ``wire`` that are for phases of other methods."""
+    if "wire" not in tables:
+        return tables
+    names = {phase.get("name", phase["kind"]) for phase in tables["phases"]}
+    return tables | {"wire": [each for each in tables["wire"] if each.get("phase") in (None, *names)]}
 
 
 def _overrides(key: str, value: Any, ours: str) -> bool:

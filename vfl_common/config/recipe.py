@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -119,6 +120,40 @@ class PhaseSettings(Section):
         return gathered(value, ("kind", "name", "codec", "transforms"))
 
 
+class WireSettings(Section):
+    """The codec of what crosses, for one phase, exchange and direction, or for all; ``settings`` are the codec's own.
+
+    Of the tables that hold for a direction of an exchange, one that names the phase goes before one that does not, then
+    one that names the exchange, then one that names the direction. ``direction``: ``up``: what the side that asks
+    sends (embeddings, weights to the server); ``down``: the answers. What the server averages is meant only by a table
+    that names the exchange.
+    """
+
+    codec: KindName
+    phase: str | None = None
+    exchange: str | None = None
+    direction: Literal["up", "down"] | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        own = ("codec", "phase", "exchange", "direction")
+        if not isinstance(value, dict) or "settings" in value:
+            return value
+        rest = {key: item for key, item in value.items() if key not in own}
+        for key in rest:
+            near = difflib.get_close_matches(str(key), own, n=1, cutoff=0.75)
+            if near:
+                raise ValueError(f"unknown key {key!r}; did you mean {near[0]!r}?")
+        return {key: item for key, item in value.items() if key in own} | {"settings": rest}
+
+    @property
+    def named(self) -> tuple[str | None, str | None, str | None]:
+        """The phase, the exchange and the direction that the table names."""
+        return self.phase, self.exchange, self.direction
+
+
 class StartSettings(Section):
     """The finished run whose encoders every party starts with, from its own folder of runs.
 
@@ -177,6 +212,7 @@ class Recipe(Section):
     rows: RowsSettings = RowsSettings()
     model: ModelSettings
     phases: Annotated[tuple[PhaseSettings, ...], Field(min_length=1)]
+    wire: tuple[WireSettings, ...] = ()
     start: StartSettings | None = None
     run: RunSettings = RunSettings()
     simulate: SimulateSettings | None = None
@@ -218,7 +254,22 @@ class Recipe(Section):
         for name in phase_names:
             if name in RESERVED_PHASES:
                 raise ValueError(f"phases: the name {name!r} is reserved; take another")
+        self._check_wire(phase_names)
         return self
+
+    def _check_wire(self, phases: list[str]) -> None:
+        """Raises ValueError if a table of ``wire`` names no phase, or two say something of the same."""
+        seen: list[tuple[str | None, str | None, str | None]] = []
+        seen += [(phase.name, None, None) for phase in self.phases if phase.codec != "identity"]
+        for number, each in enumerate(self.wire, 1):
+            if each.phase is not None and each.phase not in phases:
+                near = difflib.get_close_matches(each.phase, phases, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"the recipe has {', '.join(phases)}"
+                raise ValueError(f"wire: table {number}: there is no phase {each.phase!r}; {hint}")
+            if each.named in seen:
+                text = "another table, or the phase's codec, is for the same phase, exchange and direction"
+                raise ValueError(f"wire: table {number}: {text}; remove one")
+            seen.append(each.named)
 
     def _check_own_rows(self) -> None:
         """Raises ValueError if something else in the recipe needs rows that all parties hold."""
@@ -266,6 +317,8 @@ class Recipe(Section):
             del found["start"]["held_by"]
         if self.task.positive is None:
             del found["task"]["positive"]
+        if not self.wire:
+            del found["wire"]
         for key in _NEWER:  # left out as before there were any, so that digests stay what they were
             if getattr(self.rows, key) == RowsSettings.model_fields[key].default:
                 del found["rows"][key]

@@ -48,7 +48,7 @@ class Stream:
 
     def __init__(self, party: str) -> None:
         self.party = party
-        self.outbox: queue.SimpleQueue[list[Encoded] | VflError | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[list[Encoded] | Exception | None] = queue.SimpleQueue()
         self.closed = False
         self.repeating: StepKey | None = None  # the stream's thread only: the incoming bundle was received before
         self.incoming: _Incoming | None = None  # the stream's thread only
@@ -66,6 +66,7 @@ class _Incoming:
         self.stream = stream  # the one over which its sender waits for the reply
         self.frames = 0  # delivered
         self.whole = False
+        self.reply: list[Encoded] | None = None  # to repeat it
         self.assembly: Assembly | None = None  # the main thread only
         self.passed = False  # the main thread only: its step was computed without it
 
@@ -81,6 +82,7 @@ class ExchangeHub:
         run_id, generation: a stream names both to attach.
         roster: the parties that send, in the recipe's order.
         timeout_s: how long a living party may take for one step.
+        in_flight: of one party, so many bundles may be under way.
         from_first: starts a step's time at the first bundle's arrival, not at ``collect``; so the parties' own work
             before it may take any time.
         allocate: makes buffers for what arrives (pinned if the device is a GPU).
@@ -96,7 +98,9 @@ class ExchangeHub:
         timeout_s: float,
         allocate: Allocate | None = None,
         from_first: bool = False,
+        in_flight: int = 1,
     ) -> None:
+        self.in_flight, self._unread_frames = in_flight, max(_UNREAD_FRAMES, in_flight)
         self.run_id, self.generation, self.roster = run_id, generation, tuple(roster)
         self.ledger = ledger
         self._timeout_s, self._allocate, self._from_first = timeout_s, allocate, from_first
@@ -104,7 +108,7 @@ class ExchangeHub:
         self._held: deque[_Frame] = deque()  # the main thread only: events that come before those in the queue
         self._expect: BundleSpec | Mapping[str, BundleSpec] | None = None  # the main thread only
         self._asked = self.roster  # the parties that send at this step
-        self._early: list[_Frame] = []  # the main thread only: of parties that do not, and are at a later step
+        self._early: list[_Frame] = []  # the main thread only: of parties that are at a later step
         self._hurried = True  # the main thread only
         self._collecting = False  # only the main thread sets it
         self._lenience: Lenience | None = None  # the main thread only: of the step
@@ -116,6 +120,7 @@ class ExchangeHub:
         self._streams: dict[str, Stream] = {}  # the newest of each party; older ones are closed
         self._step: StepKey | None = None
         self._incoming: dict[str, _Incoming] = {}  # the newest bundle of each party
+        self._earlier: dict[str, tuple[_Incoming, ...]] = {}  # the others that its link may ask for after a break
         self._arrived: dict[str, Bundle] = {}
         self._late: frozenset[str] = frozenset()  # parties that this step is computed without
         self._awaited: set[str] = set()  # late ones that still have to fetch their reply
@@ -164,7 +169,7 @@ class ExchangeHub:
                 self._repeat(stream, stream.repeating)
             return
         party, (pause_s, longest_s) = stream.party, _POLL_S
-        while self._delivered[party] - self._taken[party] >= _UNREAD_FRAMES:
+        while self._delivered[party] - self._taken[party] >= self._unread_frames:
             if stream.closed or self._ended is not None:
                 return
             time.sleep(pause_s)
@@ -181,14 +186,21 @@ class ExchangeHub:
     def resume(self, stream: Stream, step: StepKey) -> exchange_pb2.Resume:
         """Returns how much of a bundle came over this party's broken streams; the rest will come over ``stream``."""
         with self._lock:
-            answered, incoming = self._replies.get(stream.party), self._incoming.get(stream.party)
-            if answered is not None and answered[0] == step:
-                self._give_again(stream, answered[1])
+            first, answered = self._bundle_of(stream.party, step), self._answer_to(stream.party, step)
+            if first is None:
+                if answered is None:
+                    return exchange_pb2.Resume()
+                self._give_again(stream, answered)
                 return exchange_pb2.Resume(whole=True)
-            if incoming is None or incoming.step != step:
-                return exchange_pb2.Resume()
-            stream.incoming, incoming.stream = incoming, stream
-            return exchange_pb2.Resume(frames=incoming.frames, whole=incoming.whole)
+            known = [*self._earlier.get(stream.party, ()), self._incoming[stream.party]]
+            frames = 0
+            for each in known[known.index(first) :]:  # in the order in which they were sent
+                reply = self._answer_to(stream.party, each.step)
+                if reply is not None:
+                    self._give_again(stream, reply)
+                stream.incoming, each.stream = each, stream
+                frames += each.frames
+            return exchange_pb2.Resume(frames=frames, whole=first.whole or answered is not None)
 
     def end(self, error: VflError) -> None:
         """Ends this generation: ``collect`` raises ``error``, the streams send it and close. Repeats do nothing."""
@@ -204,13 +216,17 @@ class ExchangeHub:
 
     def _begun(self, stream: Stream, step: StepKey, kind: str) -> None:
         """Notes the first frame of a bundle: a new bundle, or one that was received whole before."""
+        party = stream.party
         with self._lock:
-            answered, incoming = self._replies.get(stream.party), self._incoming.get(stream.party)
-            known = answered is not None and answered[0] == step
-            known = known or (incoming is not None and incoming.step == step and incoming.whole)
+            before = self._bundle_of(party, step)
+            known = self._answer_to(party, step) is not None or (before is not None and before.whole)
             stream.repeating = step if known else None
             if not known and not stream.closed:
-                stream.incoming = self._incoming[stream.party] = _Incoming(step, kind, stream)
+                if self.in_flight > 1 and party in self._incoming:
+                    others = [*self._earlier.get(party, ()), self._incoming[party]]
+                    kept = [each for each in others if each is not before]
+                    self._earlier[party] = tuple(kept[-(self.in_flight - 1) :])
+                stream.incoming = self._incoming[party] = _Incoming(step, kind, stream)
 
     def _repeat(self, stream: Stream, step: StepKey) -> None:
         """Ends a repeated bundle: sends its reply to this stream, now or as soon as it is computed."""
@@ -218,11 +234,26 @@ class ExchangeHub:
         with self._lock:
             if stream.closed:
                 return
-            answered = self._replies.get(stream.party)
-            if answered is not None and answered[0] == step:
-                self._give_again(stream, answered[1])
-            else:
-                self._incoming[stream.party].stream = stream
+            answered, incoming = self._answer_to(stream.party, step), self._bundle_of(stream.party, step)
+            if answered is not None:
+                self._give_again(stream, answered)
+            elif incoming is not None:
+                incoming.stream = stream
+
+    def _bundle_of(self, party: str, step: StepKey) -> _Incoming | None:
+        """Returns what has come of a party's bundle of ``step``; None if that is not known, or no longer."""
+        newest = self._incoming.get(party)
+        if newest is not None and newest.step == step:
+            return newest
+        return next((each for each in self._earlier.get(party, ()) if each.step == step), None)
+
+    def _answer_to(self, party: str, step: StepKey) -> list[Encoded] | None:
+        """Returns the reply to a party's bundle of ``step``, if it is computed and kept."""
+        last = self._replies.get(party)
+        if last is not None and last[0] == step:
+            return last[1]
+        bundle = self._bundle_of(party, step) if self.in_flight > 1 else None
+        return bundle.reply if bundle is not None else None
 
     def _give_again(self, stream: Stream, reply: list[Encoded]) -> None:
         """Sends a computed reply again; the caller holds the lock."""
@@ -302,12 +333,18 @@ class ExchangeHub:
     def _next(self, wait_s: float, arrived: Callable[[str, Bundle], None] | None = None) -> None:
         """Takes the next event, if one comes within ``wait_s``. Raises as ``_event``."""
         event = self._held.popleft() if self._held else self._event(wait_s)
-        if event is not None and event[0].party not in self._asked:
+        if event is not None and self._is_ahead(event[0].party, event[1]):
             self._early.append(event)
             return
         party = self._take(*event) if event is not None else None
         if arrived is not None and party is not None:
             arrived(party, self._arrived[party])
+
+    def _is_ahead(self, party: str, incoming: _Incoming | None) -> bool:
+        """Returns whether a frame is of a later step: its party sends nothing at this one, or has sent all of it."""
+        if party not in self._asked:
+            return True
+        return self.in_flight > 1 and party in self._arrived and incoming is not None and incoming.step != self._step
 
     def _event(self, wait_s: float) -> _Frame | None:
         """Returns the next event; None if none comes within ``wait_s``. Raises the error that ended this generation."""
@@ -347,13 +384,14 @@ class ExchangeHub:
             encoded[id(bundle)] = frames
             with self._lock:
                 self._replies[party] = (step, frames)
-                incoming = self._incoming.get(party)
+                incoming = self._bundle_of(party, step)
                 if party in self._arrived:
-                    if incoming is not None and incoming.step == step:  # else it has begun again, and is behind
+                    if incoming is not None:  # else it has begun again, and is behind
+                        incoming.reply = frames
                         incoming.stream.outbox.put(frames)
                     continue
                 self._awaited.add(party)
-                if incoming is not None and incoming.step == step:  # the received part of its bundle is useless:
+                if incoming is not None and incoming is self._incoming[party]:  # what came of its bundle is useless:
                     del self._incoming[party]
                     self._streams.pop(party).close()  # it opens another, and gets its answer there
         with self._lock:
@@ -385,7 +423,7 @@ class ExchangeHub:
         self._taken[party] += 1
         if incoming is None:
             raise malformed(f"{party} sent a frame that belongs to no bundle", party)
-        if self._incoming.get(party) is not incoming:  # its party began again, over another stream
+        if self._bundle_of(party, incoming.step) is not incoming:  # its party began again, over another stream
             return None
         if frame.envelope.HasField("header"):
             self._begin(party, incoming, frame)

@@ -1,4 +1,4 @@
-"""The asking side of an exchange over gRPC: one stream; when it breaks, the last bundle resumes over a new one."""
+"""The asking side of an exchange over gRPC: one stream; when it breaks, what has no reply resumes over a new one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import grpc
 
@@ -73,9 +75,9 @@ class ExchangeLink:
         self._channel: grpc.Channel | None = None
         self._call: grpc.Call | None = None
         self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
-        self._frames: list[Encoded] = []  # the last bundle; after a break its missing frames go over another stream
-        self._step: StepKey | None = None  # the last bundle's
-        self._broke = False  # since the last bundle was sent
+        # The bundles without a reply, in order; after a break the frames that are missing go over another stream.
+        self._unanswered: deque[tuple[StepKey, list[Encoded]]] = deque()
+        self._broke = False  # since the first of them was sent
         self._give_up_s: float | None = None
         self._met = False  # the peer has answered once
         self._told = False
@@ -92,10 +94,16 @@ class ExchangeLink:
         self._hurried = False
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
-        self._frames, self._step = encode(step, bundle), step
-        self._broke, self._give_up_s = False, None
+        frames = encode(step, bundle)
+        if not self._unanswered:
+            self._broke, self._give_up_s = False, None
+        self._unanswered.append((step, frames))
         try:
-            self._put()
+            if self._call is None:
+                self._connect()
+            else:
+                for frame in frames:
+                    self._requests.put(frame)
         except grpc.RpcError as error:
             self._broken(step, error)  # `receive` sends again
 
@@ -103,34 +111,41 @@ class ExchangeLink:
         while True:
             try:
                 self._asked = (time.monotonic(), step)
-                call = self._call or self._put()
-                reply = self._receive(call, step, expect)
-                self._asked, self._hurried = None, True
+                reply = self._receive(self._call or self._connect(), step, expect)
+                self._answered()
                 return reply
             except grpc.RpcError as error:
                 self._broken(step, error)
 
-    def _put(self) -> grpc.Call:
-        """Puts the last bundle on the stream; on a new stream after a break, only the frames that the peer lacks."""
-        call, there = self._call, 0
-        if call is None:
-            call = self._open(self._step if self._broke else None)
-            there = self._there(call) if self._broke else 0
-        for frame in self._frames[there:]:
+    def _answered(self) -> None:
+        """Notes that the first bundle without a reply has got one."""
+        self._asked, self._hurried = None, True
+        self._unanswered.popleft()
+
+    def _connect(self) -> grpc.Call:
+        """Opens a stream and puts on it what has no reply; after a break, only the frames that the peer lacks."""
+        first = self._unanswered[0][0] if self._broke and self._unanswered else None
+        call = self._open(first)
+        there = self._there(call) if first is not None else 0
+        for frame in islice((frame for _, frames in self._unanswered for frame in frames), there, None):
             self._requests.put(frame)
         return call
 
     def _there(self, call: grpc.Call) -> int:
-        """Returns how many frames of the last bundle the peer has received over broken streams."""
+        """Returns how many frames, counted from the first bundle without a reply, the peer has got over broken streams.
+
+        They are the first ones, because frames arrive in the order in which they were sent.
+        """
+        first, total = len(self._unanswered[0][1]), sum(len(frames) for _, frames in self._unanswered)
         for data in call:
             frame = self._parse(data).envelope
             self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
             if not frame.HasField("resume"):
                 raise malformed(f"{self._peer} was asked how much it has, and sent something else", self._peer)
-            if frame.resume.frames > len(self._frames):
+            if frame.resume.frames > total:
                 raise malformed(f"{self._peer} reports more frames of a bundle than there are", self._peer)
             self._give_up_s = None  # connected again; the next break gets the whole time again
-            return len(self._frames) if frame.resume.whole else frame.resume.frames
+            return max(first, frame.resume.frames) if frame.resume.whole else frame.resume.frames
         raise _StreamEnded
 
     def _broken(self, step: StepKey, error: grpc.RpcError) -> None:
@@ -216,7 +231,7 @@ class ExchangeLink:
             frame = self._parse(data)
             if frame.envelope.HasField("passed"):
                 self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
-                self._asked, self._hurried = None, True
+                self._answered()
                 passed = frame.envelope.passed
                 raise StepPassed(StepKey(passed.phase, passed.round, passed.batch))
             if frame.envelope.HasField("header"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey, TensorSpec
@@ -45,6 +46,7 @@ class MemoryHub(Hub):
         ledger: of the party that answers.
         turns: the lock; one that others share, if only one of them is to run at a time.
         punctual: nobody is ever late: a step waits for all, whatever its deadline is.
+        in_flight: of one party, so many bundles may be under way.
     """
 
     def __init__(
@@ -56,12 +58,15 @@ class MemoryHub(Hub):
         ledger: Ledger | None = None,
         turns: Turns | None = None,
         punctual: bool = False,
+        in_flight: int = 1,
     ) -> None:
         self.name, self.roster, self.timeout_s = name, tuple(roster), timeout_s
         self.turns = turns if turns is not None else Turns()
         self.ended: VflError | None = None
-        self.asked: dict[str, tuple[StepKey, Bundle]] = {}
-        self.replies: dict[str, tuple[StepKey, Bundle | StepKey]] = {}  # or the step that is under way
+        self.asked: dict[str, deque[tuple[StepKey, Bundle]]] = {party: deque() for party in self.roster}  # unanswered
+        # The last replies to each, in order, or the step that is under way.
+        self.replies: dict[str, dict[StepKey, Bundle | StepKey]] = {party: {} for party in self.roster}
+        self.in_flight = in_flight
         self.changed = self.turns.condition()  # something has come, or the hub has ended
         self.answered = {party: self.turns.condition() for party in self.roster}
         self.ledger = ledger if ledger is not None else Ledger()
@@ -150,8 +155,17 @@ class MemoryHub(Hub):
             self._due = set()
             for party, bundle in replies.items():
                 count(self.ledger, party, "sent", step, bundle)
-                self.replies[party] = (step, copied(bundle))
-                self.answered[party].notify_all()
+                self._answer(party, step, copied(bundle))
+
+    def _answer(self, party: str, step: StepKey, reply: Bundle | StepKey) -> None:
+        """Gives a party its reply; the caller holds the lock."""
+        asked, replies = self.asked[party], self.replies[party]
+        if asked and asked[0][0] == step:
+            asked.popleft()
+        replies[step] = reply
+        while len(replies) > self.in_flight:
+            del replies[next(iter(replies))]
+        self.answered[party].notify_all()
 
     def end(self, error: VflError) -> None:
         """Ends the generation: whoever waits, or calls later, gets ``error``. Any thread may call this."""
@@ -172,19 +186,14 @@ class MemoryHub(Hub):
             return self._new(parties, got)
 
     def _new(self, parties: Collection[str], got: Collection[str]) -> dict[str, tuple[StepKey, Bundle]]:
-        """Returns the bundles that were sent and are neither answered nor taken; the caller holds the lock."""
-        return {
-            party: self.asked[party]
-            for party in parties
-            if party in self.asked and party not in got and self.replies.get(party, (None,))[0] != self.asked[party][0]
-        }
+        """Returns each party's first bundle without a reply that is not taken yet; the caller holds the lock."""
+        return {party: self.asked[party][0] for party in parties if party not in got and self.asked[party]}
 
     def _catch_up(self, party: str, asked: StepKey, now: StepKey) -> None:
         """Tells a party whose step has passed which one is under way."""
         with self.turns.lock:
-            self.replies[party] = (asked, now)
+            self._answer(party, asked, now)
             self._patience.came(party, time.monotonic())
-            self.answered[party].notify_all()
         self._behind.discard(party)
 
 
@@ -210,7 +219,12 @@ class MemoryLink(Link):
             if self._ended is not None:
                 raise self._ended
             count(self._ledger, hub.name, "sent", step, bundle)
-            hub.asked[self._me] = (step, copied(bundle))
+            asked = hub.asked[self._me]
+            if step in hub.replies[self._me] or any(step == each for each, _ in asked):
+                return  # it is sent again
+            if len(asked) >= hub.in_flight:  # its sender has given up the first, and begins again
+                asked.popleft()
+            asked.append((step, copied(bundle)))
             hub.changed.notify_all()
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
@@ -225,7 +239,7 @@ class MemoryLink(Link):
                 raise self._ended
             if hub.ended is not None:
                 raise from_failure(to_failure(hub.ended), sender=hub.name, me=self._me)
-            reply = hub.replies[self._me][1]
+            reply = hub.replies[self._me][step]
         if isinstance(reply, StepKey):
             raise StepPassed(reply)
         check(expect, reply, hub.name, step)
@@ -240,7 +254,7 @@ class MemoryLink(Link):
             self._hub.answered[self._me].notify_all()
 
     def _answered(self, step: StepKey) -> bool:
-        return self._me in self._hub.replies and self._hub.replies[self._me][0] == step
+        return step in self._hub.replies[self._me]
 
 
 def count(ledger: Ledger, peer: str, direction: Direction, step: StepKey, bundle: Bundle) -> None:

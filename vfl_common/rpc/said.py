@@ -8,6 +8,7 @@ from typing import Protocol
 
 from vfl_common.errors import VflError
 from vfl_common.ledger import Ledger
+from vfl_common.packing.coding import PLAIN
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.tcp import TcpMeter
@@ -59,6 +60,7 @@ SAID: dict[str, dict[str, str]] = {
         "skipped_rounds": "rounds whose updates it has lost",
         "rows": "how many rows it holds, if the parties have found their common rows",
         "common_rows": "how many of them all parties hold",
+        "times_json": "seconds of each phase: encoding, waiting, decoding, computing",
     },
     "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
     "alone": {},
@@ -131,6 +133,7 @@ class PartyReport:
     parties that the model was trained without. ``absences_json``: the steps that were computed without a party.
     ``peak_memory_bytes``: the peak of its GPU memory. ``skipped_rounds``: those whose updates it has lost. ``rows``,
     ``common_rows``: how many rows it holds, and how many of them all parties hold, if they have found these.
+    ``times_json``: what its steps took their time for.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -145,6 +148,7 @@ class PartyReport:
     skipped_rounds: int = 0
     rows: int = 0
     common_rows: int = 0
+    times_json: str = ""
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
         """Returns what the server gets: the results, with the party's ledger and the kernel's counts."""
@@ -160,6 +164,7 @@ class PartyReport:
             skipped_rounds=self.skipped_rounds,
             rows=self.rows,
             common_rows=self.common_rows,
+            times_json=self.times_json,
         )
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes
@@ -252,6 +257,9 @@ def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMe
         )
         for name, each in aggregation.spec.tensors.items():
             described.tensors.add(name=name, dtype=int(each.dtype), shape=each.shape)
+        for coding, to in ((aggregation.up, described.up), (aggregation.down, described.down)):
+            if coding != PLAIN:
+                to.name, to.bits, to.stochastic, to.seed = coding.name, coding.bits, coding.stochastic, coding.seed
     return control_pb2.PartyMessage(plan=plan)
 
 

@@ -177,16 +177,31 @@ class ExchangeService:
             whole, data = found.whole, exchange_pb2.Frame(resume=found).SerializeToString()
             add(party, CONTROL, CONTROL, "sent", 0, len(data))
             yield data
-        while whole or self._bundle(hub, stream, requests):
+        ahead = hub.in_flight > 1
+        if ahead:  # while a reply is computed, the next bundles are read
+            reader = threading.Thread(
+                target=self._read, args=(hub, stream, requests), name=f"bundles-{party}", daemon=True
+            )
+            reader.start()
+        while ahead or whole or self._bundle(hub, stream, requests):
             whole = False
             reply = stream.outbox.get()
             if reply is None:
                 return
-            if isinstance(reply, VflError):
+            if isinstance(reply, Exception):
                 raise reply
             for encoded in reply:
                 add(party, encoded.phase, encoded.kind, "sent", encoded.payload_bytes, len(encoded.data))
                 yield encoded.data
+
+    def _read(self, hub: ExchangeHub, stream: Stream, requests: Iterator[bytes]) -> None:
+        """Passes on all bundles of a stream; what goes wrong is raised where the replies are sent."""
+        try:
+            while self._bundle(hub, stream, requests):
+                pass
+            stream.outbox.put(None)
+        except Exception as error:  # noqa: BLE001 - whoever sends the replies knows what to do with it
+            stream.outbox.put(error)
 
     def _bundle(self, hub: ExchangeHub, stream: Stream, requests: Iterator[bytes]) -> bool:
         """Passes on one bundle, or the rest of one; returns false if the party has closed its side."""

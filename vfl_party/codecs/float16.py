@@ -15,6 +15,7 @@ from vfl_party.filter import Filter, Tensors
 class Half(Filter):
     """Writes float32 in two bytes a number, rounded to nearest, ties to even; leaves other dtypes unchanged."""
 
+    repeats = True
     dtype: ClassVar[torch.dtype]
     wire: ClassVar[DType]
 

@@ -20,11 +20,12 @@ from vfl_common.errors import Code, InputError
 from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
 from vfl_party.align import alignment_of
+from vfl_party.chain import Chains
 from vfl_party.chains import summarised
 from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
-from vfl_party.exchange import Chains
-from vfl_party.forecast.result import Forecast, PhaseForecast
+from vfl_party.forecast.result import Forecast, PhaseForecast, StepRun
+from vfl_party.forecast.runs import Runs
 from vfl_party.methods import check_together, load_method, parse_settings, upper_of
 from vfl_party.party import Load, encoder_settings, load
 from vfl_party.policies import Policy
@@ -127,19 +128,29 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
 
     Raises InputError if a party would refuse a phase, if a phase in ``ended`` cannot end early, or if one is too long.
     """
-    recipe, count = outlook.recipe, _Count()
     party, rows = lone_party(outlook, rows)
+    return forecast_of(party, rows, ended)
+
+
+def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> Forecast:
+    """Counts the whole run of ``party``'s recipe; ``party``: as ``lone_party`` gives it. Raises as ``forecast``."""
+    recipe, count = party.recipe, _Count()
     opening = groupby(alignment_of(recipe).occurrences(rows), key=lambda each: each.step.phase)
-    phases = [PhaseForecast(name=name, kind=name, round_trips=count.add(party, of)) for name, of in opening]
+    phases = []
+    for name, of in opening:
+        runs = count.add(party, of, in_flight=0)
+        phases.append(PhaseForecast(name=name, kind=name, round_trips=_trips(runs), runs=runs))
     limits = dict(ended or {})
     for phase in recipe.phases:
         stated, settings = load_method(phase.kind).traffic, parse_settings(phase)
         traffic = stated(party, phase.name, settings) if stated is not None else Traffic()
         most = limits.pop(phase.name, None) if traffic.may_end_early else None
-        trips = count.add(party, _first_rounds(traffic.occurrences, most))
-        at_most, unknown = traffic.may_end_early and most is None, stated is None
+        runs = count.add(party, _first_rounds(traffic.occurrences, most), traffic.in_flight, traffic.parts)
+        at_most, unknown, trips = traffic.may_end_early and most is None, stated is None, _trips(runs)
         phases.append(
-            PhaseForecast(name=phase.name, kind=phase.kind, round_trips=trips, at_most=at_most, unknown=unknown)
+            PhaseForecast(
+                name=phase.name, kind=phase.kind, round_trips=trips, at_most=at_most, unknown=unknown, runs=runs
+            )
         )
     if limits:
         text = f"--rounds: {next(iter(limits))} is no phase that may end early; its recipe says how many rounds it has"
@@ -172,6 +183,10 @@ def _first_rounds(occurrences: Iterable[Occurrence], most: int | None) -> Iterab
     return takewhile(lambda each: each.step.round < most, occurrences)
 
 
+def _trips(runs: Iterable[StepRun]) -> int:
+    return sum(run.times * run.steps for run in runs)
+
+
 class _Count:
     """Sums exchanges by sender, receiver, phase and kind, as the ledger does."""
 
@@ -179,12 +194,14 @@ class _Count:
         self.exchanges: list[ExchangeSummary] = []
         self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
 
-    def add(self, party: Party, occurrences: Iterable[Occurrence]) -> int:
-        """Returns the number of round trips: one for each step and peer. Raises InputError if there are too many.
+    def add(
+        self, party: Party, occurrences: Iterable[Occurrence], in_flight: int = 1, parts: int = 1
+    ) -> tuple[StepRun, ...]:
+        """Returns the steps that were added, one for each step key and peer. Raises InputError if there are too many.
 
-        ``party``: any one; except for their policies, all have the same chains.
+        ``party``: any one; except for their policies, all have the same chains. ``in_flight``, ``parts``: see ``Runs``.
         """
-        recipe, trips, before = party.recipe, 0, None
+        recipe, runs = party.recipe, Runs(in_flight, parts)
         passives, everybody = (tuple(each.name for each in of) for of in (recipe.passives, recipe.parties))
         chains: dict[int, Chains] = {}
         for number, each in enumerate(occurrences):
@@ -200,8 +217,7 @@ class _Count:
                 continue  # the active party is alone
             if each.party is not None:
                 asking = (each.party,)
-            trips += (each.step, peer) != before
-            before = each.step, peer
+            runs.begin(each, peer)
             if id(exchange) not in chains:
                 chains[id(exchange)] = known = party.chains(phase, exchange)
                 self.exchanges += summarised(recipe, phase, exchange, known)
@@ -209,12 +225,13 @@ class _Count:
             for sent, chain, up in ((exchange.up, known.up, True), (exchange.down, known.down, False)):
                 spec = chain.wire_spec(sent.spec(**dict(each.sizes)))
                 size = sizes(each.step, spec)
+                runs.add(size, len(asking), up)
                 for name in asking:
                     ends = (name, peer) if up else (peer, name)
                     total = self._sums.setdefault((*ends, phase, spec.kind.label), [0, 0, 0])
                     for place, value in enumerate(size):
                         total[place] += value
-        return trips
+        return runs.found()
 
     def links(self) -> tuple[LinkBytes, ...]:
         return tuple(

@@ -14,11 +14,32 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+class StepRun(_Model):
+    """Successive steps of one exchange in one round, as their time depends on them; ``times``: rounds that have such.
+
+    ``steps``: of one round, of which up to ``in_flight`` are under way at once; ``parts`` of them make a batch, and are
+    answered before the next one is sent, or updated with. Bytes and messages: of all these steps,
+    and of all parties that ask; ``up`` goes to the answering party, ``down`` comes back. ``trains``: these are the
+    steps that the phase is for, rather than validation, say.
+    """
+
+    exchange: str
+    trains: bool
+    times: int
+    steps: int
+    in_flight: int
+    parts: int = 1
+    up_bytes: int
+    down_bytes: int
+    up_messages: int
+    down_messages: int
+
+
 class PhaseForecast(_Model):
     """One phase.
 
-    ``round_trips``: steps that wait for one another; ``at_most``: it may end early (early stopping); ``unknown``:
-    its method states no traffic, so it is not counted.
+    ``round_trips``: steps that are answered; ``at_most``: it may end early (early stopping); ``unknown``: its method
+    states no traffic, so it is not counted. ``runs``: what their time follows from.
     """
 
     name: str
@@ -26,6 +47,7 @@ class PhaseForecast(_Model):
     round_trips: int = 0
     at_most: bool = False
     unknown: bool = False
+    runs: tuple[StepRun, ...] = ()
 
 
 class Forecast(_Model):

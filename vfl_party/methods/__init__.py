@@ -13,7 +13,7 @@ from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS
 from vfl_party.absence import LatePolicy
-from vfl_party.chains import check_asked
+from vfl_party.chains import check_asked, check_wire
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.method import Method
 from vfl_party.metrics import load_metric
@@ -99,6 +99,12 @@ def late_policy(recipe: Recipe) -> LatePolicy:
     return "wait"
 
 
+def in_flight(recipe: Recipe) -> int:
+    """Returns how many exchanges of one passive party may be under way, in any phase."""
+    methods = [(load_method(phase.kind), phase) for phase in recipe.phases]
+    return max(method.in_flight(parse_settings(phase)) if method.in_flight else 1 for method, phase in methods)
+
+
 def nothing_kept(recipe: Recipe) -> str | None:
     """Returns the name of the first phase whose model ends with it; None if there is none."""
     return next((phase.name for phase in recipe.phases if not load_method(phase.kind).kept), None)
@@ -174,7 +180,9 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), party.role)
         phases.append(side(party, phase.name, parse_settings(phase)))
-    check_asked(recipe, {key: each.exchange for key, each in party.exchanges.items()})
+    opened = {key: each.exchange for key, each in party.exchanges.items()}
+    check_asked(recipe, opened)
+    check_wire(recipe, opened)
     rounds = sum(phase.rounds for phase in phases)
     if rounds > MOST_ROUNDS:
         text = f"recipe: phases: {rounds:,} rounds in all, and the labels of checkpoints count to {MOST_ROUNDS:,}"

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from vfl_common.bundle import BundleSpec, StepKey
+from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InputError, InternalError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub
+from vfl_common.packing.bundles import decode, encode
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.stages import AggregationPlan, rounds_done
 from vfl_server.aggregation.mean import mean
 
 log = logging.getLogger(__name__)
 
+SERVER = "server"  # the sender of an average, in what is drawn for its codec
 _JOIN_S = 5.0
 
 
@@ -99,8 +101,9 @@ class Aggregator:
             if self._align is None:
                 self._service.close()  # no party swaps anything from here on
             return
+        sent = {each.phase: each.sent for each in aggregations}
         steps = [
-            (step, dict.fromkeys(self._passives if each.passive else self._roster, each.spec))
+            (step, dict.fromkeys(self._passives if each.passive else self._roster, sent[each.phase]), each)
             for step, each in remaining(self._phases, checkpoint, aggregations)
         ]
         if self._hub is None or not self._aligned:  # otherwise the parties' streams are open at the hub already
@@ -162,16 +165,28 @@ class Aggregator:
             self._fail(error)
 
 
-def _answer_all(hub: EndingHub, steps: Sequence[tuple[StepKey, Mapping[str, BundleSpec]]]) -> None:
-    for step, specs in steps:
-        _answer(hub, step, specs)
+def _answer_all(hub: EndingHub, steps: Sequence[tuple[StepKey, Mapping[str, BundleSpec], AggregationPlan]]) -> None:
+    for step, specs, plan in steps:
+        _answer(hub, step, specs, plan)
 
 
-def _answer(hub: EndingHub, step: StepKey, specs: Mapping[str, BundleSpec]) -> None:
+def _answer(hub: EndingHub, step: StepKey, specs: Mapping[str, BundleSpec], plan: AggregationPlan) -> None:
     """Answers one step. Frees its memory on return, except for the last reply, which a party may request again."""
     bundles = hub.collect(step, specs)
-    average = mean(bundles, step)
-    hub.reply(step, dict.fromkeys(bundles, average))
+    hub.reply(step, dict.fromkeys(bundles, average(bundles, step, plan)))
+
+
+def average(bundles: Mapping[str, Bundle], step: StepKey, plan: AggregationPlan) -> Bundle:
+    """Returns the mean of what the parties have sent, as it crosses: read, averaged in float32, written.
+
+    Raises PeerError as ``mean``, and if a party sent what its codec never writes; InputError (NON_FINITE) if the
+    codec of the answer cannot write the mean.
+    """
+    up, down = plan.up.coder, plan.down.coder
+    if up is not None:
+        bundles = {party: decode(up, each, plan.spec, party=party, step=step) for party, each in bundles.items()}
+    found = mean(bundles, step)
+    return found if down is None else encode(down, found, plan.down.seed, SERVER, step)
 
 
 def remaining(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from vfl_common.bundle import BundleSpec, DType, TensorSpec
 from vfl_common.errors import Code, PeerError
+from vfl_common.packing.coding import BITS, NAMES, Coding
 from vfl_common.pb.vfl.v1 import control_pb2, tensor_pb2
 from vfl_common.stages import AggregationPlan
 from vfl_common.wire.frames import announced
@@ -20,7 +21,7 @@ def declared(plan: control_pb2.Plan, phases: Sequence[str], party: str) -> tuple
     """Reads the aggregations that ``party`` declares.
 
     Raises PeerError if a phase is not in ``phases`` or appears twice, if rounds, names or sizes exceed the bounds
-    above, or if a tensor is not float32.
+    above, if a tensor is not float32, or if a codec is unknown.
     """
     found: dict[str, AggregationPlan] = {}
     for entry in plan.aggregations[: len(phases) + 1]:
@@ -38,7 +39,9 @@ def declared(plan: control_pb2.Plan, phases: Sequence[str], party: str) -> tuple
             if len(name) > MAX_NAME:
                 text = f"aggregates a tensor with a name of {len(name)} characters; at most {MAX_NAME} are possible"
                 raise _refused(Code.MALFORMED_MESSAGE, party, text)
-        found[entry.phase] = AggregationPlan(entry.phase, entry.rounds, BundleSpec(kind, tensors), entry.passive)
+        up, down = _coding(entry.up, party), _coding(entry.down, party)
+        spec = BundleSpec(kind, tensors)
+        found[entry.phase] = AggregationPlan(entry.phase, entry.rounds, spec, entry.passive, up, down)
     if sum(aggregation.spec.payload_bytes for aggregation in found.values()) > MAX_BYTES:
         raise _refused(Code.TENSOR_TOO_LARGE, party, f"aggregates weights of more than {MAX_BYTES >> 30} GiB")
     return tuple(found.values())
@@ -75,6 +78,10 @@ def _difference(one: str, ours: AggregationPlan | None, other: str, theirs: Aggr
     if ours.passive != theirs.passive:
         with_, without = (other, one) if ours.passive else (one, other)
         return f"aggregation differs: in phase {ours.phase}, {with_} counts the active party and {without} does not"
+    for way, mine_, theirs_ in (("up", ours.up, theirs.up), ("down", ours.down, theirs.down)):
+        if mine_ != theirs_:
+            what = f"in phase {ours.phase}, weights go {way} as {mine_} at {one} and as {theirs_} at {other}"
+            return f"aggregation differs: {what}; give both the same recipe"
     for name in [*ours.spec.tensors, *theirs.spec.tensors]:
         mine, yours = ours.spec.tensors.get(name), theirs.spec.tensors.get(name)
         if mine != yours:
@@ -84,6 +91,15 @@ def _difference(one: str, ours: AggregationPlan | None, other: str, theirs: Aggr
 
 
 _HINT = "give both the same top layers (model.encoder), or set aggregate = false"
+
+
+def _coding(said: control_pb2.Coding, party: str) -> Coding:
+    """Reads how weights are written. Raises PeerError (MALFORMED_MESSAGE) if that is unknown."""
+    name = next((each for each in NAMES if each == (said.name or "identity")), None)
+    bits = next((each for each in BITS if each == said.bits), None)
+    if name is None or bits is None or (name == "bits") != bool(bits) or (said.stochastic and not bits):
+        raise _refused(Code.MALFORMED_MESSAGE, party, f"aggregates with an unknown codec {said.name[:40]!r}")
+    return Coding(name, bits, said.stochastic, said.seed)
 
 
 def _words(spec: TensorSpec | None) -> str:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.stages import MOST_ROUNDS
-from vfl_common.summary import Absence, ExchangeSummary, Privacy
+from vfl_common.summary import Absence, ExchangeSummary, PhaseTimes, Privacy
 from vfl_common.text import number
 
 MAX_TEXT = 200  # characters of a name
@@ -32,15 +32,19 @@ def is_sound(report: control_pb2.Report) -> bool:
         and exchanges_of(report) is not None
         and len(report.absences_json) <= MAX_ABSENCES
         and absences_of(report) is not None
+        and len(report.times_json) <= MAX_ABSENCES
+        and times_of(report) is not None
     )
 
 
-def done_by(report: control_pb2.Report) -> dict[str, int | float | None]:
+def done_by(report: control_pb2.Report) -> dict[str, int | float | list[PhaseTimes] | None]:
     """Returns the facts of a report that go into the party's entry of the summary."""
     peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
     skipped = {"skipped_rounds": min(report.skipped_rounds, MOST_ROUNDS)}
     rows = {"rows": report.rows, "common_rows": report.common_rows}
-    return {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak, **skipped, **rows}
+    times = {"times": times_of(report) or []}
+    done = {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak}
+    return {**done, **skipped, **rows, **times}
 
 
 def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:
@@ -94,5 +98,13 @@ def absences_of(report: control_pb2.Report) -> list[Absence] | None:
     """Reads a party's report on steps that were computed without a party; returns None if it has another form."""
     try:
         return TypeAdapter(list[Absence]).validate_json(report.absences_json or "[]")
+    except ValueError:
+        return None
+
+
+def times_of(report: control_pb2.Report) -> list[PhaseTimes] | None:
+    """Reads a party's report on what its time was for; returns None if it has another form."""
+    try:
+        return TypeAdapter(list[PhaseTimes]).validate_json(report.times_json or "[]")
     except ValueError:
         return None

@@ -11,6 +11,7 @@ METHOD = Method(
     ActiveSplitNN,
     PassiveSplitNN,
     late=lambda settings: settings.late_policy,
+    in_flight=lambda settings: settings.under_way,
     traffic=traffic,
     encodes=True,
 )

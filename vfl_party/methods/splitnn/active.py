@@ -11,6 +11,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.absent import Absent
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
+from vfl_party.methods.splitnn.local import ActiveLocal
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.metrics import evaluate, loss_fn, lower_is_better
@@ -33,6 +34,7 @@ class ActiveSplitNN(Phase):
         self._loss = loss_fn(party.recipe.task)
         self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
         self.lenient = self._absent is not None
+        self._local = ActiveLocal(party, settings, self._training) if settings.local else None
         self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
         rule, task = settings.early_stopping, party.recipe.task
         if rule is not None and rule.metric not in task.all_metrics:
@@ -49,34 +51,43 @@ class ActiveSplitNN(Phase):
         party, training, rule = self._party, self._training, self._party.recipe.model.combine
         _, targets = party.need_labels()
         training.train_mode()
-        batches = training.batches.of(round_)
-        steps = len(batches)
+        batches = training.batches.planned(round_)
+        steps, exchange = len(batches), 0
         total = torch.zeros((), device=party.device)
         absent = self._absent
-        for batch, (rows, last) in enumerate(batches):
-            step = StepKey(self.name, round_, batch)
+        for batch, planned in enumerate(batches):
             training.zero_grad()
-            y_B = party.take(targets, rows)
-            own = [party.encode(*party.features.inputs(rows))] if party.features is not None else []
-            lenience = absent.lenience if absent is not None else None
-            received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
-            if absent is not None:
-                absent.all_here()
-            z_BD = {name: tensors["z"] for name, tensors in received.items()}
-            there = [*own, *z_BD.values()] if absent is None else absent.fill(step, rows, own, z_BD)
-            combined = Combined(rule, there, z_BD)
-            loss = self._loss(party.outputs(combined.value), y_B)
-            loss.backward()  # type: ignore[no-untyped-call]
-            # The parties proceed while the top model is updated: every gradient is of the weights before the update.
-            self._embedding.reply(step, {name: {"dz": dz_BD} for name, dz_BD in combined.gradients().items()})
+            swapped = []
+            for rows in planned.parts:
+                step = StepKey(self.name, round_, exchange)
+                y_B = party.take(targets, rows)
+                own = [party.encode(*party.features.inputs(rows))] if party.features is not None else []
+                lenience = absent.lenience if absent is not None else None
+                received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
+                if absent is not None:
+                    absent.all_here()
+                z_BD = {name: tensors["z"] for name, tensors in received.items()}
+                there = [*own, *z_BD.values()] if absent is None else absent.fill(step, rows, own, z_BD)
+                combined = Combined(rule, there, z_BD)
+                loss = self._loss(party.outputs(combined.value), y_B)
+                if len(planned.parts) > 1:  # the parts' losses add to the mean over the batch
+                    loss = loss * (len(rows) / len(planned.rows))
+                loss.backward()  # type: ignore[no-untyped-call]
+                # The parties proceed while the top model is updated: each gradient is of the weights before the update.
+                dz_BD = combined.gradients()
+                self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()})
+                swapped.append((z_BD, dz_BD))
+                total += loss.detach()
+                exchange += 1
             training.step()
-            total += loss.detach()
-            if last:
+            if self._local is not None:
+                self._local.update(planned.rows, swapped)
+            if planned.last:
                 training.end_epoch()
             party.tick(self.name, round_, self.rounds, batch + 1, steps)
         metrics = {"train": {"loss": total.item() / max(1, steps)}}
         validates = training.batches.validates(round_)
-        after = self._validate(round_, steps, metrics) if validates else steps
+        after = self._validate(round_, exchange, metrics) if validates else exchange
         if absent is not None:
             return RoundReport(steps, metrics, note=absent.words(round_, steps), absences=absent.found)
         if not validates:
@@ -123,11 +134,14 @@ class ActiveSplitNN(Phase):
 
     def state(self) -> Tree:
         absent = self._absent.state() if self._absent is not None else None
-        return self._training.state() | {"best_epoch": self._best, "absent": absent}
+        local = self._local.state() if self._local is not None else {}
+        return self._training.state() | {"best_epoch": self._best, "absent": absent} | local
 
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
         self._best = tree["best_epoch"]
+        if self._local is not None:
+            self._local.load_state(tree)
         if self._absent is not None:
             self._absent.load_state(tree["absent"])
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+
+import numpy as np
 
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.exchanges import embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.seeds import Rows, batches
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of a round: its rows, all and as the ``parts`` that are exchanged, and whether it is its epoch's last.
+
+    ``first``: the number, in the round, of its first part's exchange.
+    """
+
+    rows: Rows
+    parts: Sequence[Rows]
+    first: int
+    last: bool
 
 
 class Batches:
@@ -22,6 +39,10 @@ class Batches:
         if settings.max_bytes is not None and not party.recipe.passives:
             text = f"recipe: phases: {phase}: max_bytes: {party.name} is alone, so no bytes cross"
             raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or add a passive party")
+        if not settings.plain and not party.recipe.passives:
+            text = f"recipe: phases: {phase}: {party.name} is alone, so nothing is exchanged"
+            text = f"{text}; remove in_flight, micro_batches, local_updates and cache, or add a passive party"
+            raise InputError(Code.CONFIG_INVALID, text)
         swap = embedding(settings)
         chains, sizes = party.chains(phase, swap), {"rows": 1, "width": party.embedding_size}
         crosses = [chains.up.wire_spec(swap.up.spec(**sizes)), chains.down.wire_spec(swap.down.spec(**sizes))]
@@ -46,9 +67,21 @@ class Batches:
             self._drawn = (group, steps)
         return self._drawn[1][self._within(round_)]
 
+    def planned(self, round_: int) -> list[Batch]:
+        """Returns the batches of a round in order, each cut into ``micro_batches`` parts, the larger ones first."""
+        found, first = [], 0
+        for rows, last in self.of(round_):
+            parts = np.array_split(rows, self._pieces(len(rows)))
+            found.append(Batch(rows, parts, first, last))
+            first += len(parts)
+        return found
+
     def sizes(self, round_: int) -> list[int]:
-        """Returns the number of rows of each batch of a round, in order."""
-        return [size for size, _ in self._group(round_ // self._parts)[self._within(round_)]]
+        """Returns the number of rows of each exchange of a round, in order: of each part of each batch."""
+        sizes = [size for size, _ in self._group(round_ // self._parts)[self._within(round_)]]
+        if self._settings.micro_batches == 1:
+            return sizes
+        return [size // n + (part < size % n) for size in sizes for n in [self._pieces(size)] for part in range(n)]
 
     def validates(self, round_: int) -> bool:
         """Whether a round ends with validation: it is the last part of its epochs."""
@@ -63,6 +96,10 @@ class Batches:
         group = round_ // self._parts
         before = self._group(group)[: self._within(round_).start]
         return group * self._settings.validate_every + sum(last for _, last in before)
+
+    def _pieces(self, rows: int) -> int:
+        """Returns the number of parts of a batch: none of them is empty."""
+        return min(self._settings.micro_batches, rows)
 
     def _cut(self, steps: int) -> int:
         """Returns the number of rounds for so many steps."""

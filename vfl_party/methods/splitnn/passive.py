@@ -7,6 +7,7 @@ from vfl_common.link import StepPassed
 from vfl_party.absence import Following
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
+from vfl_party.methods.splitnn.pipe import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.phase import Phase, RoundReport, Tree
@@ -28,8 +29,20 @@ class PassiveSplitNN(Phase):
         self.lenient = settings.late_policy != "wait"
         self._embedding.lenient = self._validation.lenient = self.lenient
         self._following = Following(order, party.recipe.active.name) if self.lenient else None
+        self._pipe = None if settings.plain else Pipe(party, name, settings, self._training, self._embedding)
 
     def run_round(self, round_: int) -> RoundReport:
+        return self._run_plain(round_) if self._pipe is None else self._run_piped(self._pipe, round_)
+
+    def _run_piped(self, pipe: Pipe, round_: int) -> RoundReport:
+        self._training.train_mode()
+        steps, exchanges = pipe.run(round_, self.rounds)
+        if not self._training.batches.validates(round_):
+            return RoundReport(steps)
+        after = send_embeddings(self._party, self._validation, round_, exchanges, self._party.rows("validation"))
+        return RoundReport(steps, done=self._verdict(round_, after))
+
+    def _run_plain(self, round_: int) -> RoundReport:
         party, training = self._party, self._training
         features = party.need_features()
         training.train_mode()
@@ -75,10 +88,12 @@ class PassiveSplitNN(Phase):
         return bool(verdict & STOP)
 
     def state(self) -> Tree:
-        return self._training.state()
+        return self._training.state() | (self._pipe.state() if self._pipe is not None else {})
 
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
+        if self._pipe is not None:
+            self._pipe.load_state(tree)
 
     def finish(self) -> None:
         self._training.restore_best()

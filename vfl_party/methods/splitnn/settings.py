@@ -23,6 +23,18 @@ class EarlyStopping(Section):
     metric: KindName = "loss"
 
 
+class CacheSettings(Section):
+    """Local updates on the last ``batches`` (W) batches, ``uses`` (R) of them between two exchanges.
+
+    A row's weight is the cosine between what was exchanged and what it is now, 0 below ``threshold`` (cos ξ). The
+    defaults are those of CELU-VFL (arXiv 2207.14628): W = R = 5, ξ = 60°.
+    """
+
+    batches: Annotated[int, Field(ge=1, le=100)] = 5
+    uses: Annotated[int, Field(ge=1, le=100)] = 5
+    threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.5
+
+
 class SplitNNSettings(TrainingSettings):
     """A step is one batch; a round is ``validate_every`` epochs, then validation and a checkpoint.
 
@@ -34,6 +46,10 @@ class SplitNNSettings(TrainingSettings):
     ``wait``: the others wait. Otherwise the step goes on, and its encoder gets no update: ``zeros`` take the place of
     its embeddings, or the last embeddings of these rows (``cached``), or the others are combined alone (``skip``; with
     ``model.combine = "concat"`` this is the same as ``zeros``).
+    ``in_flight`` (D): so many batches are under way: the embeddings of batch t + D - 1 leave before the gradient of
+    batch t has come. ``micro_batches`` (M): a batch is exchanged in M parts. ``local_updates`` (Q): so many updates a
+    batch, all but the first without an exchange (FedBCD-p, arXiv 1912.11187). ``cache``: updates on earlier batches
+    between two exchanges. All are defined in decision 0025.
     """
 
     validate_every: Annotated[int, Field(gt=0, le=1000)] = 1  # epochs; the batches of all of them are planned at once
@@ -43,6 +59,25 @@ class SplitNNSettings(TrainingSettings):
     early_stopping: EarlyStopping | None = None
     late_policy: LatePolicy = "wait"
     deadline_s: Seconds | None = None
+    in_flight: Annotated[int, Field(ge=1, le=64)] = 1
+    micro_batches: Annotated[int, Field(ge=1, le=64)] = 1
+    local_updates: Annotated[int, Field(ge=1, le=100)] = 1
+    cache: CacheSettings | None = None
+
+    @property
+    def under_way(self) -> int:
+        """The number of exchanges of one passive party that may be under way."""
+        return self.in_flight * self.micro_batches
+
+    @property
+    def plain(self) -> bool:
+        """Whether each batch is exchanged whole and on its own, and gives one update."""
+        return self.under_way == 1 and not self.local
+
+    @property
+    def local(self) -> bool:
+        """Whether there are updates without an exchange."""
+        return self.local_updates > 1 or self.cache is not None
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -50,3 +85,8 @@ class SplitNNSettings(TrainingSettings):
             raise ValueError('give late_policy ("zeros", "cached" or "skip") together with deadline_s, or neither')
         if self.late_policy != "wait" and self.early_stopping is not None:
             raise ValueError('early_stopping needs late_policy = "wait": a party that is away hears no verdict')
+        if self.late_policy != "wait" and not self.plain:
+            text = 'in_flight, micro_batches, local_updates and cache need late_policy = "wait"'
+            raise ValueError(f"{text}; remove them, or the policy")
+        if self.cache is not None and self.local_updates > 1:
+            raise ValueError("give local_updates or cache, not both: both are updates between two exchanges")

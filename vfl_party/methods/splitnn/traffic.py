@@ -18,7 +18,8 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
     stops = settings.early_stopping is not None
     batches = Batches(party, name, settings)
     fewer = stops or settings.late_policy != "wait"  # nothing crosses from and to a party that is away
-    return Traffic(_occurrences(party, name, batches, embedding(settings), stops), may_end_early=fewer)
+    occurrences = _occurrences(party, name, batches, embedding(settings), stops)
+    return Traffic(occurrences, may_end_early=fewer, in_flight=settings.under_way, parts=settings.micro_batches)
 
 
 def _occurrences(party: Party, name: str, batches: Batches, swap: Exchange, stops: bool) -> Iterator[Occurrence]:

@@ -28,6 +28,14 @@ class OwnTraining:
         if norms and min(batch_size, len(party.rows("train"))) < 2:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
+        if norms and settings.micro_batches > 1:
+            text = f"recipe: phases: {phase}: micro_batches: {party.name} has batch normalisation, whose statistics are"
+            text = f"{text} of a whole batch; set micro_batches = 1, or take an encoder without it"
+            raise InputError(Code.CONFIG_INVALID, text)
+        if settings.under_way > 1 and party.role == "passive" and not party.encodes_here:
+            text = f"recipe: phases: {phase}: in_flight and micro_batches: {party.name} has several processes, which"
+            text = f"{text} work on one batch at a time; start one process, or set both to 1"
+            raise InputError(Code.CONFIG_INVALID, text)
         self._params = list(self._models.parameters())
         self._settings = settings.optimizer
         self._optimizer = build_optimizer(self._settings, self._params)

@@ -80,16 +80,32 @@ class Join(_message.Message):
     def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ..., plugins: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Aggregation(_message.Message):
-    __slots__ = ("phase", "rounds", "tensors", "passive")
+    __slots__ = ("phase", "rounds", "tensors", "passive", "up", "down")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     PASSIVE_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    DOWN_FIELD_NUMBER: _ClassVar[int]
     phase: str
     rounds: int
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHeader]
     passive: bool
-    def __init__(self, phase: _Optional[str] = ..., rounds: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ..., passive: _Optional[bool] = ...) -> None: ...
+    up: Coding
+    down: Coding
+    def __init__(self, phase: _Optional[str] = ..., rounds: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ..., passive: _Optional[bool] = ..., up: _Optional[_Union[Coding, _Mapping]] = ..., down: _Optional[_Union[Coding, _Mapping]] = ...) -> None: ...
+
+class Coding(_message.Message):
+    __slots__ = ("name", "bits", "stochastic", "seed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    STOCHASTIC_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bits: int
+    stochastic: bool
+    seed: int
+    def __init__(self, name: _Optional[str] = ..., bits: _Optional[int] = ..., stochastic: _Optional[bool] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("aggregations",)
@@ -171,7 +187,7 @@ class TcpCount(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces", "without", "peak_memory_bytes", "exchanges_json", "absences_json", "skipped_rounds", "rows", "common_rows")
+    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces", "without", "peak_memory_bytes", "exchanges_json", "absences_json", "skipped_rounds", "rows", "common_rows", "times_json")
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     TCP_FIELD_NUMBER: _ClassVar[int]
     METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +203,7 @@ class Report(_message.Message):
     SKIPPED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     COMMON_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_JSON_FIELD_NUMBER: _ClassVar[int]
     ledger: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
     tcp: _containers.RepeatedCompositeFieldContainer[TcpCount]
     metrics_json: str
@@ -202,7 +219,8 @@ class Report(_message.Message):
     skipped_rounds: int
     rows: int
     common_rows: int
-    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ..., peak_memory_bytes: _Optional[int] = ..., exchanges_json: _Optional[str] = ..., absences_json: _Optional[str] = ..., skipped_rounds: _Optional[int] = ..., rows: _Optional[int] = ..., common_rows: _Optional[int] = ...) -> None: ...
+    times_json: str
+    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ..., peak_memory_bytes: _Optional[int] = ..., exchanges_json: _Optional[str] = ..., absences_json: _Optional[str] = ..., skipped_rounds: _Optional[int] = ..., rows: _Optional[int] = ..., common_rows: _Optional[int] = ..., times_json: _Optional[str] = ...) -> None: ...
 
 class InterfaceCount(_message.Message):
     __slots__ = ("interface", "sent_bytes", "received_bytes")

@@ -1,0 +1,187 @@
+"""Steps in flight, micro-batches and local updates give the parameters that decision 0025 defines, kill or no kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.harness import cases, reference, reference_pipe
+from tests.harness.federation import Federation
+from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
+from tests.integration.test_in_process import in_process, parameters
+from tests.integration.test_resume import held
+from tests.integration.test_ssl_phases import wait_for_round
+from vfl_common.errors import InputError
+
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
+ADAM = {"kind": "adam", "lr": 0.003, "schedule": "cosine", "clip_norm": 1.0}
+MLP = {"kind": "mlp", "hidden": [16, 12]}
+NOISY = MLP | {"dropout": 0.2, "batch_norm": True}
+DATA = cases.columns("sklearn:digits", 3, limit=100)
+SLOW = {"sgd": SGD | {"lr": 0.01}, "adam": ADAM | {"lr": 0.001}}  # many updates on a batch make rounding grow
+CACHE = {"batches": 3, "uses": 4, "threshold": 0.95}
+
+
+def piped(parties: int, *, encoder: dict[str, Any] = MLP, optimizer: dict[str, Any] = SGD, **more: Any) -> Any:
+    """Two epochs a round, and a checkpoint within them: the pipe runs over the end of one, and drains at the other."""
+    phase = {"validate_every": 2, "epochs": 4, "checkpoint_steps": 5, "batch_size": 12, "optimizer": optimizer}
+    return cases.recipe(parties, model={"encoder": encoder, "top": {"hidden": [16]}}, phase=phase | more)
+
+
+def in_memory(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """{party: its weights and buffers} after a run in one process."""
+    in_process(folder / "run", tables, data)
+    return {name: parameters(folder / "run" / name) for name in data}
+
+
+def check(folder: Path, tables: dict[str, Any], data: dict[str, Any], record: Any, run: Any = in_memory) -> None:
+    worst = largest_deviation(run(folder, tables, data), reference_pipe.train(tables, data))
+    record("largest_deviation", worst)
+    print(f"largest deviation {worst:.3g}")
+    assert worst <= TOLERANCE
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("in_flight", [1, 2, 4, 8])
+@pytest.mark.parametrize("parties", [2, 4])
+def test_steps_in_flight(
+    parties: int, in_flight: int, optimizer: dict[str, Any], tmp_path: Path, record_property: Any
+) -> None:
+    # A bias before batch normalisation has no gradient but rounding, which Adam would make a whole step of.
+    encoder = MLP | {"dropout": 0.2, "batch_norm": optimizer is SGD}
+    tables = piped(parties, optimizer=optimizer, in_flight=in_flight, encoder=encoder)
+    check(tmp_path, tables, cases.digits(parties), record_property)
+
+
+@pytest.mark.parametrize("optimizer", SLOW)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"local_updates": 3},
+        {"local_updates": 3, "in_flight": 4},
+        {"cache": CACHE},
+        {"cache": CACHE, "in_flight": 2},
+        {"cache": {}},
+        {"micro_batches": 2},
+        {"micro_batches": 4, "in_flight": 2},
+        {"micro_batches": 4, "in_flight": 2, "local_updates": 3},
+        {"micro_batches": 2, "in_flight": 4, "cache": CACHE},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("parties", [2, 4])
+def test_local_updates_and_micro_batches(
+    parties: int, more: dict[str, Any], optimizer: str, tmp_path: Path, record_property: Any
+) -> None:
+    check(tmp_path, piped(parties, optimizer=SLOW[optimizer], **more), cases.digits(parties), record_property)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"cache": CACHE}, {"cache": CACHE | {"threshold": -1.0}}),
+        ({"cache": CACHE}, {"cache": CACHE | {"uses": 3}}),
+        ({"cache": CACHE}, {"cache": CACHE | {"batches": 4}}),
+        ({"local_updates": 3}, {"local_updates": 2}),
+        ({"in_flight": 3}, {"in_flight": 2}),
+    ],
+    ids=str,
+)
+def test_each_setting_changes_what_is_learned(one: dict[str, Any], other: dict[str, Any]) -> None:
+    data = cases.digits(2)
+    found, others = (reference_pipe.train(piped(2, optimizer=SLOW["sgd"], **more), data) for more in (one, other))
+    assert largest_deviation(found, others) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("parties", [2, 4])
+def test_one_step_in_flight_is_what_split_training_was(parties: int) -> None:
+    tables = piped(parties)
+    tables["phases"][0] |= {"validate_every": 1, "checkpoint_steps": 2000}
+    data = cases.digits(parties)
+    assert largest_deviation(reference_pipe.train(tables, data), reference.train(tables, data)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("more", [{"in_flight": 4}, {"in_flight": 2, "micro_batches": 3, "cache": CACHE}], ids=str)
+def test_processes(more: dict[str, Any], tmp_path: Path, record_property: Any) -> None:
+    check(tmp_path, piped(3, optimizer=SLOW["sgd"], **more), DATA, record_property, federated)
+
+
+def test_one_process_gives_what_processes_give(tmp_path: Path) -> None:
+    tables = piped(3, encoder=NOISY, in_flight=4, cache=CACHE)
+    assert (
+        largest_deviation(in_memory(tmp_path / "one", tables, DATA), federated(tmp_path / "many", tables, DATA)) == 0.0
+    )
+
+
+STEPS: dict[str, Any] = {"epochs": 20, "validate_every": 1, "checkpoint_steps": 4, "in_flight": 4, "cache": {}}
+STEPS |= {"optimizer": SLOW["adam"] | {"schedule": "constant"}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
+    return federated(tmp_path_factory.mktemp("undisturbed"), piped(3, encoder=NOISY, **STEPS), DATA)
+
+
+@pytest.mark.parametrize("victim", ["p0", "p1", "server"])
+def test_a_killed_process_changes_nothing_bit_for_bit(
+    victim: str, tmp_path: Path, undisturbed: dict[str, dict[str, Tensor]]
+) -> None:
+    with Federation(tmp_path, piped(3, encoder=NOISY, **STEPS), DATA) as federation:
+        federation.start_all()
+        wait_for_round(federation.programs["server"], 3)  # all hold the first checkpoint by then
+        federation.programs[victim].kill()
+        if victim == "server":
+            federation.start_server(federation.address)
+        else:
+            federation.start_party(victim)
+        federation.finish()
+        started = [event for event in federation.programs["server"].seen() if event["event"] == "started"]
+        assert started[-1]["generation"] == 2
+        assert started[-1]["checkpoint"]  # it went on, and did not begin again
+        got = {name: federation.parameters(name) for name in federation.names}
+    assert largest_deviation(got, undisturbed) == 0.0
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_with_several_steps_in_flight_a_connection_breaks(
+    cut: bool, tmp_path: Path, undisturbed: dict[str, dict[str, Tensor]]
+) -> None:
+    """p1 and p2 are held in the middle of a round; then their connections are cut, or p2 is killed."""
+    with held(tmp_path, piped(3, encoder=NOISY, **STEPS), DATA, received=30_000) as (federation, proxy):
+        if cut:
+            proxy.cut()
+            proxy.release()
+        else:
+            federation.programs["p2"].kill()
+            federation.programs["server"].wait_for("interrupted")
+            proxy.release()
+            federation.start_party("p2")
+        assert federation.finish()["interruptions"] == (0 if cut else 1)
+        got = {name: federation.parameters(name) for name in federation.names}
+    assert largest_deviation(got, undisturbed) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"in_flight": 0}, ["in_flight", "greater than or equal to 1"]),
+        ({"in_flight": 2, "late_policy": "zeros", "deadline_s": 1.0}, ["in_flight", 'late_policy = "wait"']),
+        ({"local_updates": 2, "cache": {}}, ["local_updates or cache", "not both"]),
+        ({"cache": {"threshold": 2.0}}, ["threshold", "less than or equal to 1"]),
+        ({"micro_batches": 2}, ["micro_batches", "batch normalisation", "whole batch"]),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_sentence(change: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        in_memory(tmp_path, piped(2, encoder=NOISY, **change), cases.digits(2))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_party_alone_has_nothing_in_flight(tmp_path: Path) -> None:
+    data = cases.columns("sklearn:digits", 1, limit=100)
+    with pytest.raises(InputError, match="p0 is alone, so nothing is exchanged"):
+        in_memory(tmp_path, piped(1, in_flight=2), data)

@@ -1,0 +1,153 @@
+"""What a step's time is for: the clock, what the server takes of it, and the picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from tests.unit.test_report import summary_of
+from vfl.report.charts import draw
+from vfl.report.reading import Run
+from vfl.report.times import shares, times_of
+from vfl.simulation.inprocess import run_in_process
+from vfl_common.config.base import read_toml
+from vfl_common.config.division import divide
+from vfl_common.config.recipe import Recipe
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.summary import PhaseTimes, Summary
+from vfl_party import pace
+from vfl_party.pace import COMPUTE, DECODE, ENCODE, WAIT, Clock, spends
+from vfl_server.control.reports import done_by, is_sound
+from vfl_server.control.reports import times_of as reported
+
+
+class Ticking:
+    """A clock's time, which moves by what is asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def pass_(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def time_(monkeypatch: pytest.MonkeyPatch) -> Ticking:
+    found = Ticking()
+    monkeypatch.setattr(pace, "perf_counter", found)
+    return found
+
+
+def test_every_moment_of_a_round_belongs_to_one_part(time_: Ticking) -> None:
+    clock = Clock()
+    time_.pass_(7)  # before the first round: nobody's
+    for _ in range(2):
+        clock.begin("split")
+        time_.pass_(1)
+        for what, seconds in ((ENCODE, 2), (WAIT, 3), (DECODE, 4), (COMPUTE, 5)):
+            clock.to(what)
+            time_.pass_(seconds)
+        clock.end("split", 10)
+        time_.pass_(50)  # between rounds: a checkpoint, say
+    clock.begin("score")
+    time_.pass_(1)
+    clock.end("score", 0)
+    assert clock.times() == [
+        PhaseTimes(phase="split", steps=20, encode_s=4, wait_s=6, decode_s=8, compute_s=12),
+        PhaseTimes(phase="score", steps=0, compute_s=1),
+    ]
+
+
+def test_a_marked_method_counts_and_its_caller_computes_afterwards(time_: Ticking) -> None:
+    class Side:
+        def __init__(self) -> None:
+            self.clock = Clock()
+
+        @spends(WAIT)
+        def receive(self, seconds: float, *, fails: bool = False) -> str:
+            time_.pass_(seconds)
+            if fails:
+                raise ValueError("gone")
+            self.clock.to(DECODE)
+            time_.pass_(1)
+            return "reply"
+
+    side = Side()
+    side.clock.begin("split")
+    assert side.receive(4) == "reply"
+    time_.pass_(2)
+    with pytest.raises(ValueError, match="gone"):
+        side.receive(3, fails=True)
+    time_.pass_(2)
+    side.clock.end("split", 2)
+    assert side.clock.times() == [PhaseTimes(phase="split", steps=2, wait_s=7, decode_s=1, compute_s=4)]
+
+
+def test_the_server_takes_what_can_be_read() -> None:
+    times = [PhaseTimes(phase="split", steps=3, wait_s=1.5)]
+    report = control_pb2.Report(steps=3, times_json=json.dumps([each.model_dump() for each in times]))
+    assert is_sound(report)
+    assert reported(report) == times
+    assert done_by(report)["times"] == times
+    for text in ("{}", '[{"steps": 3}]', '[{"phase": "x", "wait_s": "long"}]', "[" * 1000, " " * (2 << 20)):
+        assert not is_sound(control_pb2.Report(times_json=text))
+    assert done_by(control_pb2.Report())["times"] == []  # an older party
+
+
+def test_summaries_of_older_versions_have_no_times(tmp_path: Path) -> None:
+    text = json.loads(summary_of(3).model_dump_json())
+    for party in text["parties"]:
+        del party["times"]
+    summary = Summary.model_validate(text)
+    assert [party.times for party in summary.parties] == [[]] * 4
+    assert "times.png" not in {path.name for path in draw(Run(tmp_path, summary, ()))}
+
+
+def test_each_party_has_a_bar_with_its_four_parts(tmp_path: Path) -> None:
+    summary = summary_of(3)
+    one = PhaseTimes(phase="train", steps=10, encode_s=0.1, wait_s=0.5, decode_s=0.05, compute_s=0.35)
+    parties = [
+        each.model_copy(update={"times": [one, PhaseTimes(phase="score", wait_s=9.0)] if each.role != "server" else []})
+        for each in summary.parties
+    ]
+    summary = summary.model_copy(update={"parties": parties})
+    assert shares(one) == pytest.approx({"compute": 0.035, "encode": 0.01, "wait": 0.05, "decode": 0.005})
+    (axes,) = times_of(summary, ("train", "score")).axes  # a phase without steps has no panel
+    assert axes.get_title(loc="left") == "train"
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        party.name for party in parties if party.role != "server"
+    ]
+    assert sorted({round(bar.get_width(), 6) for bar in axes.patches if isinstance(bar, Rectangle)}) == [
+        5.0,
+        10.0,
+        35.0,
+        50.0,
+    ]
+    assert "100 ms, 50 % wait, 10 steps" in {text.get_text() for text in axes.texts}
+    drawn = {path.name: path for path in draw(Run(tmp_path, summary, ("train",)))}
+    assert drawn["times.png"].stat().st_size > 5_000
+
+
+def test_a_run_says_what_its_time_was_for(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "breast-cancer.toml"
+    tables = read_toml(path)
+    train = {key: value for key, value in tables["phases"][0].items() if key != "early_stopping"}
+    tables["phases"][0] = train | {"epochs": 2}
+    recipe = Recipe.model_validate(tables)
+    summary = run_in_process(recipe, divide(recipe, path.parent), tmp_path / "run")
+    parties = [party for party in summary.parties if party.role != "server"]
+    assert parties
+    for party in parties:
+        by_phase = {each.phase: each for each in party.times}
+        assert list(by_phase) == [phase.name for phase in recipe.phases]
+        times = by_phase[recipe.phases[0].name]
+        assert times.steps > 0
+        assert min(times.encode_s, times.wait_s, times.decode_s, times.compute_s) > 0
+        whole_s = sum(each.encode_s + each.wait_s + each.decode_s + each.compute_s for each in party.times)
+        assert whole_s <= party.wall_s + 0.01

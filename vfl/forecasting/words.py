@@ -1,0 +1,18 @@
+"""Writes bit rates and times for people."""
+
+from __future__ import annotations
+
+
+def rate(bits: float) -> str:
+    """Formats ``100 Mbit/s``."""
+    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bits >= factor:
+            return f"{bits / factor:.4g} {unit}"
+    return f"{bits:.4g} bit/s"
+
+
+def duration(time_s: float) -> str:
+    """Formats ``0.35 s``, ``42 s``, ``12 min``, ``3.5 h``."""
+    if time_s < 100:
+        return f"{time_s:.2g} s" if time_s < 10 else f"{time_s:.0f} s"
+    return f"{time_s / 60:.0f} min" if time_s < 6000 else f"{time_s / 3600:.1f} h"

@@ -1,0 +1,146 @@
+"""Numbers of 8, 4 or 2 bits: each row has its own minimum and step, and a number is the count of steps above it.
+
+A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. Rows are computed in blocks that fit a core's
+cache. Rows whose range is beyond what float32 can multiply are computed once more, in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.packing.dither import Dither
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+BLOCK = 1 << 15  # numbers that are worked on at a time
+LARGEST = float(np.finfo(np.float32).max)
+_WIDE, _NARROW = 2.0**125, 2.0**-100  # ranges between these are safe in float32
+_OF_16 = np.float32(2.0**-16)
+
+
+class Packed(NamedTuple):
+    """Rows as they cross: ``packed`` [R, ceil(W * bits / 8)], ``low`` and ``scale`` [R]."""
+
+    packed: Bytes
+    low: Floats
+    scale: Floats
+
+
+def packed_width(width: int, bits: int) -> int:
+    """Returns the bytes of a row."""
+    return -(-width * bits // 8)
+
+
+def pack(x_RW: Floats, bits: int, dither: Dither | None) -> Packed:
+    """Writes each number in ``bits`` bits: rounded with ``dither`` (right in the mean), without it to the nearest step.
+
+    Raises ValueError if a number is NaN or infinite.
+    """
+    rows, width = x_RW.shape
+    if not width:
+        return Packed(np.empty((rows, 0), np.uint8), np.zeros(rows, np.float32), np.zeros(rows, np.float32))
+    low_R, scale_R, inverse_R, odd_R = _ranges(x_RW, bits)
+    found = np.empty((rows, packed_width(width, bits)), np.uint8)
+    padded, block = -(-width // 4) * 4, max(1, BLOCK // width)
+    t_BP, d_BP = np.zeros((block, padded), np.float32), np.empty((block, padded), np.float32)
+    for at in range(0, rows, block):
+        part = slice(at, min(at + block, rows))
+        n = part.stop - at
+        t, d = t_BP[:n], d_BP[:n]
+        with np.errstate(over="ignore", invalid="ignore"):  # of rows that follow in float64
+            np.subtract(x_RW[part], low_R[part, None], out=t[:, :width])
+            t[:, :width] *= inverse_R[part, None]
+        odd = np.flatnonzero(odd_R[part])
+        if odd.size:
+            x = x_RW[part][odd].astype(np.float64)
+            step = scale_R[part][odd, None].astype(np.float64)
+            t[odd, :width] = (x - low_R[part][odd, None]) / np.where(step > 0, step, 1.0)
+        if dither is None:
+            t += np.float32(0.5)
+        else:
+            np.copyto(d, dither.sixteenths(n, width))
+            d += np.float32(0.5)
+            d *= _OF_16
+            t += d
+        np.minimum(t, np.float32((1 << bits) - 1), out=t)
+        found[part] = _pressed(t.astype(np.uint8), bits)[:, : found.shape[1]]
+        t[:, width:] = 0.0
+    return Packed(found, low_R, scale_R)
+
+
+def unpack(sent: Packed, width: int, bits: int) -> Floats:
+    """Returns the numbers [R, width]. Raises ValueError if minimum and step are none that ``pack`` gives."""
+    low_R, scale_R = sent.low, sent.scale
+    if not (np.isfinite(low_R).all() and np.isfinite(scale_R).all()):
+        raise ValueError("holds NaN or infinity")
+    if bool((scale_R < 0).any()):
+        raise ValueError("has a step below zero")
+    top_R = low_R.astype(np.float64) + scale_R.astype(np.float64) * ((1 << bits) - 1)
+    if bool((top_R > LARGEST * (1 + 1e-6)).any()):
+        raise ValueError("goes beyond float32")
+    rows = len(low_R)
+    x_RW = np.empty((rows, width), np.float32)
+    if not width:
+        return x_RW
+    odd_R = np.maximum(np.abs(low_R), top_R - low_R) > _WIDE
+    block = max(1, BLOCK // width)
+    for at in range(0, rows, block):
+        part = slice(at, min(at + block, rows))
+        q = _spread(sent.packed[part], bits)[:, :width]
+        x = x_RW[part]
+        np.copyto(x, q)
+        with np.errstate(over="ignore", invalid="ignore"):
+            x *= scale_R[part, None]
+            x += low_R[part, None]
+        odd = np.flatnonzero(odd_R[part])
+        if odd.size:
+            exact = q[odd] * scale_R[part][odd, None].astype(np.float64) + low_R[part][odd, None]
+            x[odd] = np.clip(exact, -LARGEST, LARGEST)
+    return x_RW
+
+
+def _ranges(x_RW: Floats, bits: int) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
+    """Returns each row's minimum, step and 1 / step, and whether it has to be computed in float64."""
+    low_R, high_R = x_RW.min(axis=1), x_RW.max(axis=1)
+    if not (np.isfinite(low_R).all() and np.isfinite(high_R).all()):
+        raise ValueError("holds NaN or infinity")
+    range_R = high_R.astype(np.float64) - low_R
+    step_R = range_R / ((1 << bits) - 1)
+    scale_R = step_R.astype(np.float32)
+    scale_R = np.where(scale_R < step_R, np.nextafter(scale_R, np.float32(np.inf)), scale_R)
+    usual_R = (range_R > _NARROW) & (np.maximum(range_R, np.abs(low_R)) < _WIDE)
+    inverse_R = np.zeros(len(low_R), np.float32)
+    inverse_R[usual_R] = 1.0 / scale_R[usual_R].astype(np.float64)
+    return low_R, scale_R, inverse_R, ~usual_R & (range_R > 0)
+
+
+def _pressed(q_BP: Bytes, bits: int) -> Bytes:
+    """Joins bytes that hold ``bits`` bits each, the first in the lowest bits of a byte; P is a multiple of 4."""
+    if bits == 8:
+        return q_BP
+    joined: npt.NDArray[Any] = q_BP.view("<u2" if bits == 4 else "<u4")
+    if bits == 2:
+        joined = joined | joined >> 6
+    joined = joined | joined >> (4 if bits == 4 else 12)
+    return joined.astype(np.uint8, copy=False)
+
+
+def _spread(packed_BC: Bytes, bits: int) -> Bytes:
+    """Undoes ``_pressed``."""
+    if bits == 8:
+        return packed_BC
+    if bits == 4:
+        two = packed_BC.astype("<u2")
+        two |= two << 4
+        two &= 0x0F0F
+        return two.view(np.uint8)
+    four = packed_BC.astype("<u4")
+    four |= four << 12
+    four &= 0x000F000F
+    four |= four << 6
+    four &= 0x03030303
+    return four.view(np.uint8)

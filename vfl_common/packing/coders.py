@@ -1,0 +1,155 @@
+"""Coders: what a float32 tensor is on the wire, to it and back. Rows are the first axis; a vector is one row.
+
+A tensor that would not become smaller goes as it is: rows of one number, say, to which a minimum and a step would be
+added. Tensors of other dtypes are never changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.bundle import ITEM_BYTES, DType, TensorSpec
+from vfl_common.packing import bits, halves, sparse
+from vfl_common.packing.bits import Floats
+from vfl_common.packing.dither import Dither
+
+Shape = tuple[int, ...]
+Array = npt.NDArray[Any]
+
+
+class Coder(Protocol):
+    """One way to write float32 tensors. ``text``: its name for people."""
+
+    @property
+    def text(self) -> str: ...
+
+    def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
+        """Returns what a tensor of ``shape`` becomes, {suffix of its name: spec}; None if it goes as it is."""
+        ...
+
+    def encode(self, x: Floats, seed: int) -> dict[str, Array]:
+        """Returns the parts of a tensor; ``seed``: for what is drawn. Raises ValueError if it cannot be written."""
+        ...
+
+    def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
+        """Returns the tensor, as near as its parts tell. Raises ValueError if no ``encode`` gives such parts."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bits:
+    """``bits`` a number, with a minimum and a step a row; ``stochastic``: rounded at random, right in the mean."""
+
+    bits: Literal[8, 4, 2]
+    stochastic: bool = True
+
+    @property
+    def text(self) -> str:
+        return f"{self.bits} bits ({'stochastic' if self.stochastic else 'nearest'})"
+
+    def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
+        rows, width = rows_of(shape)
+        each = TensorSpec(DType.FLOAT32, (rows,))
+        packed = TensorSpec(DType.UINT8, (rows, bits.packed_width(width, self.bits)))
+        return _if_smaller({"packed": packed, "low": each, "scale": each}, shape)
+
+    def encode(self, x: Floats, seed: int) -> dict[str, Array]:
+        dither = Dither(seed) if self.stochastic else None
+        return bits.pack(x.reshape(rows_of(x.shape)), self.bits, dither)._asdict()
+
+    def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
+        sent = bits.Packed(parts["packed"], parts["low"], parts["scale"])
+        return bits.unpack(sent, rows_of(shape)[1], self.bits).reshape(shape)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The ``keep`` largest of each row (a share below 1, or a count), the others zero.
+
+    ``alpha``: the probability that a place is drawn from the others. ``half``: values in two bytes.
+    """
+
+    keep: int | float
+    alpha: float = 0.0
+    half: bool = False
+
+    @property
+    def text(self) -> str:
+        kept = f"{self.keep:g}" if isinstance(self.keep, float) else str(self.keep)
+        random = f", alpha {self.alpha:g}" if self.alpha else ""
+        return f"{'random ' if self.alpha else ''}top-k (keep {kept}{random}{', float16' if self.half else ''})"
+
+    def count(self, width: int) -> int:
+        """Returns k for rows of ``width`` numbers."""
+        wanted = self.keep if isinstance(self.keep, int) else math.ceil(self.keep * width)
+        return min(max(1, wanted), width)
+
+    def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
+        rows, width = rows_of(shape)
+        k = self.count(width)
+        index = TensorSpec(DType.UINT8, (rows, -(-k * sparse.place_bits(width) // 8)))
+        value = TensorSpec(DType.FLOAT16 if self.half else DType.FLOAT32, (rows, k))
+        return _if_smaller({"index": index, "value": value}, shape)
+
+    def encode(self, x: Floats, seed: int) -> dict[str, Array]:
+        x_RW = x.reshape(rows_of(x.shape))
+        k = self.count(x_RW.shape[1])
+        if self.alpha:
+            places = sparse.largest_at_random(x_RW, k, self.alpha, Dither(seed))
+        else:
+            places = sparse.largest(x_RW, k)
+        values = np.take_along_axis(x_RW, places, axis=1)
+        index = sparse.pack_places(places, x_RW.shape[1])
+        return {"index": index, "value": halves.to_float16(values) if self.half else values}
+
+    def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
+        rows, width = rows_of(shape)
+        values = parts["value"].astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise ValueError("holds NaN or infinity")
+        x_RW = np.zeros((rows, width), np.float32)
+        np.put_along_axis(x_RW, sparse.unpack_places(parts["index"], values.shape[1], width), values, axis=1)
+        return x_RW.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Half:
+    """Two bytes a number, without torch."""
+
+    dtype: Literal[DType.FLOAT16, DType.BFLOAT16]
+
+    @property
+    def text(self) -> str:
+        return self.dtype.name.lower()
+
+    def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
+        return {"": TensorSpec(self.dtype, shape)}
+
+    def encode(self, x: Floats, seed: int) -> dict[str, Array]:
+        _ = seed
+        return {"": halves.to_float16(x) if self.dtype is DType.FLOAT16 else halves.to_bfloat16(x)}
+
+    def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
+        raw = parts[""]
+        x = halves.from_bfloat16(raw) if self.dtype is DType.BFLOAT16 else raw.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise ValueError("holds NaN or infinity")
+        return x.reshape(shape)
+
+
+def rows_of(shape: Shape) -> tuple[int, int]:
+    """Returns (rows, width) of a tensor: its first axis, and the rest; a vector, and a single number, are one row."""
+    if len(shape) < 2:
+        return 1, math.prod(shape)
+    return shape[0], math.prod(shape[1:])
+
+
+def _if_smaller(parts: dict[str, TensorSpec], shape: Shape) -> dict[str, TensorSpec] | None:
+    dense = math.prod(shape) * ITEM_BYTES[DType.FLOAT32]
+    return parts if sum(each.nbytes for each in parts.values()) < dense else None

@@ -1,0 +1,70 @@
+"""Gathers the steps of a phase into runs: those that follow one another in a round, of the same exchange."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from vfl_common.bundle import StepKey
+from vfl_common.wire.frames import Sizes
+from vfl_party.declared import Occurrence
+from vfl_party.forecast.result import StepRun
+
+
+class Runs:
+    """Takes the exchanges of one phase in order.
+
+    ``in_flight``: of the exchange that comes first, for which the steps are made; 0 if the phase computes nothing.
+    ``parts``: steps of it that make one batch.
+    """
+
+    def __init__(self, in_flight: int, parts: int) -> None:
+        self._in_flight, self._parts = in_flight, parts
+        self._counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()  # {(exchange, steps, sums): rounds}
+        self._trains = ""
+        self._at: tuple[StepKey, str] | None = None
+        self._run: tuple[str, str, int] | None = None  # exchange, peer, round
+        self._steps = 0
+        self._sums = [0, 0, 0, 0]  # bytes up and down, messages up and down
+
+    def begin(self, each: Occurrence, peer: str) -> None:
+        """Begins a step, unless ``each`` happens at the same time as the one before it."""
+        if self._at == (each.step, peer):
+            return
+        self._at = each.step, peer
+        self._trains = self._trains or each.exchange.name
+        run = (each.exchange.name, peer, each.step.round)
+        if run != self._run:
+            self._end()
+            self._run = run
+        self._steps += 1
+
+    def add(self, size: Sizes, parties: int, up: bool) -> None:
+        """Adds a message to or from each of so many parties."""
+        place = 0 if up else 1
+        self._sums[place] += parties * size.message_bytes
+        self._sums[2 + place] += parties * size.messages
+
+    def found(self) -> tuple[StepRun, ...]:
+        """Returns all runs, each kind once."""
+        self._end()
+        own = {exchange: self._in_flight > 0 and exchange == self._trains for exchange, _, _ in self._counts}
+        return tuple(
+            StepRun(
+                exchange=exchange,
+                trains=own[exchange],
+                times=times,
+                steps=steps,
+                in_flight=self._in_flight if own[exchange] else 1,
+                parts=self._parts if own[exchange] else 1,
+                up_bytes=sums[0],
+                down_bytes=sums[1],
+                up_messages=sums[2],
+                down_messages=sums[3],
+            )
+            for (exchange, steps, sums), times in self._counts.items()
+        )
+
+    def _end(self) -> None:
+        if self._run is not None:
+            self._counts[self._run[0], self._steps, tuple(self._sums)] += 1
+        self._run, self._steps, self._sums = None, 0, [0, 0, 0, 0]

@@ -1,0 +1,143 @@
+"""Updates between two exchanges: on the same batch again (FedBCD), or on a ring of earlier ones (CELU-VFL)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vfl_party.context import Party
+from vfl_party.methods.splitnn.settings import CacheSettings, SplitNNSettings
+from vfl_party.methods.splitnn.training import OwnTraining
+from vfl_party.metrics import loss_fn
+from vfl_party.models import combine
+from vfl_party.seeds import Rows
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """An exchange of a batch that has ended: rows, {party: its embeddings}, {party: their gradients}, [B, D] each."""
+
+    rows: Rows
+    z: Mapping[str, Tensor]
+    dz: Mapping[str, Tensor]
+
+
+class Ring:
+    """The last W exchanges. Exchange t is in slot t mod W; local update j uses slot j mod W.
+
+    After each exchange come R local updates. So each exchange is used R times, at equal distances, before another takes
+    its slot. A slot that is still empty gives no update.
+    """
+
+    def __init__(self, settings: CacheSettings) -> None:
+        self._size, self._uses = settings.batches, settings.uses
+        self._slots: dict[int, Swapped] = {}
+        self._exchanges = 0
+
+    def put(self, swapped: Swapped) -> list[Swapped]:
+        """Adds an exchange; returns those to use now, in order."""
+        self._slots[self._exchanges % self._size] = swapped
+        first, self._exchanges = self._exchanges * self._uses, self._exchanges + 1
+        ticks = range(first, first + self._uses)
+        return [self._slots[tick % self._size] for tick in ticks if tick % self._size in self._slots]
+
+    def state(self) -> dict[str, Any]:
+        slots = {
+            str(slot): {"rows": torch.from_numpy(each.rows), "z": dict(each.z), "dz": dict(each.dz)}
+            for slot, each in self._slots.items()
+        }
+        return {"exchanges": self._exchanges, "slots": slots}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self._exchanges = tree["exchanges"]
+        self._slots = {
+            int(slot): Swapped(each["rows"].cpu().numpy(), each["z"], each["dz"])
+            for slot, each in tree["slots"].items()
+        }
+
+
+class Local(ABC):
+    """The updates without an exchange, at one side."""
+
+    def __init__(self, party: Party, settings: SplitNNSettings, training: OwnTraining) -> None:
+        self._party, self._training, self._settings = party, training, settings
+        self._ring = Ring(settings.cache) if settings.cache is not None else None
+
+    def update(self, rows: Rows, parts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]) -> None:
+        """Makes the updates that follow an exchange. ``parts``: {party: z} and {party: dz} of each part of it."""
+        (z_BD, dz_BD), *others = parts
+        if others:
+            z_BD, dz_BD = ({name: torch.cat([each[i][name] for each in parts]) for name in z_BD} for i in (0, 1))
+        swapped = Swapped(rows, {name: z.detach() for name, z in z_BD.items()}, dz_BD)
+        if self._ring is None:
+            for _ in range(self._settings.local_updates - 1):
+                self._again(swapped, None)
+            return
+        assert self._settings.cache is not None  # noqa: S101 - there is a ring
+        for each in self._ring.put(swapped):
+            self._again(each, self._settings.cache.threshold)
+
+    def _again(self, swapped: Swapped, threshold: float | None) -> None:
+        self._training.zero_grad()
+        self._gradient(swapped, threshold)
+        self._training.step()
+
+    @abstractmethod
+    def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
+        """Adds the gradient of an exchange, with rows weighted if there is a ``threshold``, to the parameters'."""
+
+    def state(self) -> dict[str, Any]:
+        return {} if self._ring is None else {"ring": self._ring.state()}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        if self._ring is not None:
+            self._ring.load_state(tree["ring"])
+
+
+class PassiveLocal(Local):
+    """The passive side: the encoder as it is now, with the gradient that came. Weights: of its embeddings."""
+
+    def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
+        z_BD = self._party.encode(*self._party.need_features().inputs(swapped.rows))
+        (dz_BD,) = swapped.dz.values()
+        if threshold is not None:
+            (stale_BD,) = swapped.z.values()
+            dz_BD = row_weights(z_BD.detach(), stale_BD, threshold) * dz_BD
+        z_BD.backward(dz_BD)  # type: ignore[no-untyped-call]
+
+
+class ActiveLocal(Local):
+    """The active side: a loss with the embeddings that came. Weights: of the gradients with respect to all of them."""
+
+    def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
+        party = self._party
+        y_B = party.take(party.need_labels()[1], swapped.rows)
+        own = [party.encode(*party.features.inputs(swapped.rows))] if party.features is not None else []
+        z_BD = [z.detach().requires_grad_(threshold is not None) for z in swapped.z.values()]
+        outputs = party.outputs(combine(party.recipe.model.combine, [*own, *z_BD]))
+        loss = loss_fn(party.recipe.task)(outputs, y_B)
+        if threshold is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        # The loss is a sum over rows: to weight a row's loss is to weight its row of this gradient.
+        (of_outputs_BO,) = torch.autograd.grad(loss, outputs)
+        now = torch.autograd.grad(outputs, z_BD, of_outputs_BO, retain_graph=True)
+        w_B1 = row_weights(torch.cat(now, dim=1), torch.cat(list(swapped.dz.values()), dim=1), threshold)
+        outputs.backward(w_B1 * of_outputs_BO)  # type: ignore[no-untyped-call]
+
+
+def row_weights(now_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:
+    """Returns each row's weight, float32 [B, 1]: the cosine of its two vectors, 0 if it is below ``threshold``.
+
+    It is also 0 if a vector is zero. In float64, because squares of small gradients vanish in float32.
+    """
+    a_BD, b_BD = now_BD.double(), stale_BD.double()
+    norms_B = a_BD.norm(dim=1) * b_BD.norm(dim=1)
+    cosine_B = (a_BD * b_BD).sum(dim=1) / norms_B.clamp_min(torch.finfo(torch.float64).tiny)
+    kept_B = (norms_B > 0) & (cosine_B >= threshold)
+    return torch.where(kept_B, cosine_B, 0.0).float()[:, None]

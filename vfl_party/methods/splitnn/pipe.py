@@ -1,0 +1,120 @@
+"""The passive side's round with several exchanges under way, batches in parts, or updates between exchanges."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.bundle import StepKey
+from vfl_party.context import Party
+from vfl_party.exchange import Asking
+from vfl_party.methods.splitnn.batches import Batch
+from vfl_party.methods.splitnn.local import PassiveLocal
+from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.methods.splitnn.training import OwnTraining
+
+
+class Copies:
+    """Copies of an encoder's parameters, one for each batch under way: an update changes the parameters in place."""
+
+    def __init__(self, encoder: nn.Module, count: int) -> None:
+        self._params = dict(encoder.named_parameters())
+        self._free = deque(
+            {name: each.detach().clone().requires_grad_(each.requires_grad) for name, each in self._params.items()}
+            for _ in range(count)
+        )
+
+    @torch.no_grad()
+    def take(self) -> dict[str, Tensor]:
+        """Returns a copy of the parameters as they are now; it is overwritten when ``count`` others were taken."""
+        found = self._free[0]
+        self._free.rotate(-1)
+        torch._foreach_copy_(list(found.values()), list(self._params.values()))
+        return found
+
+    def move_gradient(self, of: dict[str, Tensor]) -> None:
+        """Gives the parameters the gradient of the copy ``of`` them."""
+        for name, each in of.items():
+            self._params[name].grad, each.grad = each.grad, None
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A batch under way: its embeddings, a tensor a part, and the weights that computed them, if they are copies."""
+
+    batch: Batch
+    z: list[Tensor]
+    weights: dict[str, Tensor] | None
+
+
+class Pipe:
+    """Runs rounds as decision 0025 defines them.
+
+    Batch t is embedded with the weights after max(0, t - D + 1) updates of the round. Its gradient is the product of
+    the Jacobian at these weights and the dz that came; update t applies it to the weights after t updates. The pipe is
+    empty at the end of a round.
+    """
+
+    def __init__(
+        self, party: Party, name: str, settings: SplitNNSettings, training: OwnTraining, embedding: Asking
+    ) -> None:
+        self._party, self._name, self._training, self._embedding = party, name, training, embedding
+        self._in_flight = settings.in_flight
+        self._local = PassiveLocal(party, settings, training) if settings.local else None
+        self._copies: Copies | None = None
+
+    def run(self, round_: int, rounds: int) -> tuple[int, int]:
+        """Runs a round's steps; returns their number, and that of their exchanges."""
+        party, training = self._party, self._training
+        batches = training.batches.planned(round_)
+        if self._in_flight > 1 and self._copies is None:  # made when the party's device is known to hold its models
+            self._copies = Copies(party.models["encoder"], self._in_flight)
+        under_way: deque[_Sent] = deque()
+        to_send = iter(batches)
+        for batch, planned in enumerate(batches):
+            while len(under_way) < self._in_flight and (following := next(to_send, None)) is not None:
+                under_way.append(self._send(round_, following))
+            self._update(round_, under_way.popleft())
+            if planned.last:
+                training.end_epoch()
+            party.tick(self._name, round_, rounds, batch + 1, len(batches))
+        return len(batches), sum(len(each.parts) for each in batches)
+
+    def _send(self, round_: int, batch: Batch) -> _Sent:
+        """Sends a batch's embeddings, each part as soon as it is computed."""
+        party, features = self._party, self._party.need_features()
+        weights = self._copies.take() if self._copies is not None else None
+        sent = _Sent(batch, [], weights)
+        for number, rows in enumerate(batch.parts, batch.first):
+            inputs = features.inputs(rows)
+            z_BD = party.encode(*inputs) if weights is None else party.encode(*inputs, weights=weights)
+            self._embedding.send(StepKey(self._name, round_, number), {"z": z_BD})
+            sent.z.append(z_BD)
+        return sent
+
+    def _update(self, round_: int, sent: _Sent) -> None:
+        """Waits for the oldest batch's gradients, and updates."""
+        batch, training, dz_BD = sent.batch, self._training, []
+        training.zero_grad()
+        for number, z in enumerate(sent.z, batch.first):
+            reply = self._embedding.receive(StepKey(self._name, round_, number), rows=len(z))
+            dz_BD.append(reply["dz"])
+            z.backward(reply["dz"])  # type: ignore[no-untyped-call]
+        if self._copies is not None and sent.weights is not None:
+            self._copies.move_gradient(sent.weights)
+        training.step()
+        if self._local is not None:
+            me = self._party.name
+            parts = [({me: z}, {me: dz}) for z, dz in zip(sent.z, dz_BD, strict=True)]
+            self._local.update(batch.rows, parts)
+
+    def state(self) -> dict[str, Any]:
+        return {} if self._local is None else self._local.state()
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        if self._local is not None:
+            self._local.load_state(tree)
