@@ -14,7 +14,9 @@ from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
 from tests.integration.test_in_process import in_process, parameters
 from tests.integration.test_resume import held
 from tests.integration.test_ssl_phases import wait_for_round
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
+from vfl_party.forecast.count import forecast, outlook_of
 
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 ADAM = {"kind": "adam", "lr": 0.003, "schedule": "cosine", "clip_norm": 1.0}
@@ -170,6 +172,7 @@ def test_with_several_steps_in_flight_a_connection_breaks(
         ({"in_flight": 0}, ["in_flight", "greater than or equal to 1"]),
         ({"in_flight": 2, "late_policy": "zeros", "deadline_s": 1.0}, ["in_flight", 'late_policy = "wait"']),
         ({"local_updates": 2, "cache": {}}, ["local_updates or cache", "not both"]),
+        ({"micro_batches": 2, "iso": 1.0}, ["iso", "whole batches", "micro_batches = 1"]),
         ({"cache": {"threshold": 2.0}}, ["threshold", "less than or equal to 1"]),
         ({"micro_batches": 2}, ["micro_batches", "batch normalisation", "whole batch"]),
     ],
@@ -185,3 +188,16 @@ def test_a_party_alone_has_nothing_in_flight(tmp_path: Path) -> None:
     data = cases.columns("sklearn:digits", 1, limit=100)
     with pytest.raises(InputError, match="p0 is alone, so nothing is exchanged"):
         in_memory(tmp_path, piped(1, in_flight=2), data)
+
+
+@pytest.mark.parametrize(
+    "more", [{"in_flight": 4}, {"micro_batches": 3, "in_flight": 2, "cache": {}}, {"max_bytes": 9_000, "in_flight": 2}]
+)
+def test_the_ledger_is_as_forecast(more: dict[str, Any], tmp_path: Path) -> None:
+    tables, data = piped(3, optimizer=SLOW["sgd"], **more), DATA
+    recipe = Recipe.model_validate(tables | {"simulate": {"parties": data}})
+    said = forecast(outlook_of(recipe, tmp_path))
+    summary = in_process(tmp_path / "run", tables, data)
+    assert {each for each in said.links if each.message_bytes} == {
+        each for each in summary.bytes.by_link if each.phase != "control"
+    }
