@@ -314,7 +314,7 @@ def taressfl(bench: Bench, parts: Sequence[Numbers], source: Numbers, phase: Tab
     print(
         f"resistant: SSIM of the decoder's images {ssim['metrics']['train']['ssim']:.3f} in the last epoch", flush=True
     )
-    still = {key: each for key, each in (phase | neck).items() if key not in ("averages_per_epoch", "optimizer")}
+    still = {key: each for key, each in (phase | neck).items() if key != "averages_per_epoch"}
     start = {"run": "resistant", "held_by": "active", "phases": [before]}
     still["frozen"] = True
     found = bench.together("taressfl", parts, [still, PROBE], start=start)
