@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,14 @@ from vfl_common.errors import Code, InputError, InternalError, PeerError, VflErr
 from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.declared import TORCH, WIRE, Exchange, spec_of
 from vfl_party.filter import Filter, Tensors
+
+
+class Tap(Protocol):
+    """Hears what a rehearsal of attacks records (``vfl_party.rehearsal``); in a real run nobody listens."""
+
+    def __call__(self, what: Literal["came", "meant"], step: StepKey, peer: str, tensors: Tensors) -> None:
+        """Hears what has come from ``peer``, or what was meant for it before this party's chain changed it."""
+        ...
 
 
 class Ways(Protocol):
@@ -95,6 +104,16 @@ class Chain:
                     raise TypeError(f"wire_spec gives a {type(spec).__name__}, not a BundleSpec")
         return spec
 
+    def tell(self, beside: Tensors) -> None:
+        """Tells each filter what it may know of the rows that leave next; see ``Filter.tell``."""
+        for each in self.filters:
+            each.tell(beside)
+
+    @property
+    def knows(self) -> frozenset[str]:
+        """The names of all that the filters want to be told."""
+        return frozenset(name for each in self.filters for name in each.knows)
+
     def state(self) -> list[dict[str, Any] | None]:
         """Returns each filter's state."""
         return [each.state() for each in self.filters]
@@ -158,6 +177,7 @@ class Asking:
         sizes: Mapping[str, int],
     ) -> None:
         self.exchange, self.phase, self.chains, self.peer = exchange, phase, chains, peer
+        self.tap: Tap | None = None
         self.lenient = False  # the peer may go on without this party, which then gets StepPassed
         self._ways, self._device, self._sizes = ways, device, sizes
 
@@ -190,7 +210,10 @@ class Asking:
             text = f"{self.peer} says that {passed.now} is under way, but {step} must not go on without this party"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
         reply = take_in(bundle, self._device, party=self.peer, step=step)
-        return self.chains.down.undo(reply)
+        found = self.chains.down.undo(reply)
+        if self.tap is not None:
+            self.tap("came", step, self.peer, found)
+        return found
 
 
 class Answering:
@@ -206,6 +229,7 @@ class Answering:
         sizes: Mapping[str, int],
     ) -> None:
         self.exchange, self.phase, self.chains = exchange, phase, chains
+        self.tap: Tap | None = None
         self._ways, self._device, self._sizes = ways, device, sizes
 
     @property
@@ -239,13 +263,26 @@ class Answering:
 
         def arrived(party: str, bundle: Bundle) -> None:
             received[party] = self.chains.up.undo(take_in(bundle, self._device, party=party, step=step))
+            if self.tap is not None:
+                self.tap("came", step, party, received[party])
 
         return {party: received[party] for party in self.hub.collect(step, spec, arrived, deadline_s, lenience)}
 
-    def reply(self, step: StepKey, tensors: Mapping[str, Tensors]) -> None:
-        """Answers each party with its own tensors; those that are the same objects for several are encoded once."""
+    def reply(
+        self, step: StepKey, tensors: Mapping[str, Tensors], beside: Mapping[str, Tensors] = MappingProxyType({})
+    ) -> None:
+        """Answers each party with its own tensors; those that are the same objects for several are encoded once.
+
+        ``beside``: {party: what the chain may know of its rows}; it is not sent.
+        """
         bundles: dict[tuple[tuple[str, int], ...], Bundle] = {}
-        applied = {party: self.chains.down.apply(each) for party, each in tensors.items()}
+        applied = {}
+        for party, each in tensors.items():
+            if self.tap is not None:
+                self.tap("meant", step, party, each)
+            if party in beside:
+                self.chains.down.tell(beside[party])
+            applied[party] = self.chains.down.apply(each)
         keys = {party: tuple((name, id(x)) for name, x in each.items()) for party, each in applied.items()}
         for party, key in keys.items():
             if key not in bundles:

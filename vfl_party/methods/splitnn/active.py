@@ -17,6 +17,7 @@ from vfl_party.metrics import evaluate, loss_fn, lower_is_better
 from vfl_party.models import Combined
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import joint_outputs
+from vfl_party.seeds import Rows
 
 
 class ActiveSplitNN(Phase):
@@ -68,7 +69,9 @@ class ActiveSplitNN(Phase):
             loss = self._loss(party.outputs(combined.value), y_B)
             loss.backward()  # type: ignore[no-untyped-call]
             # The parties proceed while the top model is updated: every gradient is of the weights before the update.
-            self._embedding.reply(step, {name: {"dz": dz_BD} for name, dz_BD in combined.gradients().items()})
+            found = combined.gradients()
+            beside = {name: {"labels": y_B} for name in found}
+            self._embedding.reply(step, {name: {"dz": dz_BD} for name, dz_BD in found.items()}, beside)
             training.step()
             total += loss.detach()
             if last:
@@ -120,6 +123,9 @@ class ActiveSplitNN(Phase):
         parties = self._verdicts.collect(step)
         self._verdicts.reply_all(step, parties, {"verdict": torch.tensor([verdict], dtype=torch.uint8)})
         return stop
+
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        return self._training.rows_at(exchange, step)
 
     def state(self) -> Tree:
         absent = self._absent.state() if self._absent is not None else None

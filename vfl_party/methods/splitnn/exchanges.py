@@ -15,5 +15,6 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 def embedding(settings: SplitNNSettings) -> Exchange:
     """Declares a batch's embeddings up, and the gradients of the loss with respect to them down."""
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
-    down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, noise("iso", amplifier=settings.iso))
+    through = noise("iso", amplifier=settings.iso)
+    down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, through, beside=frozenset({"labels"}))
     return Exchange("embedding", up, down)
