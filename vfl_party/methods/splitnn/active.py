@@ -10,6 +10,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.absent import Absent
+from vfl_party.methods.splitnn.beside import told
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
@@ -66,12 +67,12 @@ class ActiveSplitNN(Phase):
             z_BD = {name: tensors["z"] for name, tensors in received.items()}
             there = [*own, *z_BD.values()] if absent is None else absent.fill(step, rows, own, z_BD)
             combined = Combined(rule, there, z_BD)
-            loss = self._loss(party.outputs(combined.value), y_B)
+            outputs = party.outputs(combined.value)
+            loss = self._loss(outputs, y_B)
+            beside = told(self._embedding.chains.down, party.recipe.task, combined, outputs, y_B)
             loss.backward()  # type: ignore[no-untyped-call]
             # The parties proceed while the top model is updated: every gradient is of the weights before the update.
-            found = combined.gradients()
-            beside = {name: {"labels": y_B} for name in found}
-            self._embedding.reply(step, {name: {"dz": dz_BD} for name, dz_BD in found.items()}, beside)
+            self._embedding.reply(step, {name: {"dz": dz_BD} for name, dz_BD in combined.gradients().items()}, beside)
             training.step()
             total += loss.detach()
             if last:

@@ -1,0 +1,61 @@
+"""A run with a defence gives the parameters of a single process that follows the papers' formulas, to 1e-6."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.harness import cases
+from tests.harness import reference_defences as reference
+from tests.integration.test_exact import TOLERANCE, largest_deviation
+from tests.integration.test_in_process import parameters
+from vfl.simulation.inprocess import run_in_process
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+
+TABLE = cases.columns("sklearn:breast_cancer", 3, limit=120)
+GRADIENTS = {"exchange": "embedding", "sent_by": "active"}
+EMBEDDINGS = {"exchange": "embedding", "sent_by": "passive"}
+DEFENCES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], Any]]]] = {
+    "max_norm": (GRADIENTS | {"kind": "max_norm"}, {"down": reference.max_norm}),
+    "marvell": (GRADIENTS | {"kind": "marvell", "scale": 2.0}, {"down": partial(reference.marvell, scale=2.0)}),
+    "marvell of an error": (
+        GRADIENTS | {"kind": "marvell", "error": 0.3},
+        {"down": partial(reference.marvell, error=0.3)},
+    ),
+    "label_dp": (GRADIENTS | {"kind": "label_dp", "epsilon": 2.0}, {"down": partial(reference.label_dp, 2.0)}),
+    "clipped_gaussian": (
+        EMBEDDINGS | {"kind": "clipped_gaussian", "clip": 1.0, "epsilon": 4.0, "delta": 1e-5},
+        {"up": partial(reference.clipped, 1.0, 4.0, 1e-5)},
+    ),
+    "none": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("name", list(DEFENCES))
+def test_a_defence_gives_the_parameters_of_its_reference(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    """Both are given one key of noise, which a run draws from the operating system otherwise."""
+    monkeypatch.setattr("vfl_party.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY))
+    transform, formula = DEFENCES[name]
+    tables = cases.recipe(
+        3,
+        task={"kind": "binary"},
+        model={"top": {"hidden": [6]}},
+        phase={"epochs": 2, "batch_size": 40, "transforms": [transform] if transform else []},
+    )
+    data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
+    run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
+    got = {party: parameters(tmp_path / "run-1" / party) for party in data}
+    worst = largest_deviation(got, reference.train(tables, TABLE, **formula))
+    record_property("largest_deviation", worst)
+    print(f"{name}: largest deviation {worst:.3g}")
+    assert worst <= TOLERANCE
+    if formula:
+        assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3  # the defence does something
