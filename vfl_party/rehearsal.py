@@ -17,6 +17,7 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
 from vfl_party.attacks.scene import Batch, Columns, Figure, Scene, UnfitError
+from vfl_party.attacks.sizes import Seen, Sizes, told
 from vfl_party.declared import Exchange
 from vfl_party.filter import Tensors
 from vfl_party.party import Assembled
@@ -76,6 +77,23 @@ class Rehearsal:
                 except UnfitError as why:
                     found.append(Played(name, attack.about, attacker, why_not=str(why)))
         return found
+
+    def sizes(self) -> list[Sizes]:
+        """Returns what the sizes of embeddings and gradients tell anybody on the network; of the recorded rounds."""
+        seen: dict[int, list[Seen]] = {}
+        for key, tensor in self.record.messages():
+            if key.meant or tensor.dim() != 2:
+                continue
+            asked = self.parties[key.sender].party.role == "passive"
+            opened = self.parties[key.receiver].party.exchanges[key.phase, key.exchange]
+            chain, sent = (
+                (opened.chains.up, opened.exchange.up) if asked else (opened.chains.down, opened.exchange.down)
+            )
+            rows, width = tensor.shape
+            size = chain.wire_spec(sent.spec(rows=rows, width=width)).payload_bytes
+            message = Seen(key.phase, key.exchange, key.sender, key.receiver, key.round, size)
+            seen.setdefault(size // max(1, rows), []).append(message)
+        return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
 
     def scene(self, attacker: str, seed: int) -> Scene:
         """Returns what ``attacker`` has, and the truth."""

@@ -87,3 +87,12 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         assert said in done.stderr
     with pytest.raises(InputError, match="at least one seed"):
         vfl.leaks(tables(), seeds=[])
+
+
+def test_sizes_tell_how_many_rows_there_are() -> None:
+    found = vfl.leaks(tables(codec="bfloat16"), attacks=["norm"], quiet=True).found[0].sizes
+    by_key = {(each.exchange, each.sender): each for each in found if each.phase == "splitnn"}
+    up = by_key["embedding", "p1"]
+    assert up.tells == "160 rows a round, in batches of 32; 2 rounds"  # 200 rows without validation and test
+    assert up.sizes == ((32 * 8 * 2, 10),)
+    assert by_key["embedding", "p0"].sizes == up.sizes

@@ -19,6 +19,7 @@ from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
 from vfl_party.attacks.scene import Figure, Scene, UnfitError
 from vfl_party.attacks.scores import Tally, auc, matched_accuracy
+from vfl_party.attacks.sizes import Seen, told
 
 GAP = 0.8
 UP, DOWN = 0.9, 0.2  # how often the gradient of a positive, a negative points up
@@ -163,3 +164,10 @@ def test_a_record_keeps_what_came_in_order_in_files(tmp_path, monkeypatch: pytes
     assert all(torch.equal(tensor, sent[key.round, "a"]) for key, tensor in found)
     assert len([*record.messages(sender="p0")]) == 4
     assert len([*tmp_path.iterdir()]) > 1
+
+
+def test_sizes_tell_rows_batches_and_rounds() -> None:
+    seen = [Seen("splitnn", "embedding", "p1", "p0", round_, rows * 32) for round_ in range(3) for rows in (64, 64, 12)]
+    (line,) = told(seen, 32)
+    assert line.sizes == ((2048, 6), (384, 3))
+    assert line.tells == "140 rows a round, in batches of 64; 3 rounds"

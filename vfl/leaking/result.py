@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vfl_party.attacks.scene import Figure
+    from vfl_party.attacks.sizes import Sizes
     from vfl_party.rehearsal import Played
 
 REHEARSAL = (
@@ -61,7 +62,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What was found with one recipe. ``metric``: the name of ``utility``, on the test rows if there are any."""
+    """What was found with one recipe.
+
+    ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``: what those of the messages of the
+    last seed tell anybody on the network.
+    """
 
     name: str
     seeds: tuple[int, ...]
@@ -70,6 +75,7 @@ class Rehearsed:
     payload_bytes: int
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
+    sizes: tuple[Sizes, ...] = ()
 
 
 def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
@@ -136,8 +142,8 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
 def _plain(value: Any) -> Any:
     if isinstance(value, Spread):
         return {"mean": value.mean, "sd": value.sd, "values": list(value.values)}
-    if isinstance(value, Rehearsed | Line):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if is_dataclass(value):
+        return {name: _plain(getattr(value, name)) for name in [each.name for each in fields(value)]}
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, tuple) else value

@@ -10,6 +10,8 @@ from rich.text import Text
 from vfl.leaking.result import REHEARSAL, Line, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
+_SIZES = 3  # that are shown of one exchange
+
 
 def render(found: Sequence[Rehearsed]) -> Group:
     """Returns a table for each recipe, with notes below it."""
@@ -25,8 +27,19 @@ def render(found: Sequence[Rehearsed]) -> Group:
         table.add_column("without any message")
         for line in each.lines:
             table.add_row(*_cells(line))
-        parts += [table, *(Text(note, style="dim") for note in each.notes), Text()]
+        parts += [table, *(Text(note, style="dim") for note in each.notes), Text(), _sizes(each), Text()]
     return Group(*parts, Text(REHEARSAL, style="dim"))
+
+
+def _sizes(each: Rehearsed) -> RenderableType:
+    table = new_table("What sizes tell anybody on the network, although contents are encrypted")
+    for heading in ("phase", "exchange", "from", "to", "payload bytes x messages", "tells"):
+        table.add_column(heading)
+    for line in each.sizes:
+        shown = ", ".join(f"{size_:,} x {count:,}" for size_, count in line.sizes[:_SIZES])
+        more = ", …" if len(line.sizes) > _SIZES else ""
+        table.add_row(line.phase, line.exchange, line.sender, line.receiver, shown + more, line.tells)
+    return table
 
 
 def _cells(line: Line) -> tuple[str, ...]:

@@ -78,6 +78,7 @@ def leaks(
     Raises VflError: bad input, or a run that failed.
     """
     from vfl_party.attacks import kinds
+    from vfl_party.attacks.sizes import Sizes
     from vfl_party.rehearsal import Rehearsal
 
     given = [recipe] if isinstance(recipe, Recipe | Mapping | str | Path) else list(recipe)
@@ -90,17 +91,18 @@ def leaks(
     found = []
     for each in made:
         chosen = [each.settings.seed] if seeds is None else list(seeds)
-        played, runs = [], []
+        played, runs, sizes = [], [], tuple[Sizes, ...]()
         for seed in chosen:
             with _folder(out) as place, tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
                 rehearsal = Rehearsal(Path(record), every)
                 run = rehearse(each.replace(seed=seed), data or {}, place, rehearsal.attach, quiet=quiet)
                 played.append(rehearsal.play(names, seed))
                 runs.append(run)
+                sizes = tuple(rehearsal.sizes())
         lines, notes = over_seeds(played)
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
-        found.append(Rehearsed(each.name, tuple(chosen), metric, utility, sent, lines, notes))
+        found.append(Rehearsed(each.name, tuple(chosen), metric, utility, sent, lines, notes, sizes))
     return Leaks(tuple(found))
 
 
