@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.config.models import TaskSettings
-from vfl_party.attacks.scene import Batch, Columns, Scene
+from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Scene
+from vfl_party.attacks.scores import Tally
 
 Make = Callable[[np.random.Generator, Tensor], Tensor]  # the gradients of rows of these classes
 
@@ -90,3 +91,14 @@ def labelled_scene(informed: bool, *, rows: int = 2000, seed: int = 4) -> Scene:
         inputs=lambda at: (hidden[torch.from_numpy(at)],),
         make_encoder=lambda _label: Scaled(4),
     )
+
+
+def first_element(scene: Scene) -> list[Figure]:
+    """The guide's attack: scores each row by the sign of its gradient's first element."""
+    tally = Tally(scene.seed)
+    for batch in scene.gradients():
+        tally.binary(batch.came[:, 0].sign().numpy(), scene.labels[batch.rows].numpy() == 1)
+    return [tally.figure("nothing", "AUC")]
+
+
+FIRST = Attack("labels from the first element of each gradient", "passive", first_element)

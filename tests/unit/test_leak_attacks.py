@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -171,3 +172,10 @@ def test_sizes_tell_rows_batches_and_rounds() -> None:
     (line,) = told(seen, 32)
     assert line.sizes == ((2048, 6), (384, 3))
     assert line.tells == "140 rows a round, in batches of 64; 3 rounds"
+
+
+def test_a_plug_in_brings_an_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("first", "tests.harness.scenes:FIRST", "vfl.attacks")
+    monkeypatch.setattr("vfl_party.plugins.entry_points", lambda group: [entry] if group == "vfl.attacks" else [])
+    assert {"first", "norm"} <= set(kinds.ROOM.names())
+    assert play("first", scene(signs))["nothing"].value == pytest.approx(0.5 + (UP - DOWN) / 2, abs=0.02)
