@@ -96,3 +96,12 @@ def test_sizes_tell_how_many_rows_there_are() -> None:
     assert up.tells == "160 rows a round, in batches of 32; 2 rounds"  # 200 rows without validation and test
     assert up.sizes == ((32 * 8 * 2, 10),)
     assert by_key["embedding", "p0"].sizes == up.sizes
+
+
+@pytest.mark.parametrize(("phase", "noted"), [({}, True), ({"iso": 1.0}, False)])
+def test_the_report_of_a_run_says_that_labels_can_be_read(
+    phase: dict[str, object], noted: bool, tmp_path: Path
+) -> None:
+    run = vfl.simulate(tables(**phase), out=tmp_path, quiet=True)
+    words = " ".join(vfl_here("report", str(run.folder), cwd=tmp_path).stdout.split())
+    assert ("Gradients of splitnn leave as they are" in words) == noted
