@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vfl.library.data import Data
     from vfl.library.forecast import Forecast, forecast
+    from vfl.library.leaks import Leaks, leaks
     from vfl.library.model import Model
     from vfl.library.recipe import Recipe
     from vfl.library.run import Run
@@ -28,6 +29,7 @@ __all__ = [
     "Code",
     "Data",
     "Forecast",
+    "Leaks",
     "Model",
     "Recipe",
     "Round",
@@ -35,6 +37,7 @@ __all__ = [
     "Study",
     "VflError",
     "forecast",
+    "leaks",
     "simulate",
     "study",
 ]
@@ -43,6 +46,7 @@ _FROM = {
     "Code": "vfl_common.errors",
     "Data": "vfl.library.data",
     "Forecast": "vfl.library.forecast",
+    "Leaks": "vfl.library.leaks",
     "Model": "vfl.library.model",
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.simulate",
@@ -50,6 +54,7 @@ _FROM = {
     "Study": "vfl.library.study",
     "VflError": "vfl_common.errors",
     "forecast": "vfl.library.forecast",
+    "leaks": "vfl.library.leaks",
     "simulate": "vfl.library.simulate",
     "study": "vfl.library.study",
 }

@@ -117,6 +117,16 @@ class Chain:
                 stages.append(made)
         return tuple(stages)
 
+    def tell(self, beside: Tensors) -> None:
+        """Tells each filter what it may know of the rows that leave next; see ``Filter.tell``."""
+        for each in self.filters:
+            each.tell(beside)
+
+    @property
+    def knows(self) -> frozenset[str]:
+        """The names of all that the filters want to be told."""
+        return frozenset(name for each in self.filters for name in each.knows)
+
     def state(self) -> list[dict[str, Any] | None]:
         """Returns each filter's state."""
         return [each.state() for each in self.filters]

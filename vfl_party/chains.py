@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing import coding
 from vfl_common.packing.coding import PLAIN, Coding
 from vfl_common.summary import ExchangeSummary
-from vfl_party import codecs
+from vfl_party import codecs, transforms
 from vfl_party.chain import Chain, Chains
 from vfl_party.declared import Exchange, Role, Sent, Use
 from vfl_party.filter import Filter
@@ -43,6 +43,7 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
         uses = [*sent.through, *_asked(settings, exchange, direction)]
         mine = [use for use in uses if use.role in (None, role) or not sends[direction]]
         filters: list[Filter] = [use.make(where) for use in mine]
+        _check_fits(recipe, mine, filters, sent, where)
         if sends[direction]:
             filters.append(_allowed(policy, phase, exchange, sent, where))
         return Chain(filters, _codec(recipe, phase, exchange, direction, where))
@@ -187,6 +188,18 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
             way = f" {table.direction}" if table.direction is not None else ""
             text = f"{what} carries no float32 numbers{way}"
             raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; remove the table, or name another exchange")
+
+
+def _check_fits(recipe: Recipe, uses: Sequence[Use], filters: Sequence[Filter], sent: Sent, where: str) -> None:
+    """Raises InputError if a transform is not for the recipe's task, or must know what this direction does not tell."""
+    for use, each in zip(uses, filters, strict=True):
+        tasks = transforms.load(use.kind, where).tasks
+        if tasks and recipe.task.kind not in tasks:
+            text = f"transform {use.kind} is for a task of kind {' or '.join(sorted(tasks))}"
+            raise InputError(Code.CONFIG_INVALID, f"{where}: {text}, not {recipe.task.kind}; take iso or max_norm")
+        if not each.knows <= sent.beside:
+            text = f"transform {use.kind} must know the rows' labels, and who sends this knows none"
+            raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; add it to the gradients of split training")
 
 
 def _asked(settings: PhaseSettings | None, exchange: Exchange, direction: str) -> list[Use]:

@@ -87,7 +87,10 @@ class Leaving(Filter):
     """Applies another filter, but leaves some tensors unchanged, by name."""
 
     def __init__(self, of: Filter, leave: frozenset[str]) -> None:
-        self._of, self._leave, self.text = of, leave, of.text
+        self._of, self._leave, self.text, self.knows = of, leave, of.text, of.knows
+
+    def tell(self, beside: Tensors) -> None:
+        self._of.tell(beside)
 
     def apply(self, tensors: Tensors) -> Tensors:
         changed = self._of.apply({name: x for name, x in tensors.items() if name not in self._leave})
@@ -120,11 +123,15 @@ def noise(kind: str, role: Role | None = None, leave: Iterable[str] = (), **sett
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """One direction of an exchange: named tensors of one kind, and what is done to them before they leave."""
+    """One direction of an exchange: named tensors of one kind, and what is done to them before they leave.
+
+    ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``).
+    """
 
     kind: Kind
     tensors: Mapping[str, Declared] = field(default_factory=dict)
     through: tuple[Use, ...] = ()
+    beside: frozenset[str] = frozenset()
 
     def spec(self, **sizes: int) -> BundleSpec:
         """Returns the spec of the tensors before codec and frames; ``sizes``: values for words in their shapes."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Protocol
+from types import MappingProxyType
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,14 @@ from vfl_party.chain import Chain, Chains
 from vfl_party.declared import TORCH, WIRE, Exchange
 from vfl_party.filter import Passage, Tensors
 from vfl_party.pace import DECODE, ENCODE, WAIT, Clock, spends
+
+
+class Tap(Protocol):
+    """Hears what a rehearsal of attacks records (``vfl_party.rehearsal``); in a real run nobody listens."""
+
+    def __call__(self, what: Literal["came", "meant"], step: StepKey, peer: str, tensors: Tensors) -> None:
+        """Hears what has come from ``peer``, or what was meant for it before this party's chain changed it."""
+        ...
 
 
 class Ways(Protocol):
@@ -57,6 +66,7 @@ class Asking:
         sizes: Mapping[str, int],
     ) -> None:
         self.exchange, self.phase, self.chains, self.peer = exchange, phase, chains, peer
+        self.tap: Tap | None = None
         self.lenient = False  # the peer may go on without this party, which then gets StepPassed
         self._ways, self._device, self._sizes = ways, device, sizes
 
@@ -98,7 +108,10 @@ class Asking:
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
         self.clock.to(DECODE)
         at = Passage(step, self.peer, self.chains.party)
-        return _arrived(self.chains.down, bundle, at, spec, self._device)
+        found = _arrived(self.chains.down, bundle, at, spec, self._device)
+        if self.tap is not None:
+            self.tap("came", step, self.peer, found)
+        return found
 
 
 class Answering:
@@ -114,6 +127,7 @@ class Answering:
         sizes: Mapping[str, int],
     ) -> None:
         self.exchange, self.phase, self.chains = exchange, phase, chains
+        self.tap: Tap | None = None
         self._ways, self._device, self._sizes = ways, device, sizes
 
     @property
@@ -158,18 +172,29 @@ class Answering:
             self.clock.to(DECODE)
             at, of = Passage(step, party, self.chains.party), spec if isinstance(spec, BundleSpec) else spec[party]
             received[party] = _arrived(up, bundle, at, of, self._device)
+            if self.tap is not None:
+                self.tap("came", step, party, received[party])
             self.clock.to(WAIT)
 
         return {party: received[party] for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)}
 
     @spends(ENCODE)
-    def reply(self, step: StepKey, tensors: Mapping[str, Tensors]) -> None:
-        """Answers each party with its own tensors; those that are the same objects for several are encoded once."""
+    def reply(
+        self, step: StepKey, tensors: Mapping[str, Tensors], beside: Mapping[str, Tensors] = MappingProxyType({})
+    ) -> None:
+        """Answers each party with its own tensors; those that are the same objects for several are encoded once.
+
+        ``beside``: {party: what the chain may know of its rows}; it is not sent.
+        """
         bundles: dict[tuple[tuple[str, int], ...], Bundle] = {}
         down, me = self.chains.down, self.chains.party
         applied: dict[str, Tensors] = {}
         made: dict[tuple[tuple[str, int], ...], Tensors] = {}
         for party, each in tensors.items():
+            if self.tap is not None:
+                self.tap("meant", step, party, each)
+            if party in beside:
+                down.tell(beside[party])
             given = tuple((name, id(x)) for name, x in each.items())
             if given not in made or not down.repeats:
                 made[given] = down.apply(each, Passage(step, me, party))

@@ -36,6 +36,11 @@ class Filter:
     text = "nothing"
     on_host = False
     repeats = False
+    knows: frozenset[str] = frozenset()  # names of tensors that it must be told before each ``apply``
+
+    def tell(self, beside: Tensors) -> None:
+        """Takes what the sender knows of the rows that leave next, such as their labels; it is not sent."""
+        _ = beside
 
     def apply(self, tensors: Tensors) -> Tensors:
         """Returns the tensors to send; called at the sender. Raises VflError if they may not leave."""

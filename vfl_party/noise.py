@@ -1,4 +1,4 @@
-"""Draws Gaussian noise that no peer can reproduce."""
+"""Draws noise that no peer can reproduce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]  # of noise, in a recipe
 
 
 class PrivateGaussian:
-    """N(0, 1) from a generator whose key comes from the operating system, never from the recipe's seed.
+    """N(0, 1), or Laplace(1), from a generator whose key comes from the operating system, never from the recipe's seed.
 
     A peer could draw the noise of a known seed and subtract it. The key of numpy's Philox has 128 bits; torch's CPU
     generator uses 32 bits of a seed, few enough to try them all.
@@ -27,6 +27,11 @@ class PrivateGaussian:
     def like(self, reference: Tensor) -> Tensor:
         """Draws float32 noise of the reference's shape, on its device."""
         return torch.from_numpy(self._random.standard_normal(reference.shape, dtype=np.float32)).to(reference.device)
+
+    def laplace_like(self, reference: Tensor) -> Tensor:
+        """Draws float32 noise of Laplace(1) of the reference's shape, on its device."""
+        drawn = self._random.laplace(size=tuple(reference.shape)).astype(np.float32)
+        return torch.from_numpy(drawn).to(reference.device)
 
     def state(self) -> dict[str, Any]:
         """Returns the generator's state, for this party's own checkpoints: whoever knows it can subtract the noise."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vfl_common.bundle import StepKey
 from vfl_common.summary import Absence
 from vfl_party.seeds import Rows
 
@@ -65,6 +66,14 @@ class Phase(ABC):
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:
         """Runs one round. Raises InterruptedRun, PeerError, LostError as Link and Hub do."""
+
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        """Returns the rows that an exchange is about at a step, in order; None if the phase does not say.
+
+        Only a rehearsal of attacks asks: it judges by the truth.
+        """
+        _ = exchange, step
+        return None
 
     def state(self) -> Tree:
         """Returns everything that the next round depends on, beyond the models."""

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vfl.library import cells
 from vfl.library.data import with_data, write_frames
@@ -25,6 +25,9 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import Code, InputError, InternalError, VflError
+
+if TYPE_CHECKING:
+    from vfl.simulation.inprocess import Attach
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ def _in_process(
     frames: Mapping[str, Any],
     quiet: bool,
     on_round: Callable[[Round], None] | None,
+    attach: Attach | None = None,
 ) -> None:
     from vfl.simulation.inprocess import run_in_process
     from vfl.simulation.live import View, view
@@ -145,7 +149,27 @@ def _in_process(
                 raise
 
     with View(settings) if quiet else view(settings) as screen, told:
-        run_in_process(settings, data, folder, load=loading(frames), modules=base, show=screen.show, observe=observe)
+        run_in_process(
+            settings,
+            data,
+            folder,
+            load=loading(frames),
+            modules=base,
+            show=screen.show,
+            observe=observe,
+            attach=attach,
+        )
+
+
+def rehearse(recipe: Recipe, data: Mapping[str, Any], out: Path, attach: Attach, *, quiet: bool) -> Run:
+    """Runs a recipe in this process, as ``simulate`` does; ``attach``: called with each party once it is assembled."""
+    tables, frames = with_data(recipe.to_dict(), data)
+    settings = parse(Settings, tables, "recipe")
+    divided = divide(settings, recipe.base)
+    folder = out / new_run_id(settings.name, None)
+    Origin(recipe.base, divided).note(folder)
+    _in_process(settings, divided, recipe.base, folder, frames, quiet, None, attach)
+    return Run(folder)
 
 
 class ours:  # noqa: N801 - reads as a word in a with statement

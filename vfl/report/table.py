@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from vfl.report.leaks import unprotected
 from vfl.report.reading import Own
 from vfl.report.rounds import Round
 from vfl_common.ledger import CONTROL
@@ -98,6 +99,8 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
         links = "; ".join(summary.bytes.disagreements)
         why = f" ({_WHY_DIFFERENT})" if summary.interruptions or summary.absences else ""
         parts += [Text(f"\nThe two ends counted different bytes on: {links}{why}", "yellow")]
+    if note := unprotected(summary):
+        parts += [Text(f"\n{clean(note)}", "yellow")]
     kernel = _WITHOUT_STOPPED if summary.interruptions or summary.absences else ""
     words = f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: as the kernel counts{kernel}."
     parts += [Text(f"\n{words}", "dim")]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from vfl_party.data import Table
     from vfl_party.part import JobName, Part
-    from vfl_party.party import Load, Opened, Work
+    from vfl_party.party import Assembled, Load, Opened, Work
     from vfl_party.results import Predicted
     from vfl_party.turns import TakingTurns
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 Observe = Callable[[str, str, int, int, dict[str, dict[str, float]]], None]
+Attach = Callable[[str, "Assembled"], None]
 _NEVER = 10**9  # rounds
 
 _RUNNING = threading.RLock()  # torch's generators and its number of threads belong to the whole process
@@ -91,6 +92,7 @@ def run_in_process(
     modules: Path | None = None,
     show: Callable[[Event], None] = lambda _event: None,
     observe: Observe | None = None,
+    attach: Attach | None = None,
 ) -> Summary:
     """Runs a federation to its end; returns its summary. One run at a time in a process: another one waits.
 
@@ -101,6 +103,7 @@ def run_in_process(
         modules: a folder with the user's own modules.
         show: called with the events of the server, as ``vfl simulate`` shows them.
         observe: called after each round of each party with its name, phase, rounds done, rounds and metrics.
+        attach: called with each party once it is assembled, before it runs; a rehearsal of attacks listens there.
 
     Raises VflError; whatever else a party raises is raised as it is.
     """
@@ -120,6 +123,7 @@ def run_in_process(
         opened.checkpoints = CheckpointStore(opened.path / "checkpoints", recipe.run.kept_checkpoints)
 
     with _federation(recipe, "train", folder, modules, show, observe) as federation:
+        federation.attach = attach
         return federation.run(cast, note)
 
 
@@ -247,6 +251,7 @@ class _Federation:
     ) -> None:
         self._recipe, self._job, self._folder = recipe, job, folder
         self._turns, self._devices, self._observe = turns, devices, observe
+        self.attach: Attach | None = None
         self._ledgers = {party.name: Ledger() for party in recipe.parties}
         active = recipe.active.name
         from vfl_party.methods import in_flight
@@ -293,14 +298,17 @@ class _Federation:
         from vfl_party.align import Aligned, alignment_of
         from vfl_party.job import Jobs
         from vfl_party.part import Part
-        from vfl_party.party import Assembled, assemble
+        from vfl_party.party import assemble
         from vfl_party.policies.allow_all import AllowAll
         from vfl_party.progress import Progress
 
         recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
 
         def make(aligned: Aligned) -> Assembled:
-            return assemble(opened, aligned, work, device=self._devices[name])
+            assembled = assemble(opened, aligned, work, device=self._devices[name])
+            if self.attach is not None:
+                self.attach(name, assembled)
+            return assembled
 
         def open_folder(run_id: str) -> RunFolder:
             folder = create(self._folder.parent, run_id, name, recipe)

@@ -38,7 +38,7 @@ class Combined:
     """
 
     def __init__(self, rule: Rule, embeddings: Sequence[Tensor], received: Mapping[str, Tensor]) -> None:
-        self._received = received
+        self.received = received
         self._total_BD: Tensor | None = None
         if rule in ("sum", "mean"):
             self._total_BD = reduce(torch.add, embeddings)
@@ -52,10 +52,18 @@ class Combined:
                 z_BD.requires_grad_()
             self.value = combine(rule, embeddings)
 
+    def gradients_of(self, losses: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Returns the gradients of several losses, [losses, B, D] for each received one; before ``backward``."""
+        leaves = self.received if self._total_BD is None else dict.fromkeys(self.received, self._total_BD)
+        whole = list({id(leaf): leaf for leaf in leaves.values()}.values())
+        each = [torch.autograd.grad(loss, whole, retain_graph=True, materialize_grads=True) for loss in losses]
+        found = {id(leaf): torch.stack([grads[n] for grads in each]) for n, leaf in enumerate(whole)}
+        return {name: found[id(leaf)] for name, leaf in leaves.items()}
+
     def gradients(self) -> dict[str, Tensor]:
         """Returns d loss / d embedding of each received one, after ``loss.backward()``; zeros if it has no effect."""
         return {
-            name: _gradient(z_BD if self._total_BD is None else self._total_BD) for name, z_BD in self._received.items()
+            name: _gradient(z_BD if self._total_BD is None else self._total_BD) for name, z_BD in self.received.items()
         }
 
 

@@ -16,10 +16,14 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Transform(Generic[S]):
-    """The type that a module exports as ``TRANSFORM``: settings, and a function that makes a filter of them."""
+    """The type that a module exports as ``TRANSFORM``: settings, and a function that makes a filter of them.
+
+    ``tasks``: the kinds of task that it is defined for; empty: all.
+    """
 
     settings: type[S]
     make: Callable[[S], Filter]
+    tasks: frozenset[str] = frozenset()
 
 
 ROOM = Room("vfl.transforms", "transform", sys.modules[__name__], "TRANSFORM")

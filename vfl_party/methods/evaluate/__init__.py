@@ -6,13 +6,14 @@ from typing import Literal
 
 from torch import Tensor
 
+from vfl_common.bundle import StepKey
 from vfl_common.config.base import Section
 from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Traffic
 from vfl_party.method import Method
 from vfl_party.metrics import evaluate
 from vfl_party.phase import Phase, RoundReport
-from vfl_party.scoring import joint_embeddings, outputs_of, scoring, scoring_traffic, send_embeddings
+from vfl_party.scoring import chunks, joint_embeddings, outputs_of, scoring, scoring_traffic, send_embeddings
 from vfl_party.seeds import Rows
 
 
@@ -55,6 +56,10 @@ class ActiveEvaluate(Phase):
                 metrics[name] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
                 predictions[name] = rows, outputs
         return RoundReport(0, metrics, predictions=predictions)
+
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        _ = exchange
+        return [chunk for split in self._settings.splits for chunk in chunks(self._party.rows(split))][step.batch]
 
 
 class PassiveEvaluate(Phase):

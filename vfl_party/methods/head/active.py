@@ -66,6 +66,9 @@ class ActiveHead(Phase):
     def _trained(self) -> tuple[str, ...]:
         return ("encoder", "top") if self._trains_encoder else ("top",)
 
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        return self._rows if exchange == self._upload.exchange.name and step.round == UPLOAD else None
+
     def run_round(self, round_: int) -> RoundReport:
         if round_ == UPLOAD:
             return self._collect(round_)

@@ -10,6 +10,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.absent import Absent
+from vfl_party.methods.splitnn.beside import told
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.local import ActiveLocal
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -18,6 +19,7 @@ from vfl_party.metrics import evaluate, loss_fn, lower_is_better
 from vfl_party.models import Combined
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import joint_outputs
+from vfl_party.seeds import Rows
 
 
 class ActiveSplitNN(Phase):
@@ -69,13 +71,16 @@ class ActiveSplitNN(Phase):
                 z_BD = {name: tensors["z"] for name, tensors in received.items()}
                 there = [*own, *z_BD.values()] if absent is None else absent.fill(step, rows, own, z_BD)
                 combined = Combined(rule, there, z_BD)
-                loss = self._loss(party.outputs(combined.value), y_B)
+                outputs = party.outputs(combined.value)
+                loss = self._loss(outputs, y_B)
+                share = len(rows) / len(planned.rows)
+                beside = told(self._embedding.chains.down, party.recipe.task, combined, outputs, y_B, share)
                 if len(planned.parts) > 1:  # the parts' losses add to the mean over the batch
-                    loss = loss * (len(rows) / len(planned.rows))
+                    loss = loss * share
                 loss.backward()  # type: ignore[no-untyped-call]
                 # The parties proceed while the top model is updated: each gradient is of the weights before the update.
                 dz_BD = combined.gradients()
-                self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()})
+                self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, beside)
                 swapped.append((z_BD, dz_BD))
                 total += loss.detach()
                 exchange += 1
@@ -131,6 +136,9 @@ class ActiveSplitNN(Phase):
         parties = self._verdicts.collect(step)
         self._verdicts.reply_all(step, parties, {"verdict": torch.tensor([verdict], dtype=torch.uint8)})
         return stop
+
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        return self._training.rows_at(exchange, step)
 
     def state(self) -> Tree:
         absent = self._absent.state() if self._absent is not None else None

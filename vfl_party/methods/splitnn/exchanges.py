@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vfl_common.bundle import Kind
 from vfl_party.declared import NOTHING, Exchange, Sent, f32, noise, u8
+from vfl_party.methods.splitnn.beside import BESIDE
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.scoring import scoring
 
@@ -15,5 +16,6 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 def embedding(settings: SplitNNSettings) -> Exchange:
     """Declares a batch's embeddings up, and the gradients of the loss with respect to them down."""
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
-    down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, noise("iso", amplifier=settings.iso))
+    through = noise("iso", amplifier=settings.iso)
+    down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, through, beside=BESIDE)
     return Exchange("embedding", up, down)

@@ -12,6 +12,7 @@ from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import send_embeddings
+from vfl_party.seeds import Rows
 
 
 class PassiveSplitNN(Phase):
@@ -86,6 +87,9 @@ class PassiveSplitNN(Phase):
         if verdict & BEST:
             self._training.keep_as_best()
         return bool(verdict & STOP)
+
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        return self._training.rows_at(exchange, step)
 
     def state(self) -> Tree:
         return self._training.state() | (self._pipe.state() if self._pipe is not None else {})

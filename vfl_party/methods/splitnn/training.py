@@ -7,11 +7,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.optim import build_optimizer, build_schedule, clip
+from vfl_party.scoring import chunks
+from vfl_party.seeds import Rows
 
 
 class OwnTraining:
@@ -23,7 +26,7 @@ class OwnTraining:
             text = f"recipe: phases: {phase}: deadline_s must be below run.step_timeout_s ({timeout_s:g}), after which"
             raise InputError(Code.CONFIG_INVALID, f"{text} a late party ends the run; lower it, or raise the other")
         self.batches, batch_size = Batches(party, phase, settings), settings.batch_size
-        self._models = nn.ModuleDict(party.models)
+        self._models, self._validation = nn.ModuleDict(party.models), party.rows("validation")
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(batch_size, len(party.rows("train"))) < 2:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
@@ -41,6 +44,13 @@ class OwnTraining:
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
         self._best: dict[str, Tensor] | None = None
+
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        """See ``Phase.rows_at``."""
+        steps = [part for each in self.batches.planned(step.round) for part in each.parts]
+        if exchange == "embedding":
+            return steps[step.batch]
+        return chunks(self._validation)[step.batch - len(steps)] if exchange == "validation" else None
 
     def train_mode(self) -> None:
         self._models.train()

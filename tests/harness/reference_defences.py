@@ -1,0 +1,193 @@
+"""Split training with a defence in one process, from the papers' formulas: the reference of the exactness tests.
+
+The cut is made by hand: the gradient of each passive party's embedding is taken, changed by the defence, and passed on
+backwards. Marvell's noise comes of a nested numerical search that shares nothing with the closed forms of
+``vfl_party.sumkl``. Noise is drawn as the transforms draw it, from a generator whose key both are given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.stats import norm
+from torch import Tensor
+
+from tests.harness import reference
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_party.seeds import batches
+
+KEY = 20261123
+Up = Callable[[Tensor], Tensor]
+Down = Callable[[Tensor, Tensor, Tensor], Tensor]  # g [B, D], y [B], gradients of each class [C, B, D]
+
+
+class Noise:
+    """The numbers that a transform draws, in its order."""
+
+    def __init__(self) -> None:
+        self._random = np.random.Generator(np.random.Philox(key=KEY))
+
+    def gaussian(self, *shape: int) -> Tensor:
+        return torch.from_numpy(self._random.standard_normal(shape, dtype=np.float32))
+
+    def laplace(self, *shape: int) -> Tensor:
+        return torch.from_numpy(self._random.laplace(size=shape).astype(np.float32))
+
+
+def max_norm() -> Down:
+    noise = Noise()
+
+    def changed(g: Tensor, _y: Tensor, _classes: Tensor) -> Tensor:
+        xi = noise.gaussian(len(g)).double()
+        anywhere = noise.gaussian(*g.shape).double()
+        g = g.double()
+        longest = max(math.sqrt(float((row**2).sum())) for row in g)
+        rows = []
+        for x, row, other in zip(xi, g, anywhere, strict=True):
+            length = math.sqrt(float((row**2).sum()))
+            if length == 0:
+                rows.append(x * longest * other / other.norm())
+                continue
+            rows.append(row * (1 + x * math.sqrt(max(0.0, longest**2 / length**2 - 1))))
+        return torch.stack(rows).float()
+
+    return changed
+
+
+def marvell(scale: float | None = None, error: float | None = None) -> Down:
+    noise = Noise()
+
+    def changed(g: Tensor, y: Tensor, _classes: Tensor) -> Tensor:
+        along, across, g = noise.gaussian(len(g)).double(), noise.gaussian(*g.shape).double(), g.double()
+        zero, one = g[y == 0], g[y == 1]
+        assert len(zero)
+        assert len(one)
+        difference = one.mean(0) - zero.mean(0)
+        u, v = (float(((part - part.mean(0)) ** 2).mean()) for part in (zero, one))
+        gap, p, d = float((difference**2).sum()), len(one) / len(g), g.shape[1]
+        s = scale or 1.0
+        best = search(u, v, gap, p, d, s * gap)
+        while error is not None and sum_kl(u, v, gap, d, *best) > (2 - 4 * error) ** 2:
+            s *= 1.5
+            best = search(u, v, gap, p, d, s * gap)
+        unit, rows = difference / difference.norm(), []
+        for row, label, a, b in zip(g, y, along, across, strict=True):
+            l1, l2 = (best[2], best[3]) if label == 1 else (best[0], best[1])
+            rows.append(row + math.sqrt(max(0.0, l1 - l2)) * a * unit + math.sqrt(l2) * b)
+        return torch.stack(rows).float()
+
+    return changed
+
+
+def sum_kl(u: float, v: float, gap: float, d: int, l10: float, l20: float, l11: float, l21: float) -> float:
+    a, b, x, y = l10 + u, l11 + v, l20 + u, l21 + v
+    return 0.5 * ((d - 1) * (x / y + y / x) + (a + gap) / b + (b + gap) / a) - d
+
+
+def search(u: float, v: float, gap: float, p: float, d: int, power: float) -> tuple[float, float, float, float]:
+    """λ10, λ20, λ11, λ21 by two nested searches, for u != v."""
+    q = 1 - p
+    mine, other = (q, p) if u < v else (p, q)  # the shares of the class with noise across, and of the one without
+
+    def of(across: float) -> tuple[float, tuple[float, float, float, float]]:
+        left = power - mine * (d - 1) * across
+
+        def noise(along: float) -> tuple[float, float, float, float]:
+            rest = max(0.0, (left - mine * along) / other)
+            return (along, across, rest, 0.0) if u < v else (rest, 0.0, along, across)
+
+        found = minimize_scalar(
+            lambda along: sum_kl(u, v, gap, d, *noise(along)),
+            bounds=(across, left / mine),
+            method="bounded",
+            options={"xatol": 1e-14 * power, "maxiter": 500},
+        )
+        return found.fun, noise(found.x)
+
+    most = min(abs(v - u), power / (mine * d))
+    found = minimize_scalar(lambda x: of(x)[0], bounds=(0.0, most), method="bounded", options={"xatol": 1e-14 * power})
+    return min((of(0.0), of(found.x), of(most)), key=lambda each: each[0])[1]
+
+
+def label_dp(epsilon: float) -> Down:
+    noise = Noise()
+
+    def changed(g: Tensor, _y: Tensor, classes: Tensor) -> Tensor:
+        u = 2 / epsilon * noise.laplace(len(classes), len(g))
+        return g + sum(u[c][:, None] * classes[c] for c in range(len(classes)))
+
+    return changed
+
+
+def clipped(clip: float, epsilon: float, delta: float) -> Up:
+    noise, low, high = Noise(), 1e-6, 1e9
+    for _ in range(300):
+        sigma = (low + high) / 2
+        ratio = sigma / (2 * clip)
+        reached = norm.cdf(0.5 / ratio - epsilon * ratio) - math.exp(epsilon) * norm.cdf(-0.5 / ratio - epsilon * ratio)
+        low, high = (low, sigma) if reached <= delta else (sigma, high)
+
+    def changed(z: Tensor) -> Tensor:
+        lengths = z.norm(dim=1, keepdim=True)
+        return z * torch.where(lengths > clip, clip / lengths, torch.ones(())) + high * noise.gaussian(*z.shape)
+
+    return changed
+
+
+def train(
+    tables: dict[str, Any],
+    data: Mapping[str, Mapping[str, Any]],
+    down: Callable[[], Down] | None = None,
+    up: Callable[[], Up] | None = None,
+) -> dict[str, dict[str, Tensor]]:
+    """Returns {party: its weights} after split training with a defence; ``concat``, a task of classes.
+
+    ``up``: a passive party's defence; each has its own. ``down``: the active party's.
+    """
+    recipe = Recipe.model_validate(tables)
+    phase, settings = recipe.phases[0].name, recipe.phases[0].settings
+    with reference._one_thread():
+        parties = {
+            party.name: reference._OneParty(
+                recipe, party.name, DataSettings(**data[party.name]), settings.get("optimizer", {}), {}
+            )
+            for party in recipe.parties
+        }
+        active = parties[recipe.active.name]
+        passives = [parties[each.name] for each in recipe.passives]
+        changed = down() if down is not None else None
+        sent_by = [up() for _ in passives] if up is not None else []
+        for epoch in range(settings["epochs"]):
+            for rows in batches(recipe.seed, phase, epoch, active.splits["train"], settings["batch_size"]):
+                own, y = active.embed(rows), active.targets[torch.from_numpy(rows)]
+                made = [party.embed(rows) for party in passives]
+                assert own is not None
+                came = []
+                for number, z in enumerate(made):
+                    assert z is not None
+                    plain = z.detach()
+                    came.append((sent_by[number](plain) if sent_by else plain).requires_grad_())
+                outputs = active.models["top"](torch.cat([own, *came], dim=1))
+                each_class = [
+                    torch.autograd.grad(
+                        reference._loss(recipe, outputs, torch.full_like(y, c)), came, retain_graph=True
+                    )
+                    for c in range(recipe.task.classes or 2)
+                ]
+                for party in parties.values():
+                    party.optimizer.zero_grad()
+                reference._loss(recipe, outputs, y).backward()
+                for number, (z, leaf) in enumerate(zip(made, came, strict=True)):
+                    assert z is not None
+                    assert leaf.grad is not None
+                    of_class = torch.stack([grads[number] for grads in each_class])
+                    z.backward(leaf.grad if changed is None else changed(leaf.grad, y.reshape(-1), of_class))
+                for party in parties.values():
+                    party.optimizer.step()
+    return {name: dict(party.models.state_dict()) for name, party in parties.items()}

@@ -1,0 +1,104 @@
+"""Made-up scenes for attacks: gradients whose leak is known in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl_common.config.models import TaskSettings
+from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Scene
+from vfl_party.attacks.scores import Tally
+
+Make = Callable[[np.random.Generator, Tensor], Tensor]  # the gradients of rows of these classes
+
+
+def scene(
+    make: Make,
+    *,
+    classes: int = 2,
+    share: float = 0.3,
+    batches: int = 25,
+    size: int = 1000,
+    seed: int = 5,
+    **more: Any,
+) -> Scene:
+    """Returns a passive party's scene: ``batches`` batches of gradients, ``share`` of the rows positive if binary."""
+    random = np.random.default_rng(seed)
+    chances = [1 - share, share] if classes == 2 else [1 / classes] * classes
+    labels = torch.from_numpy(random.choice(classes, batches * size, p=chances))
+    found: list[Batch] = []
+    for number in range(batches):
+        rows = np.arange(number * size, (number + 1) * size)
+        found.append(of(make(random, labels[rows]), rows, number))
+    task = TaskSettings(kind="binary") if classes == 2 else TaskSettings(kind="multiclass", classes=classes)
+    return Scene("p1", "passive", task, labels, {}, seed, gradients=replayed(found), **more)
+
+
+def of(g: Tensor, rows: Any, number: int = 0) -> Batch:
+    return Batch("splitnn", 0, number, rows, g, g)
+
+
+def replayed(found: Sequence[Batch]) -> Callable[[], Iterator[Batch]]:
+    return lambda: iter(found)
+
+
+def linear_scene(noise: float, *, rows: int = 1200, width: int = 6, own: bool = False, seed: int = 2) -> Scene:
+    """Returns an active party's scene: z = x A + noise, with an orthogonal A; ``own``: it has the first column, too."""
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, generator=made)
+    turned = torch.linalg.qr(torch.randn(width, width, generator=made)).Q
+    z = x @ turned + noise * torch.randn(rows, width, generator=made)
+    columns = {"p1": Columns(tuple(f"c{n}" for n in range(width)), x)}
+    if own:
+        columns["p0"] = Columns(("c0",), x[:, :1])
+    sent = replayed([of(z[part], part.numpy()) for part in torch.arange(rows).split(256)])
+    labels = torch.zeros(rows, dtype=torch.int64)
+    task = TaskSettings(kind="binary")
+    return Scene("p0", "active", task, labels, {}, seed, replayed([]), embeddings={"p1": sent}, columns=columns)
+
+
+class Scaled(nn.Module):
+    """An encoder that gives the first ``columns`` of its input times a number, and zeros for the others."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns, self.factor = columns, nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * torch.cat([x[:, : self.columns], torch.zeros_like(x[:, self.columns :])], dim=1)
+
+
+def labelled_scene(informed: bool, *, rows: int = 2000, seed: int = 4) -> Scene:
+    """Returns a passive party's scene with an encoder: ``informed``, it adds the label; its columns say nothing."""
+    made = torch.Generator().manual_seed(seed)
+    labels = (torch.rand(rows, generator=made) < 0.3).long()
+    x = torch.randn(rows, 4, generator=made)
+    hidden = torch.cat([x, labels[:, None] + 0.1 * torch.randn(rows, 1, generator=made)], dim=1)
+
+    return Scene(
+        "p1",
+        "passive",
+        TaskSettings(kind="binary"),
+        labels,
+        {"train": np.arange(1000), "test": np.arange(1000, rows), "validation": np.arange(0)},
+        seed,
+        replayed([]),
+        encoder=Scaled(5 if informed else 4),
+        inputs=lambda at: (hidden[torch.from_numpy(at)],),
+        make_encoder=lambda _label: Scaled(4),
+    )
+
+
+def first_element(scene: Scene) -> list[Figure]:
+    """The guide's attack: scores each row by the sign of its gradient's first element."""
+    tally = Tally(scene.seed)
+    for batch in scene.gradients():
+        tally.binary(batch.came[:, 0].sign().numpy(), scene.labels[batch.rows].numpy() == 1)
+    return [tally.figure("nothing", "AUC")]
+
+
+FIRST = Attack("labels from the first element of each gradient", "passive", first_element)

@@ -1,0 +1,99 @@
+"""A run with a defence gives the parameters of a single process that follows the papers' formulas, to 1e-6."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.harness import cases
+from tests.harness import reference_defences as reference
+from tests.harness.federation import Federation, Program
+from tests.harness.plugins import environment, metadata
+from tests.integration.test_exact import TOLERANCE, largest_deviation
+from tests.integration.test_in_process import parameters
+from tests.integration.test_ssl_phases import wait_for_round
+from vfl.simulation.inprocess import run_in_process
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+
+TABLE = cases.columns("sklearn:breast_cancer", 3, limit=120)
+GRADIENTS = {"exchange": "embedding", "sent_by": "active"}
+EMBEDDINGS = {"exchange": "embedding", "sent_by": "passive"}
+DEFENCES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], Any]]]] = {
+    "max_norm": (GRADIENTS | {"kind": "max_norm"}, {"down": reference.max_norm}),
+    "marvell": (GRADIENTS | {"kind": "marvell", "scale": 2.0}, {"down": partial(reference.marvell, scale=2.0)}),
+    "marvell of an error": (
+        GRADIENTS | {"kind": "marvell", "error": 0.3},
+        {"down": partial(reference.marvell, error=0.3)},
+    ),
+    "label_dp": (GRADIENTS | {"kind": "label_dp", "epsilon": 2.0}, {"down": partial(reference.label_dp, 2.0)}),
+    "clipped_gaussian": (
+        EMBEDDINGS | {"kind": "clipped_gaussian", "clip": 1.0, "epsilon": 4.0, "delta": 1e-5},
+        {"up": partial(reference.clipped, 1.0, 4.0, 1e-5)},
+    ),
+    "none": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("name", list(DEFENCES))
+def test_a_defence_gives_the_parameters_of_its_reference(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    """Both are given one key of noise, which a run draws from the operating system otherwise."""
+    monkeypatch.setattr("vfl_party.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY))
+    transform, formula = DEFENCES[name]
+    tables = cases.recipe(
+        3,
+        task={"kind": "binary"},
+        model={"top": {"hidden": [6]}},
+        phase={"epochs": 2, "batch_size": 40, "transforms": [transform] if transform else []},
+    )
+    data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
+    run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
+    got = {party: parameters(tmp_path / "run-1" / party) for party in data}
+    worst = largest_deviation(got, reference.train(tables, TABLE, **formula))
+    record_property("largest_deviation", worst)
+    print(f"{name}: largest deviation {worst:.3g}")
+    assert worst <= TOLERANCE
+    if formula:
+        assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3  # the defence does something
+
+
+class Keyed(Federation):
+    """A federation of programs whose noise has the reference's key."""
+
+    plugin: dict[str, str]
+
+    def _start(self, name: str, args: list[str], environment: dict[str, str] | None = None) -> Program:
+        return super()._start(name, args, environment or self.plugin)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "victim"), [("marvell", "p0"), ("clipped_gaussian", "p1")])
+def test_a_killed_party_goes_on_with_its_noise_bit_for_bit(
+    name: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfl_party.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY))
+    tables = cases.recipe(
+        3, task={"kind": "binary"}, phase={"epochs": 60, "batch_size": 40, "transforms": [DEFENCES[name][0]]}
+    )
+    data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
+    run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
+    repository = Path(__file__).parents[2]
+    plugin = metadata(tmp_path / "plugin", {"vfl.methods": {"keyed": "tests.harness.keyed_plugin:METHOD"}})
+    with Keyed(tmp_path / "killed", tables, TABLE) as federation:
+        federation.plugin = environment(plugin, repository)
+        federation.start_all()
+        wait_for_round(federation.programs["server"], 3)  # all hold a checkpoint by then
+        federation.programs[victim].kill()
+        federation.start_party(victim)
+        summary = federation.finish()
+        assert summary["interruptions"] == 1
+        for party in federation.names:
+            whole = parameters(tmp_path / "run-1" / party)
+            assert largest_deviation({party: federation.parameters(party)}, {party: whole}) == 0.0

@@ -1,0 +1,107 @@
+"""The leak meter on whole runs: it changes nothing, hears everything, and its command ends as others do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import vfl
+from tests.harness import cases
+from tests.harness.here import vfl_here
+from tests.integration.test_in_process import parameters
+from vfl_common.errors import InputError
+from vfl_party.rehearsal import Rehearsal
+
+BINARY = {"kind": "binary"}
+
+
+def tables(**phase: object) -> dict[str, object]:
+    made = cases.recipe(3, task=BINARY, phase={"epochs": 2, "batch_size": 32, **phase})
+    data = cases.columns("sklearn:breast_cancer", 3, limit=200)
+    made["phases"].append({"kind": "evaluate"})
+    return made | {"simulate": {"parties": data}}
+
+
+def test_a_rehearsal_hears_every_gradient_and_changes_no_parameter(tmp_path: Path) -> None:
+    from vfl.library.simulate import rehearse
+
+    plain = vfl.simulate(tables(codec="float16"), out=tmp_path / "runs", quiet=True)
+    (tmp_path / "record").mkdir()
+    rehearsal = Rehearsal(tmp_path / "record")
+    recipe = vfl.Recipe.from_dict(tables(codec="float16"))
+    run = rehearse(recipe, {}, tmp_path / "runs", rehearsal.attach, quiet=True)
+    assert run.metrics == plain.metrics
+    for name in recipe.parties:
+        one, other = parameters(plain.folder / name), parameters(run.folder / name)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    heard = sum(tensor.numel() for key, tensor in rehearsal.record.messages(receiver="p1") if not key.meant)
+    gradients = [each for each in run.summary.bytes.by_link if each.receiver == "p1" and each.kind == "gradient"]
+    assert 2 * heard == sum(each.payload_bytes for each in gradients) > 0  # the codec sends two bytes a number
+    for batch in rehearsal.scene("p1", 1).gradients():
+        assert batch.meant is not None
+        assert batch.came.dtype is torch.float32
+        assert torch.equal(batch.came, batch.meant.half().float())  # what came is what the codec made of it
+        assert len(batch.rows) == len(batch.came)
+
+
+def test_the_same_seeds_give_the_same_figures_and_the_library_has_columns(tmp_path: Path) -> None:
+    first = vfl.leaks(tables(), attacks=["norm", "direct"], seeds=[1, 2], quiet=True)
+    again = vfl.leaks(tables(), attacks=["norm", "direct"], seeds=[1, 2], quiet=True, out=tmp_path)
+    assert first.as_json() == again.as_json()
+    columns = first.columns()
+    assert columns["attacker"] == ["p1", "p2"]
+    assert all(0.5 <= value <= 1 for value in columns["leak"])
+    assert len(first.found[0].lines[0].value.values) == 2
+    assert any("direct by p1 was not played" in note for note in first.found[0].notes)
+    assert len([*tmp_path.iterdir()]) == 2  # runs
+
+
+def test_the_command_prints_and_writes(tmp_path: Path) -> None:
+    vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
+    vfl.Recipe.from_dict(tables(iso=5.0) | {"name": "noisy"}).save(tmp_path / "noisy.toml")
+    done = vfl_here("leaks", "plain.toml", "noisy.toml", "--attacks", "norm,cosine", "--out", "found", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "all parties' data were in this one place" in " ".join(done.stdout.split())
+    found = json.loads((tmp_path / "found" / "leaks.json").read_text())
+    plain, noisy = (
+        {line["knows"]: line["value"]["mean"] for line in each["lines"] if line["attacker"] == "p1"}
+        for each in found["recipes"]
+    )
+    assert plain["1 positive"] > 0.9
+    assert noisy["1 positive"] < plain["1 positive"]
+    assert (tmp_path / "found" / "leaks.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
+    for args, said in (
+        (("--attacks", "nrm"), "attacks: there is no attack 'nrm'; did you mean 'norm'?"),
+        (("--seeds", "one"), "--seeds: give a list such as 1,2,3"),
+    ):
+        done = vfl_here("leaks", "plain.toml", *args, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+    with pytest.raises(InputError, match="at least one seed"):
+        vfl.leaks(tables(), seeds=[])
+
+
+def test_sizes_tell_how_many_rows_there_are() -> None:
+    found = vfl.leaks(tables(codec="bfloat16"), attacks=["norm"], quiet=True).found[0].sizes
+    by_key = {(each.exchange, each.sender): each for each in found if each.phase == "splitnn"}
+    up = by_key["embedding", "p1"]
+    assert up.tells == "160 rows a round, in batches of 32; 2 rounds"  # 200 rows without validation and test
+    assert up.sizes == ((32 * 8 * 2, 10),)
+    assert by_key["embedding", "p0"].sizes == up.sizes
+
+
+@pytest.mark.parametrize(("phase", "noted"), [({}, True), ({"iso": 1.0}, False)])
+def test_the_report_of_a_run_says_that_labels_can_be_read(
+    phase: dict[str, object], noted: bool, tmp_path: Path
+) -> None:
+    run = vfl.simulate(tables(**phase), out=tmp_path, quiet=True)
+    words = " ".join(vfl_here("report", str(run.folder), cwd=tmp_path).stdout.split())
+    assert ("Gradients of splitnn leave as they are" in words) == noted

@@ -1,0 +1,91 @@
+"""Attacks that train: on columns with a known share of noise, and on encoders with and without the label in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.harness.scenes import labelled_scene, linear_scene, replayed
+from vfl_party.attacks import kinds
+from vfl_party.attacks.kinds.completion import KNOWN, stratified
+from vfl_party.attacks.scene import Figure, Scene, UnfitError
+
+
+def play(kind: str, where: Scene) -> dict[str, Figure]:
+    return {f"{figure.of} {figure.unit} {figure.knows}": figure for figure in kinds.load(kind, "test").play(where)}
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_columns_are_decoded_as_well_as_the_noise_lets(noise: float) -> None:
+    """z = xA + N(0, noise²): the best decoder has R² = 1 / (1 + noise²)."""
+    found = play("columns", linear_scene(noise, rows=4000))
+    best = 1 / (1 + noise**2)
+    mean = found["p1: mean of columns R² 400 rows"]
+    assert best - 0.12 < mean.value < best + 0.03
+    assert len(found) == 2 + 6
+    assert abs(mean.chance or 0) < 0.1
+    assert dict(mean.baselines) == {}
+
+
+def test_without_the_information_columns_are_as_unknown_as_by_chance() -> None:
+    mean = play("columns", linear_scene(1e4))["p1: mean of columns R² 120 rows"]
+    assert mean.value == pytest.approx(mean.chance or 0, abs=0.06)
+    assert mean.value < 0.05
+
+
+def test_what_own_columns_tell_stands_beside() -> None:
+    found = play("columns", linear_scene(0.5, own=True))
+    assert found["p1: c0 R² 120 rows"].baselines["own columns"] > 0.9
+    assert found["p1: c1 R² 120 rows"].baselines["own columns"] < 0.1
+
+
+def test_rows_are_found_again_only_if_their_embeddings_tell() -> None:
+    (clear,) = play("reidentify", linear_scene(0.0)).values()
+    (blurred,) = play("reidentify", linear_scene(1e4)).values()
+    assert clear.value > 0.8
+    assert clear.chance == pytest.approx(1 / 500)
+    assert blurred.value < 0.02
+
+
+def test_a_sender_of_too_few_rows_is_unfit() -> None:
+    with pytest.raises(UnfitError, match="100 rows"):
+        play("columns", linear_scene(0.0, rows=60))
+
+
+def test_completion_finds_what_training_put_into_the_encoder_and_nothing_else() -> None:
+    informed, blind = play("completion", labelled_scene(True)), play("completion", labelled_scene(False))
+    for knows in (f"{KNOWN} labels, frozen", f"{KNOWN} labels, tuned"):
+        found = informed[f"labels AUC {knows}"]
+        assert found.value > 0.95
+        assert max(found.baselines.values()) < 0.65
+        none = blind[f"labels AUC {knows}"]
+        assert none.value == pytest.approx(none.baselines["from scratch"], abs=0.05)  # nothing beyond the baseline
+    accuracy = blind[f"labels accuracy {KNOWN} labels, frozen"]
+    assert accuracy.baselines["majority"] == pytest.approx(0.7, abs=0.03)
+    assert set(accuracy.baselines) == {"from scratch", "own SSL, frozen", "own SSL, tuned", "majority"}
+
+
+def test_auxiliary_labels_are_stratified() -> None:
+    labels = torch.tensor([0] * 900 + [1] * 99 + [2])
+    rows = stratified(labels, np.arange(1000), 3, 1)
+    counts = torch.bincount(labels[rows]).tolist()
+    assert counts == [72, 8] or (counts[0] == 72 and sum(counts) == KNOWN)
+    assert len(set(rows.tolist())) == KNOWN
+    assert np.array_equal(rows, stratified(labels, np.arange(1000), 3, 1))
+
+
+def test_completion_needs_an_encoder_and_rows() -> None:
+    whole = labelled_scene(True)
+
+    def other(**more: Any) -> Scene:
+        return Scene(**{**whole.__dict__, **more})
+
+    with pytest.raises(UnfitError, match="no encoder"):
+        play("completion", other(encoder=None))
+    with pytest.raises(UnfitError, match="160 training rows"):
+        play("completion", other(rows={**whole.rows, "train": np.arange(100)}))
+    with pytest.raises(UnfitError, match="no party sends"):
+        play("columns", other(embeddings={"p2": replayed([])}))

@@ -1,0 +1,149 @@
+"""What a rehearsal has found: each attack's figures over seeds, beside metric and bytes of the runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vfl_party.attacks.scene import Figure
+    from vfl_party.attacks.sizes import Sizes
+    from vfl_party.rehearsal import Played
+
+REHEARSAL = (
+    "A rehearsal: all parties' data were in this one place. Chance: the same attack against shuffled labels, or a "
+    "constant guess."
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds; ``values``: one a seed."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def sd(self) -> float:
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Returns the spread of the values that are there; None if none is."""
+        there = tuple(value for value in values if value is not None)
+        return cls(there) if there else None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" + (f" ± {self.sd:.3f}" if len(self.values) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure of one attack over all seeds; see ``vfl_party.attacks.scene.Figure``."""
+
+    attack: str
+    attacker: str
+    of: str
+    knows: str
+    unit: str
+    value: Spread
+    high: Spread | None = None
+    chance: Spread | None = None
+    chance_high: Spread | None = None
+    baselines: Mapping[str, Spread] = field(default_factory=dict)
+    batches: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What was found with one recipe.
+
+    ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``: what those of the messages of the
+    last seed tell anybody on the network.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    metric: str
+    utility: Spread | None
+    payload_bytes: int
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    sizes: tuple[Sizes, ...] = ()
+
+
+def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
+    """Returns a row a figure, as columns."""
+    rows = [
+        {
+            "recipe": each.name,
+            each.metric or "metric": each.utility.mean if each.utility else None,
+            "payload bytes": each.payload_bytes,
+            "attack": line.attack,
+            "attacker": line.attacker,
+            "of": line.of,
+            "knows": line.knows,
+            "unit": line.unit,
+            "leak": line.value.mean,
+            "leak sd": line.value.sd,
+            "95 %": line.high.mean if line.high else None,
+            "chance": line.chance.mean if line.chance else None,
+            "chance 95 %": line.chance_high.mean if line.chance_high else None,
+            **{f"baseline: {name}": spread.mean for name, spread in line.baselines.items()},
+        }
+        for each in found
+        for line in each.lines
+    ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def as_json(found: Sequence[Rehearsed]) -> dict[str, Any]:
+    """Returns all values of all seeds."""
+    return {"rehearsal": REHEARSAL, "recipes": [_plain(each) for each in found]}
+
+
+def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+    """Returns the lines over all seeds, and a note for each attack that could not be played. ``played``: by seed."""
+    found: dict[tuple[str, str, str, str, str], list[Figure]] = {}
+    notes: dict[str, None] = {}
+    for of_seed in played:
+        for each in of_seed:
+            if each.why_not:
+                notes[f"{each.attack} by {each.attacker} was not played: {each.why_not}"] = None
+            for figure in each.figures:
+                key = (each.attack, each.attacker, figure.of, figure.knows, figure.unit)
+                found.setdefault(key, []).append(figure)
+    lines = tuple(
+        Line(
+            *key,
+            Spread(tuple(figure.value for figure in figures)),
+            Spread.of(figure.high for figure in figures),
+            Spread.of(figure.chance for figure in figures),
+            Spread.of(figure.chance_high for figure in figures),
+            {
+                name: Spread(tuple(figure.baselines[name] for figure in figures if name in figure.baselines))
+                for name in dict.fromkeys(name for figure in figures for name in figure.baselines)
+            },
+            sum(figure.batches for figure in figures),
+            sum(figure.skipped for figure in figures),
+        )
+        for key, figures in found.items()
+    )
+    return lines, tuple(notes)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Spread):
+        return {"mean": value.mean, "sd": value.sd, "values": list(value.values)}
+    if is_dataclass(value):
+        return {name: _plain(getattr(value, name)) for name in [each.name for each in fields(value)]}
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value

@@ -1,0 +1,125 @@
+"""Rehearses attacks on runs of recipes: what each party could read from what it receives."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.leaking.result import Rehearsed, Spread, as_columns, as_json, over_seeds
+from vfl.library.recipe import Recipe
+from vfl.library.run import Run
+from vfl.library.simulate import rehearse
+from vfl_common.errors import Code, InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_GOOD = ("auc", "accuracy", "rmse", "loss")  # the first that a run has is its utility
+_SPLITS = ("test", "validation", "train")
+
+Given = Recipe | Mapping[str, Any] | str | Path
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """What was found, one entry a recipe."""
+
+    found: tuple[Rehearsed, ...]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Returns a row a figure, as columns; ``pandas.DataFrame`` takes them as they are."""
+        return as_columns(self.found)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns all values of all seeds."""
+        return as_json(self.found)
+
+    def plot(self) -> Figure:
+        """Draws each leak over the metric; the larger a point, the more bytes the run sent."""
+        from vfl.leaking.picture import draw
+
+        return draw(self.found)
+
+    def __repr__(self) -> str:
+        return f"Leaks({len(self.found)} recipes, {sum(len(each.lines) for each in self.found)} figures)"
+
+    def _repr_html_(self) -> str:
+        from vfl.leaking.table import render
+        from vfl.report.table import as_html
+
+        return as_html(render(self.found))
+
+
+def leaks(
+    recipe: Given | Sequence[Given],
+    data: Mapping[str, Any] | None = None,
+    *,
+    attacks: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    every: int = 1,
+    out: str | Path | None = None,
+    quiet: bool = False,
+) -> Leaks:
+    """Runs recipes in this process, records what each party receives, and plays attacks on it.
+
+    Args:
+        recipe: as in ``simulate``; or several, such as one for each defence, to compare.
+        data: as in ``simulate``; all parties' rows are needed here.
+        attacks: their names; all that are known, those of plug-ins too, if not given.
+        seeds: of the recipe, one run each; its own if not given.
+        every: records rounds 0, every, 2 x every, … of each phase.
+        out: the folder of the runs; without it, their files go at the end.
+        quiet: whether to show nothing while it goes on.
+
+    Raises VflError: bad input, or a run that failed.
+    """
+    from vfl_party.attacks import kinds
+    from vfl_party.attacks.sizes import Sizes
+    from vfl_party.rehearsal import Rehearsal
+
+    given = [recipe] if isinstance(recipe, Recipe | Mapping | str | Path) else list(recipe)
+    made = [Recipe.of(each) for each in given]
+    names = list(attacks) if attacks is not None else kinds.ROOM.names()
+    for name in names:
+        kinds.load(name, "attacks")
+    if every < 1 or (seeds is not None and not seeds):
+        raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
+    found = []
+    for each in made:
+        chosen = [each.settings.seed] if seeds is None else list(seeds)
+        played, runs, sizes = [], [], tuple[Sizes, ...]()
+        for seed in chosen:
+            with _folder(out) as place, tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
+                rehearsal = Rehearsal(Path(record), every)
+                run = rehearse(each.replace(seed=seed), data or {}, place, rehearsal.attach, quiet=quiet)
+                played.append(rehearsal.play(names, seed))
+                runs.append(run)
+                sizes = tuple(rehearsal.sizes())
+        lines, notes = over_seeds(played)
+        metric, utility = _utility(runs)
+        sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
+        found.append(Rehearsed(each.name, tuple(chosen), metric, utility, sent, lines, notes, sizes))
+    return Leaks(tuple(found))
+
+
+def _utility(runs: Sequence[Run]) -> tuple[str, Spread | None]:
+    """Returns the name of the first good metric that all runs have, and its values."""
+    for split in _SPLITS:
+        for name in _GOOD:
+            values = [run.metrics.get(split, {}).get(name) for run in runs]
+            if None not in values:
+                return f"{split} {name}", Spread.of(values)
+    return "", None
+
+
+@contextlib.contextmanager
+def _folder(out: str | Path | None) -> Iterator[Path]:
+    if out is not None:
+        yield Path(out)
+        return
+    with tempfile.TemporaryDirectory(prefix="vfl-") as place:
+        yield Path(place)

@@ -1,0 +1,77 @@
+"""Keeps what parties receive in a rehearsal in files of a folder, so that a long run needs little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+
+_AT_ONCE = 32 * 2**20  # bytes that are held before they are written
+
+
+@dataclass(frozen=True)
+class Key:
+    """Names a message: of an exchange at a step, between two parties. ``meant``: before the sender's chain."""
+
+    phase: str
+    exchange: str
+    round: int
+    batch: int
+    sender: str
+    receiver: str
+    meant: bool = False
+
+
+@dataclass
+class Record:
+    """The messages of one run. ``every``: keeps rounds 0, every, 2 x every, …; ``folder`` must exist and be empty."""
+
+    folder: Path
+    every: int = 1
+    _held: dict[Key, Tensor] = field(default_factory=dict)
+    _bytes: int = 0
+    _files: list[tuple[Key, ...]] = field(default_factory=list)
+
+    def note(
+        self, exchange: str, step: StepKey, tensor: Tensor, sender: str, receiver: str, *, meant: bool = False
+    ) -> None:
+        """Copies one message's tensor."""
+        if step.round % self.every:
+            return
+        key = Key(step.phase, exchange, step.round, step.batch, sender, receiver, meant)
+        held = tensor.detach().cpu().clone()
+        self._held[key] = held
+        self._bytes += held.nbytes
+        if self._bytes >= _AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is held."""
+        if self._held:
+            keys = tuple(self._held)
+            named = {str(number): self._held[key].contiguous() for number, key in enumerate(keys)}
+            safetensors.torch.save_file(named, self._path(len(self._files)))
+            self._files.append(keys)
+            self._held, self._bytes = {}, 0
+
+    def messages(self, *, sender: str | None = None, receiver: str | None = None) -> Iterator[tuple[Key, Tensor]]:
+        """Yields the messages between two parties (None: any), in the order in which they came."""
+        self.flush()
+        for number, keys in enumerate(self._files):
+            wanted = [
+                (place, key)
+                for place, key in enumerate(keys)
+                if sender in (None, key.sender) and receiver in (None, key.receiver)
+            ]
+            if wanted:
+                with safetensors.safe_open(self._path(number), framework="pt") as file:
+                    for place, key in wanted:
+                        yield key, file.get_tensor(str(place))
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.safetensors"

@@ -1,0 +1,109 @@
+"""Scene: what one party received in a rehearsal, what it has by itself, and the truth by which attacks are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from vfl_common.config.models import TaskSettings
+from vfl_party.seeds import Rows
+
+Role = Literal["active", "passive"]
+
+
+class UnfitError(Exception):
+    """An attack cannot be played on this scene; the text says why, for the table's notes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What one message gave the attacker, and what its sender would have sent without its chain.
+
+    ``rows``: of the message, in order. ``came``: [B, D], after the receiver has undone codecs. ``meant``: the same
+    before the sender's chain; None if the sender's side was not recorded.
+    """
+
+    phase: str
+    round: int
+    batch: int
+    rows: Rows
+    came: Tensor
+    meant: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """A party's encoder inputs as a table of numbers: its columns' names and their values [N, F], scaled."""
+
+    names: tuple[str, ...]
+    values: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One attacker's view of a finished run.
+
+    ``gradients``: the batches of gradients that came to a passive party. ``embeddings``: {sender: the same of its
+    embeddings}, at the active party. ``labels``: the class of each row, int64 [N]; -1 everywhere in a regression.
+    ``rows``: {split: rows}. ``encoder``: the attacker's own trained encoder, in evaluation mode. ``inputs``: the
+    encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind. ``columns``: {party:
+    its columns}; only the judge and the auxiliary rows use them. ``seed``: of all that an attack draws.
+    """
+
+    attacker: str
+    role: Role
+    task: TaskSettings
+    labels: Tensor
+    rows: Mapping[str, Rows]
+    seed: int
+    gradients: Callable[[], Iterator[Batch]]
+    embeddings: Mapping[str, Callable[[], Iterator[Batch]]] = field(default_factory=dict)
+    encoder: nn.Module | None = None
+    inputs: Callable[[Rows], tuple[Tensor, ...]] | None = None
+    make_encoder: Callable[[str], nn.Module] | None = None
+    columns: Mapping[str, Columns] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the labels have. Raises UnfitError for a regression."""
+        if self.task.kind == "regression":
+            raise UnfitError("the labels are numbers, and the attack finds classes")
+        return self.task.classes or 2
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of one attack in one run.
+
+    ``of``: what is read, ``labels`` or a column. ``knows``: what the attacker has beside the messages. ``unit``: AUC,
+    accuracy, R². ``value``: the leak; over several batches their median. ``high``: the 95 % quantile over batches, or
+    None. ``chance``, ``chance_high``: both without what is read, from shuffled labels or a constant guess.
+    ``baselines``: {what an attacker has without any message: its value}. ``batches``, ``skipped``: how many were judged
+    and left out.
+    """
+
+    of: str
+    knows: str
+    unit: str
+    value: float
+    high: float | None = None
+    chance: float | None = None
+    chance_high: float | None = None
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    batches: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The type that a module of ``kinds`` exports as ``ATTACK``, and an entry point of ``vfl.attacks`` names.
+
+    ``about``: one sentence. ``by``: the role of the attacker. ``play``: returns its figures, or raises UnfitError.
+    """
+
+    about: str
+    by: Role
+    play: Callable[[Scene], Sequence[Figure]]

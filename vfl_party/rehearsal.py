@@ -1,0 +1,156 @@
+"""A rehearsal: all parties of a run in one process, with what each received recorded, and attacks played on it.
+
+It needs all parties' rows in one place, so it is for research and for data that stand in for the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_party.attacks import kinds
+from vfl_party.attacks.record import Key, Record
+from vfl_party.attacks.scene import Batch, Columns, Figure, Scene, UnfitError
+from vfl_party.attacks.sizes import Seen, Sizes, told
+from vfl_party.declared import Exchange
+from vfl_party.filter import Tensors
+from vfl_party.party import Assembled
+from vfl_party.phase import Phase
+from vfl_party.seeds import derive_seed
+
+_WHAT = {Kind.GRADIENT: "dz", Kind.EMBEDDING: "z"}  # tensors that are recorded, by the kind of their bundle
+
+
+@dataclass(frozen=True)
+class Played:
+    """The figures of one attack by one attacker in one run. ``why_not``: the reason if it could not be played."""
+
+    attack: str
+    about: str
+    attacker: str
+    figures: tuple[Figure, ...] = ()
+    why_not: str = ""
+
+
+@dataclass
+class Rehearsal:
+    """Records a run in memory, then plays attacks. ``folder``: for the record; it must exist and be empty."""
+
+    folder: Path
+    every: int = 1
+    parties: dict[str, Assembled] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.record = Record(self.folder, self.every)
+
+    def attach(self, name: str, party: Assembled) -> None:
+        """Listens at all exchanges that a party's phases have opened; called once the party is assembled."""
+        self.parties[name] = party
+        for each in party.party.exchanges.values():
+            each.tap = partial(self._hear, name, each.exchange)
+
+    def _hear(self, me: str, exchange: Exchange, what: str, step: StepKey, peer: str, tensors: Tensors) -> None:
+        for tensor_name in _WHAT.values():
+            if tensor_name in tensors:
+                came = what == "came"
+                sender, receiver = (peer, me) if came else (me, peer)
+                self.record.note(exchange.name, step, tensors[tensor_name], sender, receiver, meant=not came)
+
+    def play(self, attacks: Sequence[str], seed: int) -> list[Played]:
+        """Plays attacks, each by every party whose role it is for. Raises InputError if there is no such attack."""
+        found = []
+        for name in attacks:
+            attack = kinds.load(name, "attacks")
+            for party in self.parties.values():
+                if party.party.role != attack.by:
+                    continue
+                attacker = party.party.name
+                try:
+                    figures = tuple(attack.play(self.scene(attacker, seed)))
+                    found.append(Played(name, attack.about, attacker, figures))
+                except UnfitError as why:
+                    found.append(Played(name, attack.about, attacker, why_not=str(why)))
+        return found
+
+    def sizes(self) -> list[Sizes]:
+        """Returns what the sizes of embeddings and gradients tell anybody on the network; of the recorded rounds."""
+        seen: dict[int, list[Seen]] = {}
+        for key, tensor in self.record.messages():
+            if key.meant or tensor.dim() != 2:
+                continue
+            asked = self.parties[key.sender].party.role == "passive"
+            opened = self.parties[key.receiver].party.exchanges[key.phase, key.exchange]
+            chain, sent = (
+                (opened.chains.up, opened.exchange.up) if asked else (opened.chains.down, opened.exchange.down)
+            )
+            rows, width = tensor.shape
+            size = chain.wire_spec(sent.spec(rows=rows, width=width)).payload_bytes
+            message = Seen(key.phase, key.exchange, key.sender, key.receiver, key.round, size)
+            seen.setdefault(size // max(1, rows), []).append(message)
+        return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
+
+    def scene(self, attacker: str, seed: int) -> Scene:
+        """Returns what ``attacker`` has, and the truth."""
+        own = self.parties[attacker].party
+        senders = [name for name in self.parties if name != attacker]
+        active = next(each.party for each in self.parties.values() if each.party.role == "active")
+        features = own.features
+        return Scene(
+            attacker=attacker,
+            role=own.role,
+            task=own.recipe.task,
+            labels=_classes(active.targets, own.recipe.task.kind),
+            rows=own.splits,
+            seed=derive_seed(seed, "attack", attacker),
+            gradients=partial(self._batches, active.name, attacker, "gradient"),
+            embeddings={name: partial(self._batches, name, attacker, "embedding") for name in senders},
+            encoder=own.models["encoder"].eval() if "encoder" in own.models else None,
+            inputs=features.inputs if features is not None else None,
+            make_encoder=own.make_encoder,
+            columns={name: each for name in self.parties if (each := self._columns(name)) is not None},
+        )
+
+    def _batches(self, sender: str, receiver: str, kind: str) -> Iterator[Batch]:
+        """Yields the batches that one party sent another, of exchanges whose rows are known."""
+        meant: dict[Key, Tensor] = {}
+        party = self.parties[receiver]
+        phases: dict[str, Phase] = {phase.name: phase for phase in party.phases}
+        for key, tensor in self.record.messages(sender=sender, receiver=receiver):
+            exchange = party.party.exchanges[key.phase, key.exchange].exchange
+            asks = exchange.asks == "active" and self.parties[sender].party.role == "passive"
+            if (exchange.up if asks else exchange.down).kind.label != kind or key.phase not in phases:
+                continue
+            rows = phases[key.phase].rows_at(key.exchange, StepKey(key.phase, key.round, key.batch))
+            if rows is None or len(rows) != len(tensor):
+                continue
+            if key.meant:
+                meant[key] = tensor
+                continue
+            before = Key(key.phase, key.exchange, key.round, key.batch, key.sender, key.receiver, meant=True)
+            yield Batch(key.phase, key.round, key.batch, rows, tensor, meant.pop(before, None))
+
+    def _columns(self, name: str) -> Columns | None:
+        features, preprocessor = self.parties[name].party.features, self.parties[name].prepared.preprocessor
+        if features is None or preprocessor is None:
+            return None
+        values = features.x.flatten(1)
+        of_category = zip(preprocessor.categorical_names, preprocessor.vocabularies, strict=True)
+        hot = [f"{column}={word}" for column, words in of_category for word in ("missing", *words)]
+        every = (*preprocessor.numeric_names, *(hot if preprocessor.one_hot else ()))
+        if len(every) != values.shape[1]:  # pixels
+            every = tuple(f"x{number}" for number in range(values.shape[1]))
+        return Columns(every, values)
+
+
+def _classes(targets: Tensor | None, kind: str) -> Tensor:
+    """Returns each row's class, int64 [N]; -1 everywhere for a regression."""
+    assert targets is not None  # noqa: S101 - the active party has them
+    if kind == "regression":
+        return torch.full((len(targets),), -1)
+    return targets.reshape(-1).long().cpu()
