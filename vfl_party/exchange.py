@@ -52,6 +52,7 @@ class Chain:
 
     def __init__(self, filters: Sequence[Filter]) -> None:
         self.filters = tuple(filters)
+        self.knows = frozenset(name for each in self.filters for name in each.knows)  # all that they want to be told
         # Filters that change nothing are not called, to save time at every step.
         self._apply = [each for each in self.filters if type(each).apply is not Filter.apply]
         self._undo = [each for each in reversed(self.filters) if type(each).undo is not Filter.undo]
@@ -108,11 +109,6 @@ class Chain:
         """Tells each filter what it may know of the rows that leave next; see ``Filter.tell``."""
         for each in self.filters:
             each.tell(beside)
-
-    @property
-    def knows(self) -> frozenset[str]:
-        """The names of all that the filters want to be told."""
-        return frozenset(name for each in self.filters for name in each.knows)
 
     def state(self) -> list[dict[str, Any] | None]:
         """Returns each filter's state."""
