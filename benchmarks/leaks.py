@@ -74,14 +74,14 @@ def methods(epochs: int, batch_size: int) -> dict[str, list[Tables]]:
     shared: Tables = {"batch_size": batch_size, "optimizer": {"lr": 0.003}}
     head = {"kind": "head", "own_encoder": "trained", "epochs": epochs, **shared}
     found = {"splitnn": [{"kind": "splitnn", "epochs": epochs, **shared}]}
-    for objective in ("nat", "contrastive", "pca"):
+    for objective in ("pca", "contrastive", "nat"):
         alone: Tables = {"kind": "fedonce", "objective": objective}
         learns = {"epochs": min(5, epochs), "batch_size": 256, "optimizer": {"lr": 0.001}}
         found[f"fedonce {objective}"] = [alone | ({} if objective == "pca" else learns), head]
     return found
 
 
-def recipe(name: str, transform: Tables, parties: Tables, *, epochs: int, batch_size: int) -> Tables:
+def recipe(name: str, transform: Tables, parties: Tables, *, epochs: int, batch_size: int, width: int = 16) -> Tables:
     """Makes a recipe of split training: an MLP at each party, a top model with one hidden layer."""
     phase: Tables = {
         "kind": "splitnn",
@@ -96,7 +96,7 @@ def recipe(name: str, transform: Tables, parties: Tables, *, epochs: int, batch_
         "task": {"kind": "binary"},
         "parties": [{"name": "active", "role": "active"}, {"name": "passive", "role": "passive"}],
         "rows": {"validation": 0.1, "test": 0.2},
-        "model": {"embedding_size": 16, "encoder": {"kind": "mlp", "hidden": [64]}, "top": {"hidden": [32]}},
+        "model": {"embedding_size": width, "encoder": {"kind": "mlp", "hidden": [64]}, "top": {"hidden": [32]}},
         "phases": [phase, {"kind": "evaluate"}],
         "run": {"checkpoint_every": 100},
         "simulate": {"parties": parties},
@@ -154,7 +154,7 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
             epochs = 2 if quick else epochs
             if which == "methods":
                 made = {
-                    name: recipe(name, {}, parties, epochs=1, batch_size=1) | {"phases": [*phases, EVALUATE]}
+                    name: recipe(name, {}, parties, epochs=1, batch_size=1, width=8) | {"phases": [*phases, EVALUATE]}
                     for name, phases in methods(epochs, batch_size).items()
                 }
             else:
@@ -168,11 +168,9 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
                 attacks = MODELS if which == "methods" else GRADIENTS
                 found[name] = vfl.leaks(each, attacks=attacks, seeds=chosen, every=EVERY, quiet=True).found[0]
                 console.print(f"{which}, {name}: test AUC {found[name].utility}")
+                if not quick:  # after each run: what is there is kept if the next one fails
+                    keep(which, baselines(found) if which == "methods" else costs(found), [*found.values()])
             console.print(render([*found.values()]))
-            table = baselines(found) if which == "methods" else costs(found)
-            click.echo(table)
-            if not quick:
-                keep(which, table, [*found.values()])
 
 
 def keep(which: str, table: str, found: list[Rehearsed]) -> None:

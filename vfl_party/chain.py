@@ -24,6 +24,7 @@ class Chain:
     def __init__(self, filters: Sequence[Filter], codec: Filter | None = None) -> None:
         self.filters = (*filters, *([codec] if codec is not None else []))
         self._coded = codec is not None
+        self.knows = frozenset(name for each in self.filters for name in each.knows)  # all that they want to be told
         # Filters that change nothing are not called, to save time at every step.
         self._apply = [each for each in self.filters if _overrides(each, "apply")]
         self._undo = [place for place, each in reversed([*enumerate(self.filters)]) if _overrides(each, "undo")]
@@ -121,11 +122,6 @@ class Chain:
         """Tells each filter what it may know of the rows that leave next; see ``Filter.tell``."""
         for each in self.filters:
             each.tell(beside)
-
-    @property
-    def knows(self) -> frozenset[str]:
-        """The names of all that the filters want to be told."""
-        return frozenset(name for each in self.filters for name in each.knows)
 
     def state(self) -> list[dict[str, Any] | None]:
         """Returns each filter's state."""

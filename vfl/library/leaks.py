@@ -88,6 +88,8 @@ def leaks(
         kinds.load(name, "attacks")
     if every < 1 or (seeds is not None and not seeds):
         raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise InputError(Code.FILE_INVALID, f"out: {out} is a file; give a folder")
     found = []
     for each in made:
         chosen = [each.settings.seed] if seeds is None else list(seeds)
