@@ -63,6 +63,6 @@ class PlainAdder:
 
 def _pairs(wire_N: Wire) -> Integers:
     pairs = np.ascontiguousarray(wire_N).view("<i8").astype(np.int64).reshape(len(wire_N), 2)
-    if (np.abs(pairs) >= LIMIT).any() or (pairs[:, 1] < 0).any():
+    if (pairs >= LIMIT).any() or (pairs <= -LIMIT).any() or (pairs[:, 1] < 0).any():
         raise CipherError("it is a number out of range")
     return pairs
