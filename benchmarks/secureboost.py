@@ -3,7 +3,7 @@
 ``auc``: credit default, five seeds, beside LightGBM on the joined columns with the same settings. ``credit`` and
 ``wide``: seconds a tree on credit default (30,000 x (13 + 10)) and on made-up rows (100,000 x (30 + 300)), where they
 go, and bytes. The parties take turns in one thread: the time is the sum of all parties' work on one core, without their
-waiting; the CPU time stands beside it. The first tree is left out of the seconds, because the keys are made in it.
+waiting; the CPU time stands beside it. The time in which keys are made is left out.
 The limit is what the homomorphic operations alone cost: their number times the time of one, measured in this process.
 """
 
@@ -142,11 +142,15 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any) -> Tables:
     spent, counts = Counter[str](), Counter[str]()
     real_keys, real_adder = active.make_keys, passive.adder
 
+    marks: list[tuple[float, float]] = []
+
     def keys(*args: Any, **more: Any) -> Any:
         made, public = real_keys(*args, **more)
+        if trees == 1:
+            marks.append((time.perf_counter(), time.process_time()))
+            first.extend([Counter(), Counter()])
         return Timed(made, spent, counts), public
 
-    marks: list[tuple[float, float]] = []
     active.make_keys = keys
     passive.adder = lambda *args: Timed(real_adder(*args), spent, counts)
     first: list[Counter[str]] = []
@@ -154,7 +158,7 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any) -> Tables:
     def observe(party: str, *_: Any) -> None:
         if party == "guest":
             marks.append((time.perf_counter(), time.process_time()))
-            if len(marks) == 1:
+            if not first:
                 first.extend([spent.copy(), counts.copy()])
 
     try:
@@ -168,7 +172,7 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any) -> Tables:
             entries = load_entries(Path(folder) / "run" / "guest" / "ledger.json")
     finally:
         active.make_keys, passive.adder = real_keys, real_adder
-    after = trees - 1
+    after = max(1, trees - 1)
     (wall, cpu), (wall0, cpu0) = marks[-1], marks[0]
     parts = {key: (spent[key] - first[0][key]) / after for key in spent}
     done = {key: (counts[key] - first[1][key]) / after for key in counts}
@@ -230,7 +234,7 @@ def show(results: list[Tables]) -> None:
 @click.option("--data", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--only", type=click.Choice(["auc", "credit", "wide"]))
 @click.option("--encryption", type=click.Choice(["ou", "paillier", "none"]), multiple=True, default=("ou", "paillier"))
-@click.option("--trees", default=3, help="Of which the first is not timed.")
+@click.option("--trees", default=3, help="The first of several is not timed: keys are made in it.")
 @click.option("--out", type=click.Path(path_type=Path))
 def main(data: Path, only: str | None, encryption: tuple[str, ...], trees: int, out: Path | None) -> None:
     results: Tables = {}

@@ -191,7 +191,7 @@ def predicted(party: Party) -> list[ExchangeSummary]:
         return []
     before = set(party.exchanges)
     if own_scores(party, PHASE) is not None:
-        new = [each for key, each in party.exchanges.items() if key not in before]
+        new = [party.exchanges.pop(key) for key in [*party.exchanges] if key not in before]
         return [line for each in new for line in summarised(party.recipe, PHASE, each.exchange, each.chains)]
     exchange = embeddings(party)
     return summarised(party.recipe, PHASE, exchange, party.chains(PHASE, exchange))

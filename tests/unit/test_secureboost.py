@@ -16,6 +16,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.summary import Summary
+from vfl_party import trained
 from vfl_party.homomorphic.none import PlainAdder, PlainKeys
 from vfl_party.methods.secureboost import active, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
@@ -26,6 +27,7 @@ from vfl_party.methods.secureboost.objective import Fixed
 from vfl_party.methods.secureboost.walking import Walk
 from vfl_party.party import assemble, expected_rows, open_party
 from vfl_party.policies.encrypted import Encrypted
+from vfl_party.prediction import predicted
 from vfl_party.seeds import split_rows
 
 ROWS = 80
@@ -222,6 +224,35 @@ def test_a_walk_through_splits_of_others_is_refused(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Walk, "answer", forgetful)
     assert "p0 asks p1 for a split of another party" in peer_fails(tmp_path, recipe())
+
+
+# -- afterwards --------------------------------------------------------------------------------------------------------
+
+
+def test_trees_are_exported_with_the_partys_models(tmp_path: Path) -> None:
+    write(tmp_path)
+    run(tmp_path, recipe())
+    for name in ("p0", "p1"):
+        whole = trained.load(tmp_path / "run", name)
+        whole.save(tmp_path / f"{name}.safetensors")
+        again = trained.load(tmp_path / f"{name}.safetensors", name)
+        forest, other = whole.models["trees"], again.models["trees"]
+        assert isinstance(forest, Forest)
+        assert isinstance(other, Forest)
+        assert len(forest.trees) == 2
+        assert forest.trees == other.trees
+
+
+def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
+    write(tmp_path)
+    made = recipe()
+    opened = open_party(made, "p1", data(tmp_path)["p1"], made.model.encoder)
+    party = assemble(opened, expected_rows(opened))
+    before = party.exchanges
+    (up, down) = predicted(party.party)
+    assert (up.exchange, up.sent) == ("walk", "rows left uint8 [packed]")
+    assert down.sender == "p0"
+    assert party.exchanges == before
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

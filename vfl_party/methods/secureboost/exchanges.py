@@ -7,7 +7,7 @@ from vfl_party.declared import NOTHING, Exchange, Sent, i64, u8
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 
 BEST, STOP = 1, 2  # bits of the active party's verdict on a round
-MOST_ENTRIES = 1 << 20  # of a party, in a tree
+MOST_ENTRIES = 1 << 17  # of a party, in a tree
 
 KEY = Exchange(
     "key",
