@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,8 @@ from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.privacy.plan import PrivacyPlan
 from vfl_party.seeds import Rows, derive_seed
+
+Columns = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]  # numbers, codes, names
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Party:
     ``make_encoder``: for methods that train other encoders beside the party's own.
     ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
     and on all of the party's GPUs; by default ``models["encoder"]`` on one.
+    ``columns``: gives the aligned rows' cells as the table has them, see ``Prepared.cells``; None without features.
     ``tick``, ``lenient``, ``show``: see ``Hooks``.
     ``policy``: decides what may leave this party.
     ``privacy``: the budget of the phases with differential privacy; None if there are none.
@@ -107,6 +112,7 @@ class Party:
     holdings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     make_encoder: MakeEncoder | None = None
     encode: Callable[..., Tensor] = field(default=_without_encoder)
+    columns: Callable[[], Columns] | None = None
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     lenient: Callable[[bool], None] = field(default=lambda _on: None)
     show: Callable[..., None] = field(default=lambda _event, **_facts: None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from vfl_common.config.base import Section
 from vfl_common.config.recipe import Recipe
@@ -16,8 +16,21 @@ from vfl_party.context import MakeEncoder, Party
 from vfl_party.declared import Traffic
 from vfl_party.phase import Phase
 from vfl_party.privacy.plan import PrivatePhase
+from vfl_party.seeds import Rows
 
 S = TypeVar("S", bound=Section)
+
+
+class Scores(Protocol):
+    """One party's side of a joint prediction: ``scores`` at the active party, ``answer`` at the others."""
+
+    def scores(self, round_: int, batch: int, rows: Rows) -> tuple[Tensor, int]:
+        """Returns the outputs [N, O] for ``rows``, and the next batch number."""
+        ...
+
+    def answer(self, round_: int, batch: int, rows: Rows) -> int:
+        """Helps to score ``rows``; returns the next batch number."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,8 @@ class Method(Generic[S]):
     that says what is wrong and what to do.
     ``upper``: makes what the active party has of a network whose lower half is the encoder, {name: model}: the top
     model gets the features of ``tail``; ``bottom``, if any, starts as the encoder of the run that this one starts from.
+    ``own``: makes a model of every party that is no encoder and no top, {name: model}; its phase must be the only one.
+    ``scores``: a party's side of the joint prediction with that model; the phase's name is that of the prediction's.
     ``rows``: what it trains on: ``aligned`` rows, of which each party has other columns, or each party's ``own``, with
     the same columns.
     ``noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction, if any.
@@ -50,6 +65,8 @@ class Method(Generic[S]):
     encoder: Callable[[S, MakeEncoder], nn.Module] | None = None
     part: Callable[[nn.Module, str], nn.Module] | None = None
     upper: Callable[[S, Recipe], dict[str, nn.Module]] | None = None
+    own: Callable[[], dict[str, nn.Module]] | None = None
+    scores: Callable[[Party, str, S], Scores] | None = None
     rows: Literal["aligned", "own"] = "aligned"
     noise: Callable[[S], float] | None = None
     private: Callable[[str, S, Recipe, int], PrivatePhase | None] | None = None

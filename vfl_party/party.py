@@ -29,7 +29,7 @@ from vfl_party.chains import PASSIVES, coding_of, summarised
 from vfl_party.context import Hooks, MakeEncoder, Party
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.exchange import Ways
-from vfl_party.methods import build_phases, handed_on, upper_of, with_own_passes
+from vfl_party.methods import build_phases, handed_on, own_of, upper_of, with_own_passes
 from vfl_party.models import InputSpec, build_top, check_encoder, combined_size, seeded
 from vfl_party.phase import Phase, Tree
 from vfl_party.policies import Policy
@@ -279,6 +279,7 @@ def assemble(
         ids=prepared.table.ids,
         holdings=aligned.holdings,
         make_encoder=make,
+        columns=prepared.cells if features is not None else None,
         policy=policy if policy is not None else AllowAll(),
     )
     if spread is not None and features is not None:
@@ -320,6 +321,7 @@ def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) ->
     """
     models: dict[str, nn.Module] = {}
     size = recipe.model.embedding_size
+    models |= own_of(recipe)
     if make_encoder is not None:
         models["encoder"] = handed_on(recipe, make_encoder)
     if name == recipe.active.name:

@@ -26,7 +26,7 @@ from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.data.join import own_columns
 from vfl_party.declared import Exchange
-from vfl_party.methods import nothing_kept, sent_noise
+from vfl_party.methods import nothing_kept, own_scores, sent_noise
 from vfl_party.party import Opened, encoder_settings, load_models
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.results import id_values, result_columns, write_table
@@ -192,6 +192,10 @@ def predicted(party: Party) -> list[ExchangeSummary]:
     """Returns what a party would send for a prediction with the trained model; empty if it would send nothing."""
     if party.role == "active" or nothing_kept(party.recipe) is not None or party.recipe.rows.align == "none":
         return []
+    before = set(party.exchanges)
+    if own_scores(party, PHASE) is not None:
+        new = [party.exchanges.pop(key) for key in [*party.exchanges] if key not in before]
+        return [line for each in new for line in summarised(party.recipe, PHASE, each.exchange, each.chains)]
     exchange = embeddings(party)
     return summarised(party.recipe, PHASE, exchange, party.chains(PHASE, exchange))
 
@@ -201,9 +205,14 @@ class PassivePredict(Phase):
 
     def __init__(self, party: Party) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
-        self._scores = party.asking(PHASE, embeddings(party), width=party.embedding_size)
+        self._own = own_scores(party, PHASE)
+        if self._own is None:
+            self._scores = party.asking(PHASE, embeddings(party), width=party.embedding_size)
 
     def run_round(self, round_: int) -> RoundReport:
+        if self._own is not None:
+            self._own.answer(round_, 0, self._party.rows("all"))
+            return RoundReport(0)
         send_embeddings(self._party, self._scores, round_, 0, self._party.rows("all"))
         return RoundReport(0)
 
@@ -217,11 +226,16 @@ class ActivePredict(Phase):
     def __init__(self, party: Party, ids: Mapping[str, pa.Array], output: Path) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
         self._ids, self._output = ids, output
-        self._scores = party.answering(PHASE, embeddings(party), width=party.embedding_size)
+        self._own = own_scores(party, PHASE)
+        if self._own is None:
+            self._scores = party.answering(PHASE, embeddings(party), width=party.embedding_size)
 
     def run_round(self, round_: int) -> RoundReport:
         party = self._party
-        outputs, _ = joint_outputs(party, self._scores, round_, 0, party.rows("all"))
+        if self._own is not None:
+            outputs, _ = self._own.scores(round_, 0, party.rows("all"))
+        else:
+            outputs, _ = joint_outputs(party, self._scores, round_, 0, party.rows("all"))
         if party.labels is None:
             raise InputError(Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes")
         columns = result_columns(party.recipe, party.labels, outputs)

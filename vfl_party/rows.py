@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from vfl_common.config.data import DataSettings
@@ -33,6 +34,12 @@ class Prepared:
     targets: Tensor | None
     splits: dict[str, Rows]
     division: bytes | None = None  # see division_of
+
+    def cells(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
+        """Returns the columns as ``Preprocessor.cells`` does. Raises InputError if the party has no features."""
+        if self.preprocessor is None:
+            raise InputError(Code.DATA_INVALID, f"{self.table.source}: has no features")
+        return self.preprocessor.cells(self.table)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -207,6 +207,21 @@ class Preprocessor:
         cardinalities = tuple(RESERVED + len(known) for known in self.vocabularies) if codes_NK is not None else ()
         return Features.of(x, codes_NK, cardinalities)
 
+    def cells(self, table: Table) -> tuple[Floats, Codes, tuple[str, ...]]:
+        """Returns a table's numbers [N, F], NaN if missing, the codes of its categories [N, K], and all names.
+
+        Pixels are numbers without names of their own. Raises InputError if a column of training is missing.
+        """
+        table = self._aligned(table)
+        values, words, n = _values(table), table.categorical, len(table)
+        numbers_NF = np.empty((n, 0), np.float32) if values is None else np.asarray(values).reshape(n, -1)
+        codes_NK = np.empty((n, len(self.vocabularies)), np.int64)
+        for k, vocabulary in enumerate(self.vocabularies):
+            assert words is not None  # noqa: S101 - it has a name for each column
+            codes_NK[:, k] = _places(words.words[k], vocabulary)[words.codes_NK[:, k]]
+        names = self.numeric_names or tuple(f"pixel {place}" for place in range(numbers_NF.shape[1]))
+        return numbers_NF, codes_NK, (*names, *self.categorical_names)
+
     def unseen(self, table: Table) -> dict[str, int]:
         """Returns the columns with categories that training did not have, and in how many rows. Raises InputError."""
         table, found = self._aligned(table), {}

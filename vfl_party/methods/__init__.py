@@ -15,7 +15,7 @@ from vfl_common.stages import MOST_ROUNDS
 from vfl_party.absence import LatePolicy
 from vfl_party.chains import check_asked, check_wire
 from vfl_party.context import MakeEncoder, Party
-from vfl_party.method import Method
+from vfl_party.method import Method, Scores
 from vfl_party.metrics import load_metric
 from vfl_party.phase import Phase
 from vfl_party.plugins import Room
@@ -77,6 +77,25 @@ def upper_of(recipe: Recipe) -> dict[str, nn.Module]:
             found: dict[str, nn.Module] = method.upper(parse_settings(phase), recipe)
             return found
     return {}
+
+
+def own_of(recipe: Recipe) -> dict[str, nn.Module]:
+    """Returns the model of the recipe's method that is no encoder and no top, if it has one."""
+    found: dict[str, nn.Module] = {}
+    for phase in recipe.phases:
+        method = load_method(phase.kind)
+        found |= method.own() if method.own is not None else {}
+    return found
+
+
+def own_scores(party: Party, phase: str) -> Scores | None:
+    """Returns the party's side of the joint prediction, if the recipe's method has its own. Raises InputError."""
+    for each in party.recipe.phases:
+        method = load_method(each.kind)
+        if method.scores is not None:
+            found: Scores = method.scores(party, phase, parse_settings(each))
+            return found
+    return None
 
 
 def sent_noise(recipe: Recipe) -> float:
@@ -145,6 +164,10 @@ def check_together(recipe: Recipe, rows: int) -> None:
     left = nothing_kept(recipe)
     if left is not None and (len(recipe.phases) > 1 or recipe.start is not None):
         text = f"recipe: phases: {left} trains a model of its own that no other phase sees"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; make it the only phase, and remove start")
+    apart = next((each.name for each in recipe.phases if load_method(each.kind).own is not None), None)
+    if apart is not None and (len(recipe.phases) > 1 or recipe.start is not None):
+        text = f"recipe: phases: {apart} has a model of its own kind that no other phase works with"
         raise InputError(Code.CONFIG_INVALID, f"{text}; make it the only phase, and remove start")
     own = with_own_passes(recipe)
     if own is not None and recipe.model.precision != "float32":

@@ -1,0 +1,311 @@
+"""SecureBoost refuses what cannot be used in one sentence, from people and from peers; and its small parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.harness import cases
+from vfl.simulation.inprocess import run_in_process
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError, PeerError, VflError
+from vfl_common.summary import Summary
+from vfl_party import trained
+from vfl_party.homomorphic.none import PlainAdder, PlainKeys
+from vfl_party.methods.secureboost import active, passive
+from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
+from vfl_party.methods.secureboost.entries import Layout, summed
+from vfl_party.methods.secureboost.forest import Forest, Split, Tree
+from vfl_party.methods.secureboost.growth import SETTLED, to_sum
+from vfl_party.methods.secureboost.objective import Fixed
+from vfl_party.methods.secureboost.walking import Walk
+from vfl_party.party import assemble, expected_rows, open_party
+from vfl_party.policies.encrypted import Encrypted
+from vfl_party.prediction import predicted
+from vfl_party.seeds import split_rows
+
+ROWS = 80
+
+
+def write(folder: Path, **columns: list[Any]) -> None:
+    draw = np.random.default_rng(0)
+    table: dict[str, list[Any]] = {f"x{c}": draw.normal(size=ROWS).round(2).tolist() for c in range(4)}
+    table["y"] = [int(a + b > 0) for a, b in zip(table["x0"], table["x2"], strict=True)]
+    table |= columns
+    lines = [",".join(["id", *table])]
+    lines += [",".join([f"r{n:03d}", *(str(column[n]) for column in table.values())]) for n in range(ROWS)]
+    (folder / "all.csv").write_text("\n".join(lines) + "\n")
+
+
+def recipe(**phase: Any) -> Recipe:
+    settings = {"kind": "secureboost", "trees": 2, "encryption": "none", "bins": 8} | phase
+    return Recipe.model_validate(cases.recipe(2, task={"kind": "binary"}) | {"phases": [settings]})
+
+
+def data(folder: Path, *more: str) -> dict[str, DataSettings]:
+    source = str(folder / "all.csv")
+    return {
+        "p0": DataSettings(source=source, id=("id",), columns=("x0", "x1"), label="y"),
+        "p1": DataSettings(source=source, id=("id",), columns=("x2", "x3", *more)),
+    }
+
+
+def run(folder: Path, made: Recipe, *more: str) -> Summary:
+    return run_in_process(made, data(folder, *more), folder / "run")
+
+
+def refused(folder: Path, made: Recipe, name: str, *more: str, policy: Any = None) -> str:
+    opened = open_party(made, name, data(folder, *more)[name], made.model.encoder)
+    with pytest.raises(InputError) as caught:
+        assemble(opened, expected_rows(opened), policy=policy)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# -- people ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_party_whose_columns_are_all_constant_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, x2=[1] * ROWS, x3=[2] * ROWS)
+    text = refused(tmp_path, recipe(), "p1")
+    assert text == (
+        "p1: each of its columns is constant in the training rows, so no tree can use one; give it other columns"
+    )
+
+
+def test_a_constant_column_is_noted_at_home_and_changes_no_tree(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, same=[3] * ROWS)
+    with_it = run(tmp_path, recipe(), "same").metrics["test"]
+    assert any("'same'" in line.getMessage() and "constant" in line.getMessage() for line in caplog.records)
+    (tmp_path / "run").rename(tmp_path / "before")
+    assert run(tmp_path, recipe()).metrics["test"] == with_it
+
+
+def test_training_labels_of_one_class_are_refused(tmp_path: Path) -> None:
+    made = recipe()
+    test = split_rows(made.seed, ROWS, validation=0.1, test=0.1)["test"]
+    write(tmp_path, y=[int(n == test[0]) for n in range(ROWS)])
+    assert "all training rows have labels of one class" in refused(tmp_path, made, "p0")
+
+
+def test_a_column_of_many_categories_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    write(tmp_path, word=[f"w{n}" for n in draw.permutation(ROWS)])
+    monkeypatch.setattr("vfl_party.methods.secureboost.columns.MOST_CODES", 10)
+    assert "'word' has 64 categories, and trees tell 10 apart" in refused(tmp_path, recipe(), "p1", "word")
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ({"depth": 9}, "depth"),
+        ({"leaves": 9}, "a tree of depth 3 has at most 8 leaves"),
+        ({"bins": 400}, "bins"),
+        ({"encryption": "rsa"}, "encryption"),
+        ({"key_bits": 512}, "key_bits"),
+        ({"lambda": -1}, "lambda"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(phase: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    assert words in refused(tmp_path, recipe(**phase), "p0")
+
+
+def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
+    write(tmp_path)
+    made = recipe(early_stopping=2)
+    made = made.model_copy(update={"rows": made.rows.model_copy(update={"validation": 0.0})})
+    assert "early_stopping needs validation rows" in refused(tmp_path, made, "p1")
+
+
+def test_trees_are_the_only_phase(tmp_path: Path) -> None:
+    write(tmp_path)
+    tables = cases.recipe(2, task={"kind": "binary"})
+    phases = [{"kind": "secureboost", "encryption": "none"}, {"kind": "evaluate"}]
+    text = refused(tmp_path, Recipe.model_validate(tables | {"phases": phases}), "p0")
+    assert "make it the only phase" in text
+
+
+@pytest.mark.parametrize("name", ["p0", "p1"])
+def test_a_policy_refuses_gradients_that_are_not_encrypted(name: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    text = refused(tmp_path, recipe(), name, policy=Encrypted())
+    assert "may leave encrypted alone" in text
+    made = recipe(encryption="paillier")
+    opened = open_party(made, name, data(tmp_path)[name], made.model.encoder)
+    party = assemble(opened, expected_rows(opened), policy=Encrypted())
+    assert any("ciphertexts" in line.sent for line in party.leaves)
+
+
+def test_no_encryption_is_said_in_check_log_and_summary(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path)
+    summary = run(tmp_path, recipe())
+    assert any("can read every gradient" in line.getMessage() for line in caplog.records)
+    assert any("unencrypted" in each.sent for each in summary.exchanges)
+
+
+# -- peers -------------------------------------------------------------------------------------------------------------
+
+
+def peer_fails(folder: Path, made: Recipe) -> str:
+    write(folder)
+    with pytest.raises(PeerError) as caught:
+        run(folder, made)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_sizes_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(passive.Shuffled):
+        def __init__(self, layout: Layout) -> None:
+            super().__init__(layout)
+            self.sizes = [1 << 40, *self.sizes[1:]]
+
+    monkeypatch.setattr(passive, "Shuffled", Wrong)
+    assert "p1 says that it has 1,099,511,627,776 splits to offer" in peer_fails(tmp_path, recipe())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda wire: np.concatenate([wire, wire[:1]]), "are expected"),
+        (lambda wire: wire[:, :-1], "is expected"),
+        (lambda wire: wire + np.uint8(1), "sums that do not fit"),
+        (lambda wire: np.full_like(wire, 255), "a sum that cannot be used: it is a number out of range"),
+    ],
+    ids=["too-many", "another-size", "other-sums", "out-of-range"],
+)
+def test_sums_that_cannot_be_are_refused(
+    change: Callable[[Any], Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = PlainAdder.wire
+    monkeypatch.setattr(PlainAdder, "wire", lambda self, held: change(real(self, held)))
+    assert words in peer_fails(tmp_path, recipe())
+
+
+def test_a_gradient_out_of_range_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlainKeys, "encrypt", lambda self, g, h: np.full((len(g), 16), 255, np.uint8))
+    assert "a ciphertext of p0 in secureboost cannot be used" in peer_fails(tmp_path, recipe())
+
+
+def test_a_key_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(active, "make_keys", lambda *_args, **_more: (PlainKeys(), b"X"))
+    text = peer_fails(tmp_path, recipe(encryption="paillier", key_bits=1024))
+    assert "the message with the key of p0 cannot be used" in text
+
+
+def test_rows_in_no_child_of_their_node_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = active.ActiveSecureBoost._settle
+
+    def wrong(self: Any, of: Any, level: int, lefts: Any) -> None:
+        real(self, of, level, lefts)
+        of.nodes[of.nodes != SETTLED] += 4
+
+    monkeypatch.setattr(active.ActiveSecureBoost, "_settle", wrong)
+    assert "p0 says in secureboost that a row is in no child of its node" in peer_fails(tmp_path, recipe())
+
+
+def test_a_walk_through_splits_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Walk.answer
+
+    def forgetful(self: Any, *args: Any) -> int:
+        for tree in self._forest.trees:
+            tree.splits.clear()
+        return real(self, *args)
+
+    monkeypatch.setattr(Walk, "answer", forgetful)
+    assert "p0 asks p1 for a split of another party" in peer_fails(tmp_path, recipe())
+
+
+# -- afterwards --------------------------------------------------------------------------------------------------------
+
+
+def test_trees_are_exported_with_the_partys_models(tmp_path: Path) -> None:
+    write(tmp_path)
+    run(tmp_path, recipe())
+    for name in ("p0", "p1"):
+        whole = trained.load(tmp_path / "run", name)
+        whole.save(tmp_path / f"{name}.safetensors")
+        again = trained.load(tmp_path / f"{name}.safetensors", name)
+        forest, other = whole.models["trees"], again.models["trees"]
+        assert isinstance(forest, Forest)
+        assert isinstance(other, Forest)
+        assert len(forest.trees) == 2
+        assert forest.trees == other.trees
+
+
+def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
+    write(tmp_path)
+    made = recipe()
+    opened = open_party(made, "p1", data(tmp_path)["p1"], made.model.encoder)
+    party = assemble(opened, expected_rows(opened))
+    before = party.exchanges
+    (up, down) = predicted(party.party)
+    assert (up.exchange, up.sent) == ("walk", "rows left uint8 [packed]")
+    assert down.sender == "p0"
+    assert party.exchanges == before
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def test_cuts_are_halfway_and_at_most_one_fewer_than_bins() -> None:
+    assert cuts(np.array([3.0, 1.0, 1.0, 2.0]), 8) == [1.5, 2.5]
+    assert cuts(np.array([5.0, 5.0]), 8) == []
+    assert cuts(np.empty(0), 8) == []
+    found = cuts(np.arange(1000.0), 10)
+    assert len(found) == 9
+    assert found[0] == 99.5
+
+
+def test_codes_of_missing_and_unknown_cells() -> None:
+    number = Column("x", (0.5, 1.5), missing=True)
+    assert number.codes(np.array([0.0, 1.0, 2.0, np.nan])).tolist() == [0, 1, 2, 3]
+    assert Column("x", (0.5,)).codes(np.array([np.nan])).tolist() == [ELSEWHERE]
+    assert Column("w", categories=(1, 4, 7)).codes(np.array([4, 5, 1, 9])).tolist() == [1, ELSEWHERE, 0, ELSEWHERE]
+
+
+def test_entries_sum_prefixes_with_and_without_missing_and_single_categories() -> None:
+    columns = [Column("x", (0.5, 1.5), missing=True), Column("w", categories=(1, 2))]
+    layout = Layout.of(columns, [0, 1])
+    assert layout.sizes == (5, 2)
+    codes = np.array([[0, 0], [1, 1], [2, 0], [3, 1]], np.int8)
+    pairs = np.array([[1, 1], [10, 1], [100, 1], [1000, 1]])
+    got = summed(PlainAdder(), pairs, np.arange(4), codes, columns, layout)
+    assert got[:, 0].tolist() == [1, 11, 1001, 1011, 111, 101, 1010]
+    flags = np.array([False, False, True, True, False, False, False])
+    assert layout.left(columns, flags) == (0, [True, False, False, True])
+
+
+def test_of_two_brothers_the_one_with_fewer_rows_is_summed() -> None:
+    nodes = np.array([0, 0, 1, 2, 3, 3, 5, SETTLED], np.uint8)
+    assert to_sum(nodes, np.ones(8, bool)) == [1, 2, 5]
+
+
+def test_fixed_point_leaves_room_for_all_rows() -> None:
+    g = np.full(100_000, -3.7)
+    fixed = Fixed.of(g, np.ones(100_000))
+    assert abs(int(fixed.integers(g).sum())) < 1 << 62
+    assert fixed.doubles(fixed.integers(g))[0] == pytest.approx(-3.7, abs=1e-12)
+
+
+def test_a_forest_is_its_state() -> None:
+    forest, other = Forest(), Forest()
+    forest.columns, forest.base = [Column("x", (0.5,)), Column("w", categories=(1, 3))], [0.25]
+    forest.trees = [Tree({(0, 0): Split(1, (True, False), False)}, {(0, 0): "p0"}, {(0, 0): 2.5}, {(1, 0): 0.1})]
+    other.load_state_dict(forest.state_dict())
+    assert other.trees == forest.trees
+    assert other.columns == forest.columns
+    assert other.importance() == {"w": 2.5}
+    with pytest.raises(VflError) as caught:
+        other.load_state_dict({"_extra_state": torch.zeros(3, dtype=torch.uint8)})
+    assert caught.value.code is Code.CHECKPOINT_INVALID

@@ -1,0 +1,23 @@
+"""Additively homomorphic encryption of pairs of numbers: who has the private key reads sums that others have added up.
+
+A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama) and ``paillier`` encrypt; ``none`` does not, for rehearsals.
+"""
+
+from vfl_party.homomorphic.choice import SCHEMES, Encryption, adder, check, cipher_bytes, has_heu, key_room, make_keys
+from vfl_party.homomorphic.scheme import Adder, CipherError, Integers, Keys, Wire
+
+__all__ = [
+    "SCHEMES",
+    "Adder",
+    "CipherError",
+    "Encryption",
+    "Integers",
+    "Keys",
+    "Wire",
+    "adder",
+    "check",
+    "cipher_bytes",
+    "has_heu",
+    "key_room",
+    "make_keys",
+]

@@ -1,0 +1,26 @@
+"""SecureBoost (Cheng et al. 2021): gradient-boosted trees on the columns of all parties, with encrypted gradients.
+
+The active party encrypts g and h of each row; passive parties add them up for the splits that their columns offer, and
+return the sums in an order of their own. Splits and thresholds stay where the columns are.
+"""
+
+from torch import nn
+
+from vfl_party.context import Party
+from vfl_party.method import Method
+from vfl_party.methods.secureboost.active import ActiveSecureBoost
+from vfl_party.methods.secureboost.forest import NAME, Forest
+from vfl_party.methods.secureboost.passive import PassiveSecureBoost
+from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.methods.secureboost.walking import Walk
+
+
+def _own() -> dict[str, nn.Module]:
+    return {NAME: Forest()}
+
+
+def _scores(party: Party, phase: str, settings: SecureBoostSettings) -> Walk:
+    return Walk(party, phase, settings, "once")
+
+
+METHOD = Method(SecureBoostSettings, ActiveSecureBoost, PassiveSecureBoost, own=_own, scores=_scores)

@@ -1,0 +1,397 @@
+"""The active side: it encrypts gradients, reads sums, finds each node's best split, and keeps the leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_party.context import Party
+from vfl_party.homomorphic import CipherError, Integers, Keys, Wire, cipher_bytes, has_heu, key_room, make_keys
+from vfl_party.homomorphic.none import PlainAdder
+from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
+from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
+from vfl_party.methods.secureboost.entries import Layout, summed
+from vfl_party.methods.secureboost.exchanges import (
+    BEST,
+    KEY,
+    MOST_ENTRIES,
+    PARTITION,
+    STOP,
+    VERDICT,
+    gradients,
+    sums,
+)
+from vfl_party.methods.secureboost.forest import Tree
+from vfl_party.methods.secureboost.gains import Found, Gains, Sums
+from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, packed_bytes, sample, to_sum, where
+from vfl_party.methods.secureboost.objective import Doubles, Fixed, base, derivatives
+from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.methods.secureboost.walking import Walk, forest_of
+from vfl_party.metrics import evaluate, loss_fn
+from vfl_party.phase import Phase, RoundReport
+from vfl_party.phase import Tree as State
+from vfl_party.seeds import Rows
+
+
+@dataclass
+class Growing:
+    """One tree while it grows.
+
+    ``nodes``: of the routed rows; ``values``: of the leaf that each has reached. ``pairs``: g and h of the
+    sampled rows, [R, 2]. ``sizes``: of each passive party's entries. ``sums``: {party: {node: the sums of its entries}}
+    of the level before.
+    """
+
+    tree: Tree
+    gains: Gains
+    rows: Rows
+    pairs: Integers
+    nodes: Nodes
+    values: Doubles
+    layout: Layout
+    sizes: dict[str, list[int]]
+    in_sample: Bools
+    sums: dict[str, dict[int, Sums]] = field(default_factory=dict)
+    leaves: int = 1
+
+    def total(self, node: int) -> Sums:
+        """Returns the sums of g and h over the sampled rows of an open node."""
+        whole = self.pairs[self.nodes[self.rows] == node].sum(axis=0)
+        return Sums(whole[:1], whole[1:])
+
+
+class ActiveSecureBoost(Phase):
+    """One round grows the trees of one round of boosting."""
+
+    def __init__(self, party: Party, name: str, settings: SecureBoostSettings) -> None:
+        self.name, self.rounds = name, settings.trees
+        self._party, self._settings, self._forest = party, settings, forest_of(party)
+        begin(party, name, settings)
+        where_ = f"recipe: phases: {name}"
+        if party.columns is None and settings.first_tree_own:
+            text = f"{where_}: first_tree_own, but {party.name} has no columns"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
+        self._train, self._routed = party.rows("train"), routed(party, settings)
+        self._y_N = self._targets()
+        self._columns = learn(party, settings.bins, self._train) if party.columns is not None else list[Column]()
+        note_constant(party, name, self._columns)
+        self._codes_NF: Codes = np.empty((len(self._routed), 0), np.int8)
+        if self._columns:
+            self._codes_NF = coded(party, self._columns)[self._routed]
+        width, room = (of(settings.encryption, settings.key_bits) for of in (cipher_bytes, key_room))
+        self._key = party.answering(name, KEY, room=room)
+        self._gradients = party.answering(name, gradients(settings), bytes=width)
+        self._sums = party.answering(name, sums(settings), bytes=width)
+        self._partition = party.answering(name, PARTITION)
+        self._verdict = party.answering(name, VERDICT) if settings.early_stopping is not None else None
+        self._walk = Walk(party, name, settings, "after the last tree")
+        self._passives = [each.name for each in party.recipe.passives]
+        self._keys: Keys | None = None
+        self._sets: dict[str, int] = {}
+        self._scores_NK: Doubles | None = None
+        self._best, self._least, self._batch = 0, np.inf, 0
+
+    def _targets(self) -> Doubles:
+        """Returns the targets of the routed rows. Raises InputError if the training rows have one class alone."""
+        party = self._party
+        y_N = party.take(party.need_labels()[1], self._routed).reshape(-1).cpu().numpy().astype(np.float64)
+        train = y_N[: len(self._train)]
+        if party.recipe.task.kind != "regression" and train.min() == train.max():
+            text = f"{party.name}: all training rows have labels of one class, and trees would learn nothing"
+            raise InputError(Code.DATA_INVALID, f"{text}; give rows of the others")
+        return y_N
+
+    # -- rounds ---------------------------------------------------------------------------------------------------
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, settings, outputs = self._party, self._settings, self._party.recipe.task.outputs
+        self._batch = 0
+        if self._scores_NK is None:
+            self._forest.columns = self._columns
+            self._forest.base = base(party.recipe.task, self._y_N[: len(self._train)]).tolist()
+            self._scores_NK = np.tile(np.array(self._forest.base), (len(self._routed), 1))
+        if self._keys is None and self._passives:
+            self._open(round_)
+        rows = sample(party.recipe.seed, self.name, round_, len(self._train), settings.row_sample)
+        with_others = bool(self._passives) and (round_ > 0 or not settings.first_tree_own)
+        before_NK = self._scores_NK.copy()
+        for k in range(outputs):
+            g_N, h_N = derivatives(party.recipe.task, before_NK[rows], self._y_N[rows], k)
+            growing = self._begin(round_, rows, g_N, h_N, with_others)
+            self._grow(growing, round_)
+            self._forest.trees.append(growing.tree)
+            self._scores_NK[:, k] += growing.values
+            party.tick(self.name, round_, self.rounds, k + 1, outputs)
+        metrics, done = self._judge(round_)
+        if not done and round_ + 1 < self.rounds:
+            return RoundReport(outputs, metrics)
+        return self._end(round_, metrics, done)
+
+    def _end(self, round_: int, metrics: dict[str, dict[str, float]], done: bool) -> RoundReport:
+        """Keeps the trees up to the best, and scores the splits."""
+        party, settings, outputs = self._party, self._settings, self._party.recipe.task.outputs
+        if settings.early_stopping is not None:
+            del self._forest.trees[self._best * outputs :]
+        labels, targets = party.need_labels()
+        predictions: dict[str, tuple[Rows, Tensor]] = {}
+        for split in settings.splits:
+            rows = party.rows(split)
+            scores, self._batch = self._walk.scores(round_, self._batch, rows)
+            if len(rows):
+                metrics[split] = evaluate(party.recipe.task, scores, party.take(targets, rows), labels.unscale)
+                predictions[split] = rows, scores
+        note_importance(party, self.name, self._forest.importance(), "gain")
+        count = len(self._forest.trees)
+        how = {"none": "gradients NOT encrypted", "ou": "Okamoto-Uchiyama", "paillier": "Paillier"}[settings.encryption]
+        bits = "" if settings.encryption == "none" else f", {settings.key_bits} bits"
+        note = f"{self.name}: {count} {'tree' if count == 1 else 'trees'}; {how}{bits}"
+        return RoundReport(outputs, metrics, done=done, note=note, predictions=predictions)
+
+    def _judge(self, round_: int) -> tuple[dict[str, dict[str, float]], bool]:
+        """Returns the losses after a round, and whether the phase ends here."""
+        task, split = self._party.recipe.task, len(self._train)
+        assert self._scores_NK is not None  # noqa: S101 - made by run_round
+        kind = torch.int64 if task.kind == "multiclass" else torch.float64
+        y = torch.from_numpy(self._y_N).to(kind)
+        y, scores = y if task.kind == "multiclass" else y[:, None], torch.from_numpy(self._scores_NK)
+        loss = loss_fn(task)
+        metrics = {"train": {"loss": float(loss(scores[:split], y[:split]))}}
+        if self._settings.early_stopping is None:
+            return metrics, False
+        found = float(loss(scores[split:], y[split:]))
+        metrics["validation"] = {"loss": found}
+        verdict = 0
+        if found < self._least:
+            self._best, self._least, verdict = round_ + 1, found, BEST
+        done = round_ + 1 - self._best >= self._settings.early_stopping
+        verdict |= STOP * done
+        if self._verdict is not None and self._passives:
+            step = self._step(round_)
+            self._verdict.collect(step)
+            told = torch.tensor([verdict], dtype=torch.uint8)
+            self._verdict.reply_all(step, self._passives, {"verdict": told})
+        return metrics, done
+
+    def _open(self, round_: int) -> None:
+        """Makes the keys of this generation, and sends the public one."""
+        step, settings = self._step(round_), self._settings
+        received = self._key.collect(step)
+        for party, tensors in received.items():
+            sets, _ = tensors["facts"].tolist()
+            if not 0 <= sets <= MOST_ENTRIES:
+                raise self._wrong(party, f"says that it has {sets} columns of categories, which cannot be")
+            self._sets[party] = sets
+        with_heu = has_heu() and all(int(tensors["facts"][1]) for tensors in received.values())
+        self._keys, public = make_keys(settings.encryption, settings.key_bits, with_heu=with_heu)
+        room = key_room(settings.encryption, settings.key_bits)
+        written = len(public).to_bytes(4, "little") + public.ljust(room - 4, b"\0")
+        key = torch.frombuffer(bytearray(written), dtype=torch.uint8)
+        self._key.reply_all(step, self._passives, {"key": key})
+
+    # -- one tree -------------------------------------------------------------------------------------------------
+
+    def _begin(self, round_: int, rows: Rows, g_N: Doubles, h_N: Doubles, with_others: bool) -> Growing:
+        """Prepares a tree, and sends its gradients to the passive parties."""
+        settings, party, count = self._settings, self._party, len(self._routed)
+        fixed = Fixed.of(g_N, h_N)
+        g, h = fixed.integers(g_N), fixed.integers(h_N)
+        share, width = settings.column_sample, len(self._columns)
+        own = sampled(party.recipe.seed, self.name, party.name, round_, width, share) if width else []
+        in_sample = np.zeros(count, bool)
+        in_sample[rows] = True
+        sizes = self._send(round_, g, h) if with_others else {}
+        return Growing(
+            Tree(),
+            Gains(settings, fixed),
+            rows,
+            np.stack([g, h], axis=1),
+            np.zeros(count, np.uint8),
+            np.zeros(count),
+            Layout.of(self._columns, own),
+            sizes,
+            in_sample,
+        )
+
+    def _send(self, round_: int, g_N: Integers, h_N: Integers) -> dict[str, list[int]]:
+        """Sends the encrypted gradients of a tree; returns the sizes of each party's entries."""
+        step = self._step(round_)
+        assert self._keys is not None  # noqa: S101 - made by run_round
+        ciphers = torch.from_numpy(self._keys.encrypt(g_N, h_N).copy())
+        received = self._gradients.collect(step, each={name: {"parts": n + 1} for name, n in self._sets.items()})
+        found = {party: tensors["sizes"].tolist() for party, tensors in received.items()}
+        for party, sizes in found.items():
+            if min(sizes) < 0 or sum(sizes) > MOST_ENTRIES:
+                raise self._wrong(party, f"says that it has {sum(sizes):,} splits to offer, which cannot be")
+        (name,) = self._gradients.exchange.down.tensors
+        self._gradients.reply_all(step, self._passives, {name: ciphers})
+        return found
+
+    def _grow(self, of: Growing, round_: int) -> None:
+        """Grows one tree, level by level."""
+        for level in range(self._settings.depth):
+            present = open_nodes(of.nodes)
+            entries = self._collect(of, round_, present)
+            step_sums = self._step(round_, -1)
+            best = self._best_splits(of, present, entries)
+            self._tell(of, step_sums, present, best)
+            self._settle(of, level + 1, self._move(of, level, present, best, round_))
+            if of.sizes:
+                last = level + 1 == self._settings.depth
+                moved = torch.from_numpy(of.nodes[:0] if last else of.nodes.copy())
+                self._partition.reply_all(self._step(round_, -1), of.sizes, {"nodes": moved})
+            if not open_nodes(of.nodes):
+                return
+
+    def _collect(self, of: Growing, round_: int, present: list[int]) -> dict[str, dict[int, Sums]]:
+        """Returns {party: {node: the sums of its entries}}, this party first; brothers' by subtraction."""
+        found = {self._party.name: self._own_sums(of, present)}
+        if not of.sizes:
+            return found
+        wanted = to_sum(of.nodes, of.in_sample)
+        counts = {name: sum(sizes) for name, sizes in of.sizes.items()}
+        received = self._sums.collect(
+            self._step(round_), each={name: {"sums": len(wanted) * count} for name, count in counts.items()}
+        )
+        for party, tensors in received.items():
+            (wire,) = tensors.values()
+            whole, count = self._read(party, wire.cpu().numpy()), counts[party]
+            mine = {
+                node: Sums(whole.g[at * count : (at + 1) * count], whole.h[at * count : (at + 1) * count])
+                for at, node in enumerate(wanted)
+            }
+            before = of.sums.get(party, {})
+            mine |= {node: before[node // 2] - mine[node ^ 1] for node in present if node not in mine}
+            self._check(of, party, mine)
+            found[party] = mine
+        of.sums = found
+        return found
+
+    def _own_sums(self, of: Growing, present: list[int]) -> dict[int, Sums]:
+        """Returns {node: the sums of this party's own entries}."""
+        none = np.empty(0, np.int64)
+        if not of.layout.entries:
+            return {node: Sums(none, none) for node in present}
+        codes_RF, nodes_R = self._codes_NF[of.rows], of.nodes[of.rows]
+        found = {}
+        for node in present:
+            own = np.flatnonzero(nodes_R == node)
+            pairs = summed(PlainAdder(), of.pairs, own, codes_RF, self._columns, of.layout)
+            found[node] = Sums(pairs[:, 0], pairs[:, 1])
+        return found
+
+    def _read(self, party: str, wire: Wire) -> Sums:
+        assert self._keys is not None  # noqa: S101 - made by run_round
+        try:
+            return Sums(*self._keys.decrypt(wire))
+        except CipherError as error:
+            raise self._wrong(party, f"sends a sum that cannot be used: {error}") from None
+
+    def _check(self, of: Growing, party: str, sums_: dict[int, Sums]) -> None:
+        """Raises PeerError if a sum of h is negative, or larger than that of its node."""
+        for node, each in sums_.items():
+            if (each.h < 0).any() or (each.h > of.total(node).h).any():
+                raise self._wrong(party, "sends sums that do not fit the gradients that it was sent")
+
+    def _best_splits(
+        self, of: Growing, present: list[int], entries: dict[str, dict[int, Sums]]
+    ) -> dict[int, tuple[str, Found]]:
+        """Returns {node: (the owner of its best split, the split)}: as many as ``leaves`` allows, best first."""
+        found: dict[int, tuple[str, Found]] = {}
+        for node in present:
+            total = of.total(node)
+            for party, sums_ in entries.items():
+                sizes = of.sizes[party] if party in of.sizes else list(of.layout.sizes)
+                best = of.gains.best(total, sums_[node], sizes)
+                if best is not None and (node not in found or _better(best.gain, found[node][1].gain)):
+                    found[node] = party, best
+        most = self._settings.leaves or 1 << self._settings.depth
+        kept = sorted(found, key=lambda node: (-found[node][1].gain, node))[: max(0, most - of.leaves)]
+        of.leaves += len(kept)
+        return {node: found[node] for node in sorted(kept)}
+
+    def _tell(self, of: Growing, step: StepKey, present: list[int], best: dict[int, tuple[str, Found]]) -> None:
+        """Tells each passive party the entries that it has won."""
+        replies = {}
+        for party, sizes in of.sizes.items():
+            chosen = np.zeros((len(present), sum(sizes)), np.uint8)
+            for at, node in enumerate(present):
+                if node in best and best[node][0] == party:
+                    chosen[at] = best[node][1].flags
+            replies[party] = {"chosen": torch.from_numpy(chosen)}
+        if replies:
+            self._sums.reply(step, replies)
+
+    def _move(
+        self, of: Growing, level: int, present: list[int], best: dict[int, tuple[str, Found]], round_: int
+    ) -> dict[int, Bools]:
+        """Returns {node that is split: whether each of its rows goes left}, and notes the splits."""
+        won = {party: [node for node in best if best[node][0] == party] for party in (self._party.name, *of.sizes)}
+        lefts: dict[int, Bools] = {}
+        for node, (party, found) in best.items():
+            of.tree.owners[level, node], of.tree.gains[level, node] = party, found.gain
+            if party == self._party.name:
+                here = of.nodes == node
+                split = made(self._columns, of.layout, found.flags, self._codes_NF[here & of.in_sample])
+                of.tree.splits[level, node] = split
+                lefts[node] = split.goes_left(self._codes_NF[here])
+        if of.sizes:
+            counts = {party: len(where(of.nodes, won[party])) for party in of.sizes}
+            received = self._partition.collect(
+                self._step(round_), each={party: {"packed": packed_bytes(count)} for party, count in counts.items()}
+            )
+            for party, tensors in received.items():
+                bits = np.unpackbits(tensors["left"].cpu().numpy(), count=counts[party]).astype(bool)
+                for node in won[party]:
+                    here = int((of.nodes == node).sum())
+                    lefts[node], bits = bits[:here], bits[here:]
+        for node in present:
+            if node not in lefts:
+                self._leaf(of, level, node)
+        return lefts
+
+    def _leaf(self, of: Growing, level: int, node: int) -> None:
+        """Makes an open node a leaf."""
+        value = of.gains.leaf(of.total(node))
+        of.tree.leaves[level, node] = value
+        rows = of.nodes == node
+        of.values[rows], of.nodes[rows] = value, SETTLED
+
+    def _settle(self, of: Growing, level: int, lefts: dict[int, Bools]) -> None:
+        """Moves the rows of split nodes to the next level, where nodes that cannot be split become leaves."""
+        moved = of.nodes.copy()
+        for node, left in lefts.items():
+            moved[of.nodes == node] = np.where(left, 2 * node, 2 * node + 1)
+        of.nodes[:] = moved
+        most = self._settings.leaves or 1 << self._settings.depth
+        for node in sorted(child for parent in lefts for child in (2 * parent, 2 * parent + 1)):
+            light = of.gains.weight(of.total(node)) < 2 * self._settings.min_child_weight
+            if level == self._settings.depth or light or of.leaves >= most:
+                self._leaf(of, level, node)
+
+    # -- small things ---------------------------------------------------------------------------------------------
+
+    def _step(self, round_: int, again: int = 0) -> StepKey:
+        """Returns the next step; ``again`` = -1: the one that was returned last."""
+        self._batch += 1 + again
+        return StepKey(self.name, round_, self._batch - 1)
+
+    def _wrong(self, party: str, what: str) -> PeerError:
+        return PeerError(Code.MALFORMED_MESSAGE, f"phase {self.name}: {party} {what}", party=party)
+
+    def state(self) -> State:
+        assert self._scores_NK is not None  # noqa: S101 - a round has run
+        return {"scores": torch.from_numpy(self._scores_NK), "best": self._best, "least": float(self._least)}
+
+    def load_state(self, tree: State) -> None:
+        self._scores_NK = tree["scores"].numpy().copy()
+        self._best, self._least = tree["best"], tree["least"]
+
+
+def _better(gain: float, than: float) -> bool:
+    """Whether a gain is better, and not only by rounding."""
+    return gain > than + 1e-10 * abs(than)

@@ -1,0 +1,72 @@
+"""What both sides of the phase do: which rows stand in trees, a split made of entries, what a person is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from vfl_common.errors import Code, InputError
+from vfl_party.context import Party
+from vfl_party.homomorphic import check
+from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
+from vfl_party.methods.secureboost.entries import Layout
+from vfl_party.methods.secureboost.forest import Split
+from vfl_party.methods.secureboost.growth import Bools
+from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.seeds import Rows
+
+log = logging.getLogger(__name__)
+
+
+def routed(party: Party, settings: SecureBoostSettings) -> Rows:
+    """Returns the rows that stand in the trees while they grow: for training, then those that say when to stop."""
+    parts = [party.rows("train")]
+    if settings.early_stopping is not None:
+        parts.append(party.rows("validation"))
+    return np.concatenate(parts)
+
+
+def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
+    """Checks what can be checked before joining, and warns of gradients that are not encrypted. Raises InputError."""
+    where = f"recipe: phases: {phase}"
+    check(settings.encryption, where)
+    if len(party.rows("train")) < 2:
+        raise InputError(Code.CONFIG_INVALID, f"{where}: there are fewer than two labelled training rows")
+    if settings.early_stopping is not None and len(party.rows("validation")) == 0:
+        text = f"{where}: early_stopping needs validation rows; set rows.validation, or data.split"
+        raise InputError(Code.CONFIG_INVALID, text)
+    if settings.encryption == "none" and party.recipe.passives:
+        text = '%s: encryption = "none": the passive parties can read every gradient, and so the labels'
+        log.warning(text, where, extra={"event": "advice"})
+
+
+def note_constant(party: Party, phase: str, columns: list[Column]) -> None:
+    """Notes, at home, the columns that no tree can use."""
+    names = [repr(column.name) for column in columns if column.size < 2]
+    if names:
+        text = "phase %s: columns of %s that are constant in the training rows, so that no tree can use them: %s"
+        log.warning(text, phase, party.name, ", ".join(names), extra={"event": "advice"})
+
+
+def note_importance(party: Party, phase: str, found: Mapping[str, float], unit: str) -> None:
+    """Notes, at home, what each own column has done in the trees."""
+    text = ", ".join(f"{name} {value:.6g}" for name, value in found.items()) or "none"
+    log.info("phase %s: %s of the columns of %s: %s", phase, unit, party.name, text, extra={"event": "importance"})
+
+
+def made(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> Split:
+    """Makes the split that ``flags`` of the entries stand for. ``codes_NF``: of the node's rows in the sample.
+
+    Cells like none of these go where most of them go, left if it is a tie. Raises ValueError if no flag is set.
+    """
+    column, left = layout.left(columns, flags)
+    codes_N = codes_NF[:, column]
+    known_N = codes_N[codes_N != ELSEWHERE]
+    counts = np.bincount(known_N, minlength=len(left))
+    to_left = int(counts[np.array(left)].sum())
+    default = 2 * to_left >= len(known_N)
+    if columns[column].cuts is None:
+        left = [default if not count else goes for goes, count in zip(left, counts.tolist(), strict=True)]
+    return Split(column, tuple(left), default)

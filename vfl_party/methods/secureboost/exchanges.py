@@ -1,0 +1,44 @@
+"""What crosses while trees grow and when rows walk through them; all tensors are whole numbers or ciphertexts."""
+
+from __future__ import annotations
+
+from vfl_common.bundle import Kind
+from vfl_party.declared import NOTHING, Exchange, Sent, i64, u8
+from vfl_party.methods.secureboost.settings import SecureBoostSettings
+
+BEST, STOP = 1, 2  # bits of the active party's verdict on a round
+MOST_ENTRIES = 1 << 17  # of a party, in a tree
+
+KEY = Exchange(
+    "key",
+    Sent(Kind.ROWS, {"facts": i64(2)}),
+    Sent(Kind.VERDICT, {"key": u8("room")}),
+    when="once a generation",
+)
+PARTITION = Exchange(
+    "partition",
+    Sent(Kind.ROWS, {"left": u8("packed")}),
+    Sent(Kind.ROWS, {"nodes": u8("rows")}),
+    when="every level of a tree",
+)
+VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
+
+
+def gradients(settings: SecureBoostSettings) -> Exchange:
+    """Declares the sizes of a party's entries up, and g and h of each row down; the name says if they are encrypted."""
+    name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
+    up = Sent(Kind.ROWS, {"sizes": i64("parts")})
+    return Exchange("gradients", up, Sent(Kind.GRADIENT, {name: u8("rows", "bytes")}), when="every tree")
+
+
+def sums(settings: SecureBoostSettings) -> Exchange:
+    """Declares the sums of the entries up, in an order that only the sender knows, and the chosen entries down."""
+    name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
+    up = Sent(Kind.GRADIENT, {name: u8("sums", "bytes")})
+    return Exchange("sums", up, Sent(Kind.VERDICT, {"chosen": u8("nodes", "entries")}), when="every level of a tree")
+
+
+def walk(when: str = "after the last tree") -> Exchange:
+    """Declares one bit for each row and tree up, and the nodes at which the rows stand down: a level a step."""
+    up = Sent(Kind.ROWS, {"left": u8("packed")})
+    return Exchange("walk", up, Sent(Kind.ROWS, {"nodes": u8("rows", "trees")}), when=f"{when}, every level")

@@ -1,0 +1,99 @@
+"""The trees as one party has them: its own splits, and at the active party the leaves and who owns each split.
+
+They are the state of a module, so that checkpoints, prediction and exported models hold them as they do weights.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vfl_common.errors import Code, InputError
+from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
+
+Node = tuple[int, int]  # level, number in the level; the children of n are 2n and 2n + 1 of the next level
+NAME = "trees"  # in ``Party.models``
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split on one of the party's own columns: which codes go left, and where others go."""
+
+    column: int
+    left: tuple[bool, ...]
+    default: bool  # left
+
+    def goes_left(self, codes_BF: Codes) -> npt.NDArray[np.bool_]:
+        """Returns whether each row goes left."""
+        codes_B = codes_BF[:, self.column]
+        known = np.array(self.left, bool)[codes_B.clip(min=0)]
+        found: npt.NDArray[np.bool_] = np.where(codes_B == ELSEWHERE, self.default, known)
+        return found
+
+
+@dataclass
+class Tree:
+    """``splits``: this party's own. ``owners``, ``gains``, ``leaves``: of all, at the active party alone."""
+
+    splits: dict[Node, Split] = field(default_factory=dict)
+    owners: dict[Node, str] = field(default_factory=dict)
+    gains: dict[Node, float] = field(default_factory=dict)
+    leaves: dict[Node, float] = field(default_factory=dict)
+
+
+class Forest(nn.Module):
+    """All trees of one party. ``base``: the scores before the first tree, at the active party."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns: list[Column] = []
+        self.base: list[float] = []
+        self.trees: list[Tree] = []
+
+    def importance(self) -> dict[str, float]:
+        """Returns the gain of each own column; at a passive party, which knows no gains, how many splits it has."""
+        found: dict[str, float] = {}
+        for tree in self.trees:
+            for node, split in tree.splits.items():
+                name = self.columns[split.column].name
+                found[name] = found.get(name, 0.0) + tree.gains.get(node, 1.0)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def get_extra_state(self) -> Tensor:
+        """Returns columns and trees as bytes of JSON."""
+        trees = [[_written(part) for part in asdict(tree).values()] for tree in self.trees]
+        text = json.dumps({"columns": [asdict(each) for each in self.columns], "base": self.base, "trees": trees})
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restores what ``get_extra_state`` returned. Raises InputError if it is none."""
+        try:
+            tree = json.loads(bytes(state.numpy()))
+            self.columns = [
+                Column(
+                    each["name"],
+                    None if each["cuts"] is None else tuple(each["cuts"]),
+                    each["missing"],
+                    tuple(each["categories"]),
+                )
+                for each in tree["columns"]
+            ]
+            self.base = tree["base"]
+            self.trees = []
+            for splits, owners, gains, leaves in tree["trees"]:
+                own = {(a, b): Split(s["column"], tuple(s["left"]), s["default"]) for a, b, s in splits}
+                others = ({(a, b): value for a, b, value in part} for part in (owners, gains, leaves))
+                self.trees.append(Tree(own, *others))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            text = "the checkpoint holds trees that cannot be read; use those of the trained run"
+            raise InputError(Code.CHECKPOINT_INVALID, text) from None
+
+
+def _written(part: dict[Node, Any]) -> list[list[Any]]:
+    return [[*node, value] for node, value in part.items()]

@@ -1,0 +1,49 @@
+"""Where rows stand while a tree grows, as all parties know it: each row's node in the level that is under way."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_party.seeds import Rows, derive_seed, permutation
+
+SETTLED = 255  # instead of a node: the row is in a leaf
+Nodes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+
+def open_nodes(nodes_N: Nodes) -> list[int]:
+    """Returns the nodes of the level that may be split, ascending."""
+    return [node for node in np.unique(nodes_N).tolist() if node != SETTLED]
+
+
+def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
+    """Returns the open nodes whose sums are computed; that of a brother is the parent's, less these.
+
+    Of two brothers it is the one with fewer rows in the sample; the left one if they have as many.
+    """
+    counts = np.bincount(nodes_N[in_sample_N], minlength=256)
+    present = open_nodes(nodes_N)
+    return [
+        node
+        for node in present
+        if node ^ 1 not in present or (counts[node], node & 1) < (counts[node ^ 1], (node ^ 1) & 1)
+    ]
+
+
+def sample(seed: int, phase: str, round_: int, count: int, share: float) -> Rows:
+    """Returns the places of the training rows that a round's trees learn from, ascending; at least two."""
+    if share == 1.0:
+        return np.arange(count, dtype=np.int64)
+    order = permutation(derive_seed(seed, phase, "rows", round_), count)
+    return np.sort(order[: max(2, round(share * count))])
+
+
+def where(nodes_N: Nodes, nodes: list[int]) -> Rows:
+    """Returns the rows in each of ``nodes``, one node after the other."""
+    return np.concatenate([np.empty(0, np.int64), *(np.flatnonzero(nodes_N == node) for node in nodes)])
+
+
+def packed_bytes(bits: int) -> int:
+    """Returns the bytes of so many bits."""
+    return -(-bits // 8)

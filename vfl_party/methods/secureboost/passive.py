@@ -1,0 +1,195 @@
+"""The passive side: it adds up ciphertexts for its entries, and says where rows go at its own splits."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+import numpy as np
+import torch
+
+from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, PeerError
+from vfl_party.context import Party
+from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu, key_room
+from vfl_party.homomorphic.scheme import Held
+from vfl_party.methods.secureboost.columns import Codes, coded, learn, sampled
+from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
+from vfl_party.methods.secureboost.entries import Layout, summed
+from vfl_party.methods.secureboost.exchanges import BEST, KEY, PARTITION, STOP, VERDICT, gradients, sums
+from vfl_party.methods.secureboost.forest import Tree
+from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, sample, to_sum
+from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.methods.secureboost.walking import Walk, forest_of
+from vfl_party.phase import Phase, RoundReport
+from vfl_party.phase import Tree as State
+from vfl_party.seeds import Rows
+
+
+class Shuffled:
+    """The entries of one tree in an order that is drawn anew and never told: numbers, then each set, sets shuffled."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        draw = secrets.SystemRandom()
+        ends = np.cumsum([0, *layout.sizes]).tolist()
+        blocks = [list(range(begin, end)) for begin, end in itertools.pairwise(ends)]
+        for block in blocks:
+            draw.shuffle(block)
+        numbers, *sets = blocks
+        draw.shuffle(sets)
+        self.sizes = [len(numbers), *map(len, sets)]
+        self.order = [place for block in (numbers, *sets) for place in block]  # at each place of the wire: the entry's
+
+
+class PassiveSecureBoost(Phase):
+    """One round grows the trees of one round of boosting."""
+
+    def __init__(self, party: Party, name: str, settings: SecureBoostSettings) -> None:
+        self.name, self.rounds = name, settings.trees
+        self._party, self._settings, self._forest = party, settings, forest_of(party)
+        begin(party, name, settings)
+        self._train, self._routed = party.rows("train"), routed(party, settings)
+        self._columns = learn(party, settings.bins, self._train)
+        note_constant(party, name, self._columns)
+        self._codes_NF = coded(party, self._columns)[self._routed]
+        bits = settings.key_bits
+        width, room = cipher_bytes(settings.encryption, bits), key_room(settings.encryption, bits)
+        self._key = party.asking(name, KEY, room=room)
+        self._gradients = party.asking(name, gradients(settings), bytes=width)
+        self._sums = party.asking(name, sums(settings), bytes=width)
+        self._partition = party.asking(name, PARTITION)
+        self._verdict = party.asking(name, VERDICT) if settings.early_stopping is not None else None
+        self._walk = Walk(party, name, settings, "after the last tree")
+        self._adder: Adder | None = None
+        self._best = 0
+        self._batch = 0
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, settings, outputs = self._party, self._settings, self._party.recipe.task.outputs
+        self._batch = 0
+        if not self._forest.columns:
+            self._forest.columns = self._columns
+        own = self._adder or self._open(round_)
+        rows = sample(party.recipe.seed, self.name, round_, len(self._train), settings.row_sample)
+        share = settings.column_sample
+        chosen = sampled(party.recipe.seed, self.name, party.name, round_, len(self._columns), share)
+        layout = Layout.of(self._columns, chosen)
+        for number in range(outputs):
+            tree = Tree()
+            if round_ or not settings.first_tree_own:
+                self._grow(tree, own, Shuffled(layout), rows, round_)
+            self._forest.trees.append(tree)
+            party.tick(self.name, round_, self.rounds, number + 1, outputs)
+        done = self._heard(round_)
+        if done or round_ + 1 == self.rounds:
+            if settings.early_stopping is not None:
+                del self._forest.trees[self._best * outputs :]
+            for split in settings.splits:
+                self._batch = self._walk.answer(round_, self._batch, party.rows(split))
+            note_importance(party, self.name, self._forest.importance(), "number of splits")
+        return RoundReport(outputs, done=done)
+
+    def _open(self, round_: int) -> Adder:
+        """Gets the public key of this generation. Raises PeerError if it cannot be used."""
+        sets = sum(column.cuts is None for column in self._columns)
+        reply = self._key.swap(self._step(round_), {"facts": torch.tensor([sets, has_heu()])})
+        written = reply["key"].cpu().numpy().tobytes()
+        length = int.from_bytes(written[:4], "little")
+        try:
+            if length > max(0, len(written) - 4):
+                raise CipherError("its public key is longer than its message")
+            self._adder = adder(self._settings.encryption, self._settings.key_bits, written[4 : 4 + length])
+        except CipherError as error:
+            raise self._wrong(f"the message with the key of {self._peer} cannot be used: {error}") from None
+        return self._adder
+
+    def _grow(self, tree: Tree, own: Adder, entries: Shuffled, rows: Rows, round_: int) -> None:
+        """Takes part in the growth of one tree."""
+        depth, count = self._settings.depth, len(self._routed)
+        sizes = torch.tensor(entries.sizes)
+        reply = self._gradients.swap(self._step(round_), {"sizes": sizes}, rows=len(rows))
+        (ciphers,) = reply.values()
+        try:
+            held = own.held(ciphers.cpu().numpy())
+        except CipherError as error:
+            raise self._wrong(f"a ciphertext of {self._peer} in {self.name} cannot be used: {error}") from None
+        codes_RF, in_sample = self._codes_NF[rows], np.zeros(count, bool)
+        in_sample[rows] = True
+        nodes_N: Nodes = np.zeros(count, np.uint8)
+        for level in range(depth):
+            present, wanted = open_nodes(nodes_N), to_sum(nodes_N, in_sample)
+            members = [np.flatnonzero(nodes_N[rows] == node) for node in wanted]
+            parts = [self._summed(own, held, each, codes_RF, entries) for each in members]
+            wire = torch.from_numpy(np.concatenate(parts))
+            (name,) = self._sums.exchange.up.tensors
+            step = self._step(round_)
+            told_ = self._sums.swap(step, {name: wire}, nodes=len(present), entries=len(entries.order))
+            chosen = told_["chosen"].cpu().numpy().astype(bool)
+            won = {node: flags for node, flags in zip(present, chosen, strict=True) if flags.any()}
+            self._split(tree, level, won, entries, nodes_N, in_sample)
+            left = [tree.splits[level, node].goes_left(self._codes_NF[nodes_N == node]) for node in won]
+            bits = torch.from_numpy(np.packbits(np.concatenate([np.empty(0, bool), *left])))
+            last = level + 1 == depth
+            moved = self._partition.swap(self._step(round_), {"left": bits}, rows=0 if last else count)
+            if last:
+                return
+            nodes_N = self._checked(moved["nodes"].cpu().numpy(), nodes_N)
+            if not open_nodes(nodes_N):
+                return
+
+    def _summed(self, own: Adder, held: Held, rows: Rows, codes_RF: Codes, entries: Shuffled) -> Wire:
+        """Returns the sums of one node for the wire, in the secret order."""
+        if not entries.order:
+            return np.empty((0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8)
+        found = summed(own, held, rows, codes_RF, self._columns, entries.layout)
+        return own.wire(own.take(found, entries.order))
+
+    def _split(
+        self,
+        tree: Tree,
+        level: int,
+        won: dict[int, Bools],
+        entries: Shuffled,
+        nodes_N: Nodes,
+        in_sample: Bools,
+    ) -> None:
+        """Notes this party's splits of a level."""
+        for node, flags in won.items():
+            own_order = np.zeros(len(flags), bool)
+            own_order[entries.order] = flags
+            here = nodes_N == node
+            tree.splits[level, node] = made(self._columns, entries.layout, own_order, self._codes_NF[here & in_sample])
+
+    def _checked(self, moved: Nodes, before: Nodes) -> Nodes:
+        """Returns the rows' new nodes. Raises PeerError if a row is in no child of its node."""
+        stays = (moved == SETTLED) | ((before != SETTLED) & (moved // 2 == before))
+        if not stays.all():
+            raise self._wrong(f"{self._peer} says in {self.name} that a row is in no child of its node")
+        return moved
+
+    def _heard(self, round_: int) -> bool:
+        """Asks whether the phase ends with this round."""
+        if self._verdict is None:
+            return False
+        verdict = int(self._verdict.swap(self._step(round_), {})["verdict"][0])
+        if verdict & BEST:
+            self._best = round_ + 1
+        return bool(verdict & STOP)
+
+    @property
+    def _peer(self) -> str:
+        return self._party.recipe.active.name
+
+    def _wrong(self, text: str) -> PeerError:
+        return PeerError(Code.MALFORMED_MESSAGE, text, party=self._peer)
+
+    def _step(self, round_: int) -> StepKey:
+        self._batch += 1
+        return StepKey(self.name, round_, self._batch - 1)
+
+    def state(self) -> State:
+        return {"best": self._best}
+
+    def load_state(self, tree: State) -> None:
+        self._best = tree["best"]
