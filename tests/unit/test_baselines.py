@@ -141,9 +141,9 @@ def test_one_party_may_share_a_data_set_and_another_have_its_own(tmp_path: Path)
 
 def test_what_crosses_between_parties_is_no_part_of_a_baseline(here: Path) -> None:
     phase = PHASES[0] | {"codec": "float16", "transforms": [{"kind": "gaussian", "exchange": "embedding", "sigma": 1}]}
-    given = recipe(phases=[phase, PHASES[1]], start={"run": "before"})
+    given = recipe(phases=[phase, PHASES[1]], start={"run": "before"}, wire=[{"codec": "bits", "bits": 4}])
     alone = made("alone", here, given)
-    assert (alone.phases, alone.start) == (Recipe.model_validate(recipe()).phases, None)
+    assert (alone.phases, alone.start, alone.wire) == (Recipe.model_validate(recipe()).phases, None, ())
     try_parties(alone, here)
 
 

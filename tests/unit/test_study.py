@@ -121,6 +121,13 @@ def test_what_a_phase_says_of_its_exchanges_is_in_every_recipe(tmp_path: Path) -
     assert Recipe.model_validate(written).phases == runs[1].recipe.phases  # as the parties read it
 
 
+def test_a_run_has_the_tables_of_wire_of_its_own_phases(tmp_path: Path) -> None:
+    wire = [{"codec": "bits", "bits": 8}, {"codec": "bits", "bits": 4, "phase": "splitnn"}]
+    methods = [{"name": "A", "pretrain": [{"kind": "fedhssl", "rounds": 1}]}]
+    runs = runs_of(write(tmp_path, {"wire": wire}, labels=None, seeds=[1], methods=methods, finetune=[SPLITNN]))
+    assert [[table.phase for table in run.recipe.wire] for run in runs] == [[None], [None, "splitnn"]]
+
+
 def test_overrides_change_one_method_s_recipe(tmp_path: Path) -> None:
     methods = [{"name": "A", "overrides": {"model.encoder.hidden": [7], "run.heartbeat_s": 1.0}}, {"name": "B"}]
     base = {"model": {"embedding_size": 8, "encoder": {"kind": "mlp", "hidden": [9]}}}

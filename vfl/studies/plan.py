@@ -175,6 +175,7 @@ def _chain(
             tables = alone(tables, recipe, method.alone, folder, where)
         else:
             tables = combined(tables, recipe, folder, where)
+        tables.pop("wire", None)
     name = f"{study.name}.{method.name}.s{seed}"
     tuning = tables | {"phases": _written(method.finetune) or shared}
     pretrain: PlannedRun | None = None

@@ -105,7 +105,8 @@ def unpack(sent: Packed, width: int, bits: int) -> Floats:
 
 def _ranges(x_RW: Floats, bits: int) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
     """Returns each row's minimum, step and 1 / step, and whether it has to be computed in float64."""
-    low_R, high_R = x_RW.min(axis=1), x_RW.max(axis=1)
+    low_R = x_RW.min(axis=1) + np.float32(0)  # a zero is the positive one on every machine
+    high_R = x_RW.max(axis=1)
     if not (np.isfinite(low_R).all() and np.isfinite(high_R).all()):
         raise ValueError("holds NaN or infinity")
     range_R = high_R.astype(np.float64) - low_R
