@@ -102,7 +102,7 @@ class Setting:
 
 
 PLAIN = Setting()
-CANDIDATES = [Setting(8, 4), Setting(8, 8), Setting(4, 4), Setting(4, 8), Setting(4, 16), Setting(2, 8)]
+CANDIDATES = [Setting(bits, in_flight) for bits in (8, 4) for in_flight in (4, 6, 8)]
 CHOSEN = Setting(4, 8)  # by --choose
 
 
@@ -139,10 +139,11 @@ def mnist(data: Path, _own: Path) -> Tables:
     return _recipe("mnist", 4, {"kind": "multiclass", "classes": 10}, {"scheme": "quadrants", "data": source})
 
 
+# Epochs and learning rates are those at which the plain run had settled on seed 11.
 TASKS = {
     "credit": Task(credit, "auc", 12, 2e-3),
     "uji": Task(uji, "accuracy", 12, 1e-3),
-    "mnist": Task(mnist, "accuracy", 15, 2e-3),
+    "mnist": Task(mnist, "accuracy", 30, 1e-3),
 }
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
@@ -57,11 +55,6 @@ def _without_encoder(*_inputs: Tensor) -> Tensor:
     raise InputError(Code.DATA_INVALID, "a party without features has no encoder")
 
 
-def _called_with(encoder: nn.Module, weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-    found: Tensor = functional_call(encoder, weights, inputs)
-    return found
-
-
 def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
     return
 
@@ -92,7 +85,7 @@ class Party:
     ``holdings``: {passive party: {split: rows}}, if the parties hold different rows; else empty.
     ``make_encoder``: for methods that train other encoders beside the party's own.
     ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
-    and on all of the party's GPUs; by default ``models["encoder"]`` on one, which takes other ``weights``, too.
+    and on all of the party's GPUs; by default ``models["encoder"]`` on one.
     ``tick``, ``lenient``, ``show``: see ``Hooks``.
     ``policy``: decides what may leave this party.
     ``privacy``: the budget of the phases with differential privacy; None if there are none.
@@ -131,16 +124,10 @@ class Party:
 
     # -- what the phases exchange -------------------------------------------------------------------------------
 
-    def _encode(self, *inputs: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
-        """Passes inputs through the encoder, which may be the user's own. Raises InputError if it fails.
-
-        ``weights``: {parameter's name: tensor}, which take the place of its own.
-        """
-        encoder: Callable[..., Tensor] = self.models["encoder"]
-        if weights is not None:
-            encoder = partial(_called_with, self.models["encoder"], weights)
+    def _encode(self, *inputs: Tensor) -> Tensor:
+        """Passes inputs through the encoder, which may be the user's own. Raises InputError if it fails."""
         try:
-            z = forward(encoder, *inputs, precision=self.recipe.model.precision)
+            z = forward(self.models["encoder"], *inputs, precision=self.recipe.model.precision)
         except VflError:
             raise
         except Exception as error:

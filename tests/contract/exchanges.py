@@ -64,8 +64,8 @@ class Exchange(ABC):
 
 
 class MemoryExchange(Exchange):
-    def __init__(self, roster: Sequence[str], timeout_s: float, link_timeout_s: float) -> None:
-        self.hub: MemoryHub = MemoryHub(ACTIVE, roster, timeout_s=timeout_s)
+    def __init__(self, roster: Sequence[str], timeout_s: float, link_timeout_s: float, in_flight: int) -> None:
+        self.hub: MemoryHub = MemoryHub(ACTIVE, roster, timeout_s=timeout_s, in_flight=in_flight)
         self._links = {party: MemoryLink(self.hub, party, timeout_s=link_timeout_s) for party in roster}
 
     def link(self, party: str) -> MemoryLink:
@@ -97,7 +97,9 @@ class GrpcExchange(Exchange):
         timeout_s: float,
         attach_timeout_s: float = 2.0,
         link_timeout_s: float = WAIT_S,
+        in_flight: int = 1,
     ) -> None:
+        self.in_flight = in_flight
         self.roster, self.timeout_s, self.link_timeout_s = tuple(roster), timeout_s, link_timeout_s
         self.ledger, self.meter = Ledger(), TcpMeter()
         self.ledgers = {party: Ledger() for party in roster}
@@ -112,7 +114,9 @@ class GrpcExchange(Exchange):
 
     def begin(self, generation: int) -> ExchangeHub:
         """The next generation's hub."""
-        self.hub = ExchangeHub("run", generation, self.roster, self.ledger, timeout_s=self.timeout_s)
+        self.hub = ExchangeHub(
+            "run", generation, self.roster, self.ledger, timeout_s=self.timeout_s, in_flight=self.in_flight
+        )
         self.service.use(self.hub)
         return self.hub
 
@@ -158,13 +162,17 @@ class GrpcExchange(Exchange):
 
 @contextmanager
 def exchange(
-    transport: str, roster: Sequence[str] = PASSIVES, timeout_s: float = WAIT_S, link_timeout_s: float = WAIT_S
+    transport: str,
+    roster: Sequence[str] = PASSIVES,
+    timeout_s: float = WAIT_S,
+    link_timeout_s: float = WAIT_S,
+    in_flight: int = 1,
 ) -> Iterator[Exchange]:
     """``transport``: "memory" or "grpc"; how long a hub, and a link, waits for a living peer."""
     if transport == "memory":
-        yield MemoryExchange(roster, timeout_s, link_timeout_s)
+        yield MemoryExchange(roster, timeout_s, link_timeout_s, in_flight)
         return
-    found = GrpcExchange(roster, timeout_s, link_timeout_s=link_timeout_s)
+    found = GrpcExchange(roster, timeout_s, link_timeout_s=link_timeout_s, in_flight=in_flight)
     try:
         yield found
     finally:

@@ -499,3 +499,78 @@ def test_a_step_waits_for_as_many_parties_as_it_needs(transport: str) -> None:
     with exchange(transport, timeout_s=0.3) as found, pytest.raises(LostError) as caught:
         found.hub.collect(STEPS[0], NOTHING, lenience=Lenience(0.05, at_least=1))
     assert caught.value.code is Code.STEP_TIMEOUT
+
+
+# -- several steps in flight ------------------------------------------------------------------------------------------
+
+
+def numbered(batch: int, size: int = 2) -> Bundle:
+    return to_bundle(Kind.EMBEDDING, {"z": torch.full((size,), float(batch))})
+
+
+@pytest.mark.parametrize("size", [2, 700_000])  # of one frame, of three
+@pytest.mark.parametrize("in_flight", [2, 4, 40])
+def test_later_steps_are_sent_before_the_first_is_answered(transport: str, in_flight: int, size: int) -> None:
+    """Each party has as many under way as it may; all replies come, in order, also if one party is far ahead."""
+    count = min(in_flight, 5) + 3
+    spec = BundleSpec(Kind.EMBEDDING, spec_for(Kind.EMBEDDING, {"z": torch.zeros(size)}).tensors)
+    with exchange(transport, in_flight=in_flight) as found:
+
+        def party(name: str) -> list[float]:
+            link, got, sent = found.link(name), [], 0
+            for batch in range(count):
+                while sent < min(count, batch + in_flight):
+                    link.send(StepKey("train", 0, sent), numbered(sent, size))
+                    sent += 1
+                got.append(to_tensors(link.receive(StepKey("train", 0, batch), spec), CPU)["z"][-1].item())
+            return got
+
+        running = [soon(party, "north")]
+        for batch in range(count):
+            step = StepKey("train", 0, batch)
+            if batch == 0:
+                running.append(soon(party, "south"))
+            received = found.hub.collect(step, spec)
+            values = {name: to_tensors(bundle, CPU)["z"] for name, bundle in received.items()}
+            assert [z[0].item() for z in values.values()] == [batch, batch]
+            found.hub.reply(step, {name: to_bundle(Kind.EMBEDDING, {"z": 10 * z}) for name, z in values.items()})
+        assert [future.result(WAIT_S) for future in running] == [[10.0 * batch for batch in range(count)]] * 2
+
+
+def test_replies_wait_for_a_party_that_is_at_work(transport: str) -> None:
+    spec = BundleSpec(Kind.EMBEDDING, spec_for(Kind.EMBEDDING, {"z": torch.zeros(2)}).tensors)
+    with exchange(transport, ["north"], in_flight=3) as found:
+        link = found.link("north")
+        for batch in range(3):
+            link.send(StepKey("train", 0, batch), numbered(batch))
+        for batch in range(3):
+            found.hub.reply(StepKey("train", 0, batch), found.hub.collect(StepKey("train", 0, batch), spec))
+        for batch in range(3):
+            got = soon(link.receive, StepKey("train", 0, batch), spec).result(WAIT_S)
+            assert to_tensors(got, CPU)["z"].tolist() == [batch, batch]
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_a_step_that_is_left_out_is_out_of_order(transport: str, in_flight: int) -> None:
+    with exchange(transport, ["north"], in_flight=in_flight) as found:
+        link = found.link("north")
+        first = soon(lambda: link.swap(FIRST, ACK, NOTHING))
+        found.hub.collect(FIRST, NOTHING)
+        found.hub.reply(FIRST, {"north": ACK})
+        first.result(WAIT_S)
+        link.send(StepKey("train", 0, 2), ACK)
+        with pytest.raises(PeerError) as caught:
+            found.hub.collect(SECOND, NOTHING)
+        assert caught.value.code is Code.STEP_OUT_OF_ORDER
+
+
+def test_an_end_reaches_a_party_with_several_steps_in_flight(transport: str) -> None:
+    with exchange(transport, ["north"], in_flight=3) as found:
+        link = found.link("north")
+        for batch in range(3):
+            link.send(StepKey("train", 0, batch), ACK)
+        found.hub.collect(FIRST, NOTHING)
+        waiting = soon(lambda: link.receive(FIRST, NOTHING))
+        found.hub.end(InterruptedRun("over"))
+        with pytest.raises(InterruptedRun):
+            waiting.result(WAIT_S)

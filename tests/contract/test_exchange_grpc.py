@@ -127,6 +127,42 @@ def test_a_request_that_breaks_goes_on_where_it_broke(
         assert (entry.payload_bytes, entry.messages) == (SIZE, 3)
 
 
+@pytest.mark.parametrize("done", [0, 1, 3])
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.2, 1.5, 2.9])
+def test_several_steps_in_flight_go_on_where_they_broke(share: float, done: int) -> None:
+    """Cut after so many of four bundles' bytes, or in a reply, when ``done`` are answered: all come, and come once."""
+    found = GrpcExchange(["north"], WAIT_S, in_flight=4)
+    steps = [StepKey("train", 0, batch) for batch in range(4)]
+    try:
+        with Proxy(found.address) as proxy:
+            link = found.new_link("north", address=proxy.address)
+            if done == 0:
+                proxy.hold_at(sent=int(share * SIZE))
+            for number, step in enumerate(steps):
+                link.send(step, big(number))
+            if done:  # all bundles have come; a held connection would also hold gRPC's word that there is room
+                wait_until(lambda: found.hub._delivered["north"], lambda frames: frames == 12)
+                proxy.hold_at(received=proxy.received + int(share * SIZE))
+            for step in steps[:done]:
+                values = found.hub.collect(step, BIG)["north"].tensors["w"].data
+                assert bytes(values) == bytes([step.batch]) * SIZE
+                found.hub.reply(step, {"north": big(10 + step.batch)})
+            heard = soon(lambda: [bytes(link.receive(step, BIG).tensors["w"].data) for step in steps])
+            if done == 0 or share < done:
+                proxy.wait_until_held()
+                proxy.cut()
+            proxy.release()
+            for step in steps[done:]:
+                values = found.hub.collect(step, BIG)["north"].tensors["w"].data
+                assert bytes(values) == bytes([step.batch]) * SIZE
+                found.hub.reply(step, {"north": big(10 + step.batch)})
+            assert heard.result(WAIT_S) == [bytes([10 + step.batch]) * SIZE for step in steps]
+        (entry,) = [each for each in found.ledger.entries() if (each.kind, each.direction) == ("weights", "received")]
+        assert (entry.payload_bytes, entry.messages) == (4 * SIZE, 12)
+    finally:
+        found.close()
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_reply_that_breaks_is_given_again(goes_on: bool, found: GrpcExchange) -> None:
     """Also where the active party never collects again: after the last step of a run, say."""

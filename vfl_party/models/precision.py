@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Precision = Literal["float32", "bfloat16"]
 
 
-def forward(model: Callable[..., Tensor], *inputs: Tensor, precision: Precision) -> Tensor:
+def forward(model: nn.Module, *inputs: Tensor, precision: Precision) -> Tensor:
     """Returns the model's output, always in float32: the loss and the wire need that.
 
     ``bfloat16``: torch's autocast chooses the matrix products and convolutions that it is safe for, forward and

@@ -71,7 +71,8 @@ class Batches:
         """Returns the batches of a round in order, each cut into ``micro_batches`` parts, the larger ones first."""
         found, first = [], 0
         for rows, last in self.of(round_):
-            parts = np.array_split(rows, self._pieces(len(rows)))
+            pieces = self._pieces(len(rows))
+            parts = np.array_split(rows, pieces) if pieces > 1 else [rows]
             found.append(Batch(rows, parts, first, last))
             first += len(parts)
         return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.exchange import Asking
 from vfl_party.methods.splitnn.batches import Batch
@@ -22,24 +25,46 @@ class Copies:
     """Copies of an encoder's parameters, one for each batch under way: an update changes the parameters in place."""
 
     def __init__(self, encoder: nn.Module, count: int) -> None:
-        self._params = dict(encoder.named_parameters())
+        self._own: list[Tensor] = list(encoder.parameters())
+        place = {id(each): n for n, each in enumerate(self._own)}
+        self._slots = [
+            (module._parameters, name, place[id(each)])
+            for module in encoder.modules()
+            for name, each in module._parameters.items()
+            if each is not None
+        ]
         self._free = deque(
-            {name: each.detach().clone().requires_grad_(each.requires_grad) for name, each in self._params.items()}
-            for _ in range(count)
+            [each.detach().clone().requires_grad_(each.requires_grad) for each in self._own] for _ in range(count)
         )
 
-    @torch.no_grad()
-    def take(self) -> dict[str, Tensor]:
+    def take(self) -> list[Tensor]:
         """Returns a copy of the parameters as they are now; it is overwritten when ``count`` others were taken."""
         found = self._free[0]
         self._free.rotate(-1)
-        torch._foreach_copy_(list(found.values()), list(self._params.values()))
+        with torch.no_grad():
+            torch._foreach_copy_(found, self._own)
         return found
 
-    def move_gradient(self, of: dict[str, Tensor]) -> None:
-        """Gives the parameters the gradient of the copy ``of`` them."""
-        for name, each in of.items():
-            self._params[name].grad, each.grad = each.grad, None
+    @contextmanager
+    def used(self, weights: list[Tensor]) -> Iterator[None]:
+        """Puts a copy in the place of the encoder's parameters. ``functional_call`` takes ten times as long."""
+        self._put(weights)
+        try:
+            yield
+        finally:
+            self._put(self._own)
+
+    def _put(self, weights: Sequence[Tensor]) -> None:
+        for parameters, name, n in self._slots:
+            parameters[name] = weights[n]  # type: ignore[assignment]
+
+    def move_gradient(self, weights: list[Tensor]) -> None:
+        """Gives the parameters the gradient of a copy. Raises InputError if they have one: it was not used."""
+        for own, copy in zip(self._own, weights, strict=True):
+            if own.grad is not None:
+                text = "in_flight: the encoder uses parameters that it does not keep as a module's own"
+                raise InputError(Code.MODEL_INVALID, f"{text}; set in_flight = 1, or correct the encoder")
+            own.grad, copy.grad = copy.grad, None
 
 
 @dataclass(frozen=True)
@@ -48,7 +73,7 @@ class _Sent:
 
     batch: Batch
     z: list[Tensor]
-    weights: dict[str, Tensor] | None
+    weights: list[Tensor] | None
 
 
 class Pipe:
@@ -87,11 +112,14 @@ class Pipe:
     def _send(self, round_: int, batch: Batch) -> _Sent:
         """Sends a batch's embeddings, each part as soon as it is computed."""
         party, features = self._party, self._party.need_features()
-        weights = self._copies.take() if self._copies is not None else None
+        copies, weights = self._copies, None
+        if copies is not None:
+            weights = copies.take()
         sent = _Sent(batch, [], weights)
         for number, rows in enumerate(batch.parts, batch.first):
             inputs = features.inputs(rows)
-            z_BD = party.encode(*inputs) if weights is None else party.encode(*inputs, weights=weights)
+            with copies.used(weights) if copies is not None and weights is not None else nullcontext():
+                z_BD = party.encode(*inputs)
             self._embedding.send(StepKey(self._name, round_, number), {"z": z_BD})
             sent.z.append(z_BD)
         return sent

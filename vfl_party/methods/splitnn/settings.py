@@ -88,5 +88,7 @@ class SplitNNSettings(TrainingSettings):
         if self.late_policy != "wait" and not self.plain:
             text = 'in_flight, micro_batches, local_updates and cache need late_policy = "wait"'
             raise ValueError(f"{text}; remove them, or the policy")
+        if self.micro_batches > 1 and self.iso:
+            raise ValueError("iso is noise for whole batches; set micro_batches = 1, or remove iso")
         if self.cache is not None and self.local_updates > 1:
             raise ValueError("give local_updates or cache, not both: both are updates between two exchanges")
