@@ -35,7 +35,8 @@ class OwnTraining:
             text = f"recipe: phases: {phase}: micro_batches: {party.name} has batch normalisation, whose statistics are"
             text = f"{text} of a whole batch; set micro_batches = 1, or take an encoder without it"
             raise InputError(Code.CONFIG_INVALID, text)
-        if settings.under_way > 1 and party.role == "passive" and not party.encodes_here:
+        several = party.features is not None and not party.encodes_here
+        if settings.under_way > 1 and party.role == "passive" and several:
             text = f"recipe: phases: {phase}: in_flight and micro_batches: {party.name} has several processes, which"
             text = f"{text} work on one batch at a time; start one process, or set both to 1"
             raise InputError(Code.CONFIG_INVALID, text)
