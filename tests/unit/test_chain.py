@@ -25,6 +25,7 @@ from vfl_party.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
 from vfl_party.exchange import Answering
 from vfl_party.filter import Filter, Tensors
 from vfl_party.methods import build_phases
+from vfl_party.pace import Clock
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.rows import divide_rows
 
@@ -85,7 +86,7 @@ class Replies:
 def test_the_same_tensor_for_two_parties_is_one_bundle_unless_it_changes_on_its_way_out(noisy: bool) -> None:
     hub, x, other = Replies(), torch.ones(3, 8), torch.zeros(3, 8)
     swap = SWAP if noisy else Exchange("embedding", UP, Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}))
-    ways = SimpleNamespace(link=None, hub=hub, server=None)
+    ways = SimpleNamespace(link=None, hub=hub, server=None, clock=Clock())
     answering = Answering(swap, "splitnn", chains("active", swap), ways, torch.device("cpu"), {})
     answering.reply(StepKey("splitnn", 0, 0), {"p1": {"dz": x}, "p2": {"dz": x}, "p3": {"dz": other}})
     assert (hub.last["p1"] is hub.last["p2"]) == (not noisy)

@@ -24,6 +24,7 @@ from vfl_party.declared import Exchange, Sent, f32, i64, u8
 from vfl_party.exchange import Answering, Asking, to_bundle, to_tensors
 from vfl_party.filter import Filter, Passage, Tensors
 from vfl_party.methods import build_phases
+from vfl_party.pace import Clock
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.rows import divide_rows
 
@@ -216,7 +217,9 @@ def test_a_gradient_for_all_is_written_once() -> None:
     hub, given = SimpleNamespace(), recipe(BITS)
     hub.reply = lambda _step, replies: setattr(hub, "last", replies)
     found = chains(given, role="active")
-    answering = Answering(SWAP, "splitnn", found, SimpleNamespace(link=None, hub=hub, server=None), CPU, {})
+    answering = Answering(
+        SWAP, "splitnn", found, SimpleNamespace(link=None, hub=hub, server=None, clock=Clock()), CPU, {}
+    )
     one, other = torch.randn(3, 9), torch.randn(3, 9)
     answering.reply(STEP, {"p1": {"dz": one}, "p2": {"dz": one}, "p3": {"dz": other}})
     assert hub.last["p1"] is hub.last["p2"]
@@ -295,7 +298,7 @@ def arriving(codec: dict[str, Any], **changed: Any) -> dict[str, torch.Tensor]:
     hub = SimpleNamespace(
         collect=lambda _step, _spec, arrived, *_: arrived("p1", to_bundle(Kind.EMBEDDING, sent)) or ["p1"]
     )
-    ways = SimpleNamespace(link=None, hub=hub, server=None)
+    ways = SimpleNamespace(link=None, hub=hub, server=None, clock=Clock())
     active = Answering(SCORES, "splitnn", chains(given, SCORES, role="active"), ways, CPU, {"width": 9})
     return active.collect(STEP, rows=4)["p1"]
 
@@ -332,7 +335,9 @@ def test_a_reply_is_checked_as_well() -> None:
     sent = dict(chains(given, role="active").down.apply(dz, Passage(STEP, "p0", "p1")))
     sent["dz.scale"] = -sent["dz.scale"]
     link = SimpleNamespace(receive=lambda _step, _spec: to_bundle(Kind.GRADIENT, sent))
-    asking = Asking(SWAP, "splitnn", chains(given), SimpleNamespace(link=link, server=None, hub=None), "p0", CPU, {})
+    asking = Asking(
+        SWAP, "splitnn", chains(given), SimpleNamespace(link=link, server=None, hub=None, clock=Clock()), "p0", CPU, {}
+    )
     with pytest.raises(PeerError, match="tensor 'dz' of p0 at phase splitnn, round 2, batch 5 has a step below zero"):
         asking.receive(STEP, rows=4, width=9)
     assert spec.payload_bytes == 144
