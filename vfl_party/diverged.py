@@ -11,6 +11,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.context import Party
 from vfl_party.exchange import nonfinite
 
+_DO = "; take a lower learning rate"
 HUGE = 1e18  # the square of a larger number is near the end of float32
 
 
@@ -44,9 +45,9 @@ def check_sums(
         for key, tensor in tensors.items():
             if tensor.detach().abs().max().item() > HUGE:
                 text = f"tensor {key!r} of {name} at {step} holds numbers beyond {HUGE:g}, too large to compute with"
-                raise PeerError(Code.NON_FINITE, f"{text}; its training diverged", party=name)
+                raise PeerError(Code.NON_FINITE, f"{text}; its training diverged{_DO}", party=name)
     raise _diverged(f"the loss of {party.name} at {step}, or its gradient, is NaN or infinite")
 
 
 def _diverged(what: str) -> InputError:
-    return InputError(Code.NON_FINITE, f"{what}: its training diverged; take a lower learning rate")
+    return InputError(Code.NON_FINITE, f"{what}: its training diverged{_DO}")

@@ -88,10 +88,13 @@ def attack(
     trained = load_trained(run, party)
     if trained.recipe.rows.align == "none" and "scale" not in data.model_fields_set:
         data = data.model_copy(update={"scale": "minmax"})  # as all but few have it; a bare source says nothing
+    place = trained.recipe.party(party)
+    if place is not None and not place.features:
+        raise _no_images(party)
     prepared = _rows_of(trained, party, data)
     preprocessor, features = prepared.preprocessor, prepared.features
     if preprocessor is None or features is None or preprocessor.image_shape is None:
-        raise InputError(Code.DATA_INVALID, f"{party}: its rows are no images; the attack is on those of images")
+        raise _no_images(party)
     make = MakeEncoder(trained.recipe, party, trained.encoder, preprocessor.spec)
     models = build_models(trained.recipe, party, make)
     load_models(models, trained.state)
@@ -124,6 +127,10 @@ def attack(
         "ssim_window": window(*private.image[1:]),
     }
     return Report(about, invert(theirs, private, settings, device=device, progress=progress))
+
+
+def _no_images(party: str) -> InputError:
+    return InputError(Code.DATA_INVALID, f"{party}: its rows are no images; the attack is on those of images")
 
 
 def _rows_of(trained: TrainedRun, party: str, data: DataSettings) -> Prepared:
