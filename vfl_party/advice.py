@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from vfl_common.config.data import DataSettings
+
+log = logging.getLogger(__name__)
 
 LEAST_ROWS = 50  # for training
 LEAST_OF_A_CLASS = 10
@@ -29,3 +34,10 @@ def few_rows(rows: int, classes: int) -> str:
         return ""
     why = f"fewer than {least:,} ({LEAST_ROWS}, or {LEAST_OF_A_CLASS} for each class) teach a model little"
     return f"{rows:,} training rows: {why}, and its metrics depend on chance"
+
+
+def advise(show: Callable[..., None], text: str) -> None:
+    """Puts a note into the log, and shows it to the person in front of the party; nothing if it is ''."""
+    if text:
+        log.warning("%s", text, extra={"event": "advice"})
+        show("advice", said=text)

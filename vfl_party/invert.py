@@ -41,8 +41,13 @@ from vfl_party.rows import Prepared
 from vfl_party.seeds import Rows, derive_seed, permutation
 
 _AT_ONCE = 256  # images that the bottom sees at once
+_OUTSIDE = 0.25  # how far beyond 0 to 1 pixels may be, scaled by the range of the party's
 _SAY_S = 10.0  # between lines of progress, if there is no terminal
 _PIPE_WIDTH = 120  # if there is no terminal
+_FAILED = (
+    "The attack failed: the mean image is nearer than the reconstructions are. That does not show that the images are "
+    "private: the decoder may not be trained enough. Give more --epochs, or more auxiliary images."
+)
 _BETTER = "A larger mean squared error is better privacy. The mean image is what an attacker has without latents."
 
 
@@ -57,7 +62,7 @@ class Report:
         """Returns all but the images."""
         inverted = self.inverted
         measured = {"reconstruction": asdict(inverted.found), "mean_image": asdict(inverted.baseline)}
-        return self.about | measured | {"trained_mse": inverted.trained_mse}
+        return self.about | measured | {"trained_mse": inverted.trained_mse, "failed": inverted.failed}
 
 
 def attack(
@@ -83,10 +88,13 @@ def attack(
     trained = load_trained(run, party)
     if trained.recipe.rows.align == "none" and "scale" not in data.model_fields_set:
         data = data.model_copy(update={"scale": "minmax"})  # as all but few have it; a bare source says nothing
+    place = trained.recipe.party(party)
+    if place is not None and not place.features:
+        raise _no_images(party)
     prepared = _rows_of(trained, party, data)
     preprocessor, features = prepared.preprocessor, prepared.features
     if preprocessor is None or features is None or preprocessor.image_shape is None:
-        raise InputError(Code.DATA_INVALID, f"{party}: its rows are no images; the attack is on those of images")
+        raise _no_images(party)
     make = MakeEncoder(trained.recipe, party, trained.encoder, preprocessor.spec)
     models = build_models(trained.recipe, party, make)
     load_models(models, trained.state)
@@ -97,11 +105,13 @@ def attack(
         if z.dim() not in (2, 4):
             text = f"{party}: its encoder gives {list(z.shape[1:])} a row; the attack is on latents [C, H, W] or [D]"
             raise InputError(Code.MODEL_INVALID, text)
-        return Pairs(z, torch.from_numpy(_pixels(table, rows)))
+        return Pairs(z, torch.from_numpy(_pixels(table, rows, features if scaled else None)))
 
     local = prepared.splits["local"]
     local = local[local < len(prepared.table)]  # rows after them are of data.unaligned
-    private = pairs(prepared.table, features, _some(local, PRIVATE_IMAGES, settings.seed, "private"))
+    chosen = _some(local, PRIVATE_IMAGES, settings.seed, "private")
+    scaled = data.scale == "minmax" and not _is_unit(prepared.table, chosen)
+    private = pairs(prepared.table, features, chosen)
     known, left_out = _auxiliary(auxiliary, preprocessor, prepared.table, settings.seed)
     theirs = pairs(known, preprocessor.transform(known), np.arange(len(known), dtype=np.int64))
     about = {
@@ -117,6 +127,10 @@ def attack(
         "ssim_window": window(*private.image[1:]),
     }
     return Report(about, invert(theirs, private, settings, device=device, progress=progress))
+
+
+def _no_images(party: str) -> InputError:
+    return InputError(Code.DATA_INVALID, f"{party}: its rows are no images; the attack is on those of images")
 
 
 def _rows_of(trained: TrainedRun, party: str, data: DataSettings) -> Prepared:
@@ -156,12 +170,27 @@ def _some(rows: Rows, most: int, seed: int, name: str) -> Rows:
     return np.sort(rows[permutation(derive_seed(seed, name), len(rows))[:most]])
 
 
-def _pixels(table: Table, rows: Rows) -> npt.NDArray[np.float32]:
-    """Returns images [N, C, H, W]. Raises InputError if they cannot be compared with what a decoder makes."""
+def _is_unit(table: Table, rows: Rows) -> bool:
+    """Whether no pixel of the rows is below 0 or above 1."""
+    images = table.images_NCHW[rows] if table.images_NCHW is not None else np.empty(0)
+    return not bool(((images < 0.0) | (images > 1.0)).any())
+
+
+def _pixels(table: Table, rows: Rows, scaled: Features | None) -> npt.NDArray[np.float32]:
+    """Returns images [N, C, H, W]. Raises InputError if they cannot be compared with what a decoder makes.
+
+    ``scaled``: the bottom's inputs, if these are compared: the party's pixels have another scale.
+    """
     assert table.images_NCHW is not None  # noqa: S101 - the callers have looked
     source, images = table.source, np.ascontiguousarray(table.images_NCHW[rows])
     if min(images.shape[2:]) < 2:
         raise InputError(Code.DATA_INVALID, f"{source}: images of {_by(images.shape[1:])} are too small to be compared")
+    if scaled is not None and not bool(np.isnan(images).any()):
+        images = np.ascontiguousarray(scaled.inputs(rows)[0].numpy())
+        if _is_unit(table, rows) or images.min() < -_OUTSIDE or images.max() > 1.0 + _OUTSIDE:
+            text = f"{source}: its pixels have another scale than the party's"
+            raise InputError(Code.DATA_INVALID, f"{text}; give them in the numbers that the party's images have")
+        return images.clip(0.0, 1.0)
     if not bool(((images >= 0.0) & (images <= 1.0)).all()):  # a missing pixel is neither
         text = f"{source}: some pixels are missing, or not from 0 to 1"
         raise InputError(Code.DATA_INVALID, f"{text}; give bytes (0 to 255), or numbers from 0 to 1")
@@ -228,6 +257,8 @@ def show(report: Report, console: Console) -> None:
     console.print(lines)
     left = about["auxiliary"]["left_out"]
     own = f"\n{left:,} auxiliary images were left out: they are the party's own." if left else ""
+    if inverted.failed:
+        console.print(f"\n{_FAILED}", style="yellow")
     console.print(f"\n{_BETTER}{own}", style="dim")
 
 

@@ -149,6 +149,9 @@ def prepare(
     ``unaligned``: rows that not all parties have; they come after those of ``table``, in the split ``local``.
     ``division``: the active party's, see ``division_of``; None: drawn here.
     """
+    if recipe.rows.align == "none" and unaligned:
+        text = 'data.unaligned names rows that other parties lack, and with rows.align = "none" all rows are such'
+        raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; add them to data.source, and remove it")
     place = recipe.party(name)
     splits = divided(division) if division is not None else divide_rows(recipe, len(table.ids))
     preprocessor = features = labels = targets = None

@@ -77,7 +77,7 @@ MOCO: dict[str, Any] = {
     "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine"},
     "augment": {"crop_scale": [0.5, 1.0], "flip": 0.0, "jitter": 0.0, "grayscale": 0.0},
 }
-PROBE: dict[str, Any] = {"kind": "probe", "epochs": 5, "neighbours": 10}
+PROBE: dict[str, Any] = {"kind": "probe", "epochs": 5, "least_steps": 1, "neighbours": 10}
 
 
 def own_rows_recipe(

@@ -21,19 +21,25 @@ from tests.integration.test_exact import largest_deviation
 from tests.integration.test_in_process import in_process, parameters
 from tests.integration.test_ssl_phases import check_kill
 from vfl.library.model import Model
+from vfl_common.bundle import StepKey
 from vfl_common.config.data import DataSettings
+from vfl_common.config.models import MlpSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InputError
+from vfl_common.errors import InputError, PeerError
 from vfl_party.context import Hooks
 from vfl_party.data import load_table
 from vfl_party.forecast.count import Outlook, forecast, outlook_of
 from vfl_party.forecast.result import against
+from vfl_party.methods.mocosfl.active import ActiveMocoSFL
+from vfl_party.methods.mocosfl.check import check_phase
+from vfl_party.methods.mocosfl.course import Course
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.models import seeded
 from vfl_party.models.halves import Halves, Tail
 from vfl_party.party import Assembled
 from vfl_party.prediction import load_joint
 from vfl_party.seeds import batches, derive_seed, split_rows
-from vfl_party.trial import try_parties
+from vfl_party.trial import try_parties, try_party
 
 TOLERANCE = 1e-5  # absolute, float32, on the CPU, after three rounds
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -137,6 +143,15 @@ ALIGNED = {"rows": {"validation": 0.1, "test": 0.1}}
         ({}, {"averages_per_epoch": 7}, "averages_per_epoch = 7, but an epoch has 6 steps"),
         ({"model": {"embedding_size": 9, "encoder": {"kind": "cnn", "channels": [4, 8]}}}, {}, "gives 8 features"),
         ({"model": {"embedding_size": 8}}, {}, "an encoder of kind 'mlp' cannot be cut in two"),
+        (
+            {"model": {"embedding_size": 1, "encoder": {"kind": "cnn", "channels": [1, 1]}}},
+            {"image": [1, 1, 1]},
+            "image = [1, 1, 1] is too small for this network",
+        ),
+        ({}, {"image": [4096, 4096, 4096]}, "image has more than 67,108,864 numbers; correct it"),
+        ({}, {"queue": 100_000_000_000}, "queue"),
+        ({}, {"queue": 10_000_000, "width": 16_384}, "are more than 64 GiB; take fewer, or narrower ones"),
+        ({}, {"bottleneck": {"channels": 1_000_000}}, "bottleneck.channels"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(
@@ -147,6 +162,140 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     with pytest.raises(InputError, match=re.escape(words)):
         in_process(tmp_path / "run", tables, data)
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").glob("*/checkpoints/*"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("width", 16, "width = 12, and this phase width = 16; make them equal"),
+        ("bottleneck", {"channels": 2}, "no bottleneck, and this phase bottleneck = C2S2; make them equal"),
+        ("image", [1, 16, 16], "image = (1, 8, 8), and this phase image = (1, 16, 16); make them equal"),
+    ],
+)
+def test_all_phases_train_one_network(key: str, value: Any, words: str, tmp_path: Path) -> None:
+    tables = cases.own_rows_recipe(2, then=(cases.MOCO | {"name": "again", key: value},))
+    with pytest.raises(InputError, match=re.escape(f"recipe: phases: again: phase mocosfl has {words}")):
+        in_process(tmp_path / "run", tables, cases.own_rows(2))
+    start = {"run": "before", "phases": [cases.MOCO]}
+    made = Recipe.model_validate(cases.own_rows_recipe(2, **{key: value}) | {"start": start})
+    settings = MocoSFLSettings.model_validate(made.phases[0].settings)
+    with pytest.raises(InputError, match=re.escape(f"recipe: phases: mocosfl: start.phases has {words}")):
+        check_phase(made, "mocosfl", settings)
+
+
+def test_a_party_has_no_encoder_of_its_own(tmp_path: Path) -> None:
+    tables = cases.own_rows_recipe(2)
+    tables["parties"][1]["encoder"] = {"kind": "mlp"}
+    words = "mocosfl averages the bottoms, so all parties have the same network; remove it"
+    with pytest.raises(InputError, match=re.escape(words)):
+        in_process(tmp_path / "run", tables, cases.own_rows(2))
+    made = Recipe.model_validate(cases.own_rows_recipe(2))
+    own = MlpSettings()
+    with pytest.raises(InputError, match=re.escape(f"party p1: encoder: {words}")):
+        try_party(made, "p1", DataSettings(**cases.own_rows(2)["p1"]), own)
+
+
+def test_rows_of_another_file_are_refused(tmp_path: Path) -> None:
+    data = cases.own_rows(2)
+    data["p1"]["unaligned"] = "sklearn:digits"
+    with pytest.raises(InputError, match=r'with rows\.align = "none" all rows are such; add them to data\.source'):
+        in_process(tmp_path / "run", cases.own_rows_recipe(2), data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"frozen": True}, "frozen = true leaves the bottom as it is, and p0 is alone"),
+        ({"averages_per_epoch": 1}, "averages_per_epoch is for several parties, and p0 is alone; remove it"),
+        ({"then": ({"kind": "splitnn", "epochs": 1},)}, "'mocosfl' leaves a network cut in two"),
+    ],
+)
+def test_what_means_nothing_to_a_party_that_is_alone(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        alone_with(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("scale", [None, "standard"])
+def test_resistance_needs_pixels_from_0_to_1(scale: str | None, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r'pixels from 0 to 1, and those of p0 are others; set data.scale = "minmax"'):
+        alone_with(tmp_path, **RESIST, scale=scale)
+
+
+def test_only_the_first_phase_hands_out(tmp_path: Path) -> None:
+    """A second phase goes on with the bottoms of the first, as if they had come from an earlier run."""
+    alone = cases.own_rows_recipe(0) | {"parties": [{"name": "p0", "role": "active"}], "rows": {}}
+    own = {"p0": {"source": "sklearn:digits", "limit": 60, "scale": "minmax", "label": "target"}}
+    in_process(tmp_path / "before", alone, own)
+    start = {"run": "before", "held_by": "active", "phases": alone["phases"]}
+    frozen = cases.MOCO | {"name": "again", "frozen": True, "epochs": 1}
+    one, two = (cases.own_rows_recipe(2, epochs=1, then=then) | {"start": start} for then in ((), (frozen,)))
+    in_process(tmp_path / "one", one, cases.own_rows(2))
+    summary = in_process(tmp_path / "two", two, cases.own_rows(2))
+    for name in ("p1", "p2"):
+        got, want = (of_model(parameters(tmp_path / run / name), "encoder") for run in ("two", "one"))
+        assert all(torch.equal(got[key], want[key]) for key in want)
+    probe = one | {"phases": [cases.PROBE, cases.MOCO]}
+    with pytest.raises(InputError, match=r'hands the bottom out in a phase of kind "mocosfl", and none comes before'):
+        in_process(tmp_path / "early", probe, cases.own_rows(2))
+    sent = [each for each in summary.bytes.by_link if each.phase == "again" and each.sender == "p0"]
+    assert sum(each.payload_bytes for each in sent) == 0
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_numbers_too_large_are_told_by_whose_they_are(huge: bool, tmp_path: Path) -> None:
+    """A gradient that is not finite does not leave: without the check, the others would blame the active party."""
+    made = Recipe.model_validate(cases.own_rows_recipe(2) | {"simulate": {"parties": cases.own_rows(2)}})
+    active = try_parties(made, tmp_path)["p0"]
+    phase = active.phases[0]
+    assert isinstance(phase, ActiveMocoSFL)
+    z = {name: {key: torch.rand(8, 4, 4, 4) for key in ("q", "k")} for name in ("p1", "p2")}
+    if huge:
+        z["p2"]["q"] *= 3e38
+    else:
+        with torch.no_grad():
+            for each in active.party.models["tail"].parameters():
+                each.mul_(math.inf)
+    answers = Answers(z)
+    phase._latents = answers  # type: ignore[assignment]
+    expected, words = (PeerError, "tensor 'q' of p2 at") if huge else (InputError, "the loss of p0 at")
+    with pytest.raises(expected, match=words) as caught:
+        phase._step(StepKey("mocosfl", 0, 0))
+    assert "its training diverged" in str(caught.value)
+    assert not answers.replied
+
+
+class Answers:
+    """Stands in for the exchange of a step."""
+
+    def __init__(self, received: dict[str, dict[str, Tensor]]) -> None:
+        self._received, self.replied = received, False
+
+    def collect(self, _step: StepKey) -> dict[str, dict[str, Tensor]]:
+        return self._received
+
+    def reply(self, _step: StepKey, _tensors: Any) -> None:
+        self.replied = True
+
+
+def test_a_party_whose_bottom_diverged_says_so_itself(tmp_path: Path) -> None:
+    made = Recipe.model_validate(cases.own_rows_recipe(2) | {"simulate": {"parties": cases.own_rows(2)}})
+    passive = try_parties(made, tmp_path)["p1"]
+    with torch.no_grad():
+        for each in passive.party.models["encoder"].parameters():
+            each.fill_(math.nan)
+    with pytest.raises(InputError, match=r"q of p1 at .* hold NaN or infinity: its training diverged; take a lower"):
+        passive.phases[0].run_round(0)
+
+
+def test_an_epoch_that_is_far_longer_than_a_party_s_rows_is_worth_a_word() -> None:
+    settings = MocoSFLSettings(batch_size=8)
+    held = {"p1": {"local": 10}, "p2": {"local": 1009}}
+    course = Course("mocosfl", settings, held, False, True)
+    assert course.longer("p1") == (
+        "phase mocosfl: an epoch goes 100 times over the rows of p1, because p2 says that it has 1,009 for training; "
+        "ask p2 if that is right"
+    )
+    assert course.longer("p2") == ""
 
 
 def test_images_are_scaled_alike_at_all_parties(tmp_path: Path) -> None:
@@ -263,9 +412,9 @@ def test_momentum_contrast_of_a_party_that_is_alone(tmp_path: Path) -> None:
 RESIST: dict[str, Any] = {"resist": {"weight": 5.0, "ssim": 0.0}, "batch_size": 16}
 
 
-def alone_with(tmp_path: Path, **settings: Any) -> Assembled:
+def alone_with(tmp_path: Path, scale: str | None = "minmax", **settings: Any) -> Assembled:
     tables = cases.own_rows_recipe(0, **settings) | {"parties": [{"name": "p0", "role": "active"}], "rows": {}}
-    own = {"source": "sklearn:digits", "limit": 60, "scale": "minmax", "label": "target"}
+    own = {"source": "sklearn:digits", "limit": 60, "label": "target"} | ({"scale": scale} if scale else {})
     made = Recipe.model_validate(tables | {"simulate": {"parties": {"p0": own}}})
     found = try_parties(made, tmp_path)["p0"]
     found.connect(None, Hooks())

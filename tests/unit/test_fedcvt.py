@@ -17,9 +17,10 @@ from tests.harness import cases
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import TaskSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InputError
+from vfl_common.errors import InputError, PeerError
 from vfl_party.context import Party
 from vfl_party.forecast.count import forecast, outlook_of
+from vfl_party.methods.fedcvt.active import ActiveFedCVT
 from vfl_party.methods.fedcvt.batches import Batches, Step, own_rows
 from vfl_party.methods.fedcvt.losses import View, agreed, attend, distance, estimate, overlap
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
@@ -178,7 +179,19 @@ def test_pseudo_labels_begin_after_the_warm_up(warmup: float, begins: int) -> No
         (tables() | {"task": {"kind": "regression"}}, "a regression has no classes"),
         (tables(unlabelled_batch_size=19), "unlabelled_batch_size = 19 is more than the 18 aligned"),
         (tables(own_batch_size=33), "own_batch_size = 33 is more than the 32 training rows that only p0 has"),
-        (tables(rows={"aligned": 1.0, "labelled": 30}), 'than the 0 training rows .* or own_rows = "passive"'),
+        (
+            tables(rows={"aligned": 1.0, "labelled": 30}),
+            r'the 0 training rows .*; take 0 \(none take part\), or own_rows = "passive" if that party has more',
+        ),
+        (
+            tables(
+                model={"encoder": {"kind": "mlp", "batch_norm": True}},
+                batch_size=1,
+                unlabelled_batch_size=0,
+                own_batch_size=0,
+            ),
+            "party p0: batch normalisation needs batches of at least two rows; give more rows, a larger batch_size",
+        ),
         (tables(epochs=None), "give either epochs or steps"),
         (tables(threshold=1.0), "threshold: must be less than 1"),
         (tables(lambdas={"shared": -1.0}), "lambdas.shared: must be greater than or equal to 0"),
@@ -213,6 +226,53 @@ def test_with_psi_own_rows_are_counted_when_they_are_known() -> None:
     made = party(tables(rows={"align": "psi", "labelled": 30}))
     (phase,) = made.phases
     with pytest.raises(InputError, match="own_batch_size = 10 is more than the 0 training rows that only p0 has"):
+        phase.run_round(0)
+
+
+class Answers:
+    """Stands in for the exchange of a step; keeps what is sent."""
+
+    def __init__(self, received: dict[str, dict[str, Tensor]], exchange: Any = None) -> None:
+        self._received, self.exchange, self.sent = received, exchange, 0
+
+    def collect(self, _step: Any, **_sizes: int) -> dict[str, dict[str, Tensor]]:
+        return self._received
+
+    def reply(self, _step: Any, _tensors: Any) -> None:
+        self.sent += 1
+
+    send = reply
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_a_gradient_that_is_not_finite_does_not_leave(huge: bool) -> None:
+    """Without the check, the passive party would blame the active one."""
+    made = party(tables())
+    (phase,) = made.phases
+    assert isinstance(phase, ActiveFedCVT)
+    theirs = {"aligned": torch.rand(24, 8), "own": torch.rand(10, 8)}
+    if huge:
+        theirs["own"] = theirs["own"] * 3e38
+    else:
+        with torch.no_grad():
+            for each in made.party.models["top"].parameters():
+                each.fill_(torch.inf)
+    answers = Answers({"p1": theirs})
+    phase._representations = answers  # type: ignore[assignment]
+    expected, words = (PeerError, "tensor 'own' of p1 at") if huge else (InputError, "the loss of p0 at")
+    with pytest.raises(expected, match=words) as raised:
+        phase.run_round(0)
+    assert "its training diverged" in str(raised.value)
+    assert answers.sent == 0
+
+
+def test_a_passive_party_that_diverged_says_so_itself() -> None:
+    made = party(tables(), "p1")
+    (phase,) = made.phases
+    with torch.no_grad():
+        for each in made.party.models["encoder"].parameters():
+            each.fill_(torch.nan)
+    with pytest.raises(InputError, match=r"representations of p1 at .* hold NaN or infinity: its training diverged"):
         phase.run_round(0)
 
 

@@ -114,7 +114,7 @@ def test_the_active_party_has_labels_alone() -> None:
         Recipe.model_validate(tables)
 
 
-@pytest.mark.parametrize("counts", [[0, 1, 1], [-1, 5, 5], [5, -5, 1], [1 << 50, 0, 0]])
+@pytest.mark.parametrize("counts", [[0, 1, 1], [-1, 5, 5], [5, -5, 1], [1 << 50, 0, 0], [(1 << 31) + 1, 0, 0]])
 def test_a_number_of_rows_that_makes_no_sense(counts: list[int]) -> None:
     with pytest.raises(PeerError) as caught:
         _read("p1", "p2", counts)

@@ -244,7 +244,7 @@ def test_a_partys_bottom_is_attacked(once: Path, tmp_path: Path, capsys: pytest.
     assert "cut = 1 and bottleneck C4S1, latents of 4 x 4 x 4; 360 auxiliary images of sklearn:digits" in shown.out
     assert f"{found['reconstruction']['mse']:.5f}" in shown.out
     assert "120 auxiliary images were left out: they are the party's own." in shown.out
-    assert shown.err == ""
+    assert re.fullmatch(r"(training the decoder: epoch \d of 4, MSE \d\.\d+\n)+", shown.err)
     picture = tmp_path / "found.png"
     with Image.open(picture) as image:
         assert image.width > 4 * image.height > 0
@@ -278,6 +278,55 @@ def test_columns_of_pixels_become_images(once: Path, tmp_path: Path) -> None:
     (tmp_path / "public.toml").write_text('source = "public.csv"\nid = "id"')
     assert tried(once, tmp_path, auxiliary=str(tmp_path / "public.toml")) == 0
     assert json.loads((tmp_path / "found.json").read_text())["auxiliary"]["images"] == 40
+
+
+def test_an_attack_that_failed_says_so(once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A decoder that has learnt nothing does not show that images are private."""
+    np.savez(tmp_path / "few.npz", images=digits(300, 304).numpy())
+    assert tried(once, tmp_path, auxiliary=str(tmp_path / "few.npz")) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["failed"] is (found["reconstruction"]["mse"] > found["mean_image"]["mse"]) is True
+    assert "does not show that the images are private" in " ".join(capsys.readouterr().out.split())
+    assert tried(once, tmp_path, auxiliary=str(once / "some.toml"), epochs="4") == 0
+    assert json.loads((tmp_path / "found.json").read_text())["failed"] is False
+    assert "The attack failed" not in capsys.readouterr().out
+
+
+def test_pixels_on_the_scale_of_a_party_s_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns from 0 to 16, which the party scales from 0 to 1: so are the images that are compared."""
+
+    def table(path: Path, start: int, stop: int, times: float) -> str:
+        pixels = times * digits(start, stop).flatten(1)
+        lines = [",".join(["id", *(f"p{number}" for number in range(64))])]
+        lines += [",".join([str(start + row), *map(str, values)]) for row, values in enumerate(pixels.tolist())]
+        path.write_text("\n".join(lines))
+        return str(path)
+
+    data = {"id": "id", "image_shape": [1, 8, 8], "scale": "minmax"}
+    tables = read_toml(EXAMPLE)
+    tables["parties"] = tables["parties"][:3]
+    tables["phases"] = [tables["phases"][0] | {"epochs": 1, "queue": 64, "width": 16, "batch_size": 10}]
+    parties: dict[str, Any] = {
+        name: data | {"source": table(tmp_path / f"{name}.csv", start, start + 60, 16.0)}
+        for name, start in (("north", 0), ("south", 60))
+    }
+    parties["registry"] = {"source": "sklearn:digits", "label": "target", "columns": []}
+    tables["simulate"] = {"parties": parties}
+    made = Recipe.model_validate(tables)
+    run_in_process(made, divide(made, tmp_path), tmp_path / "run")
+    (tmp_path / "north.toml").write_text('source = "north.csv"\nid = "id"\nimage_shape = [1, 8, 8]\nscale = "minmax"')
+    public = tmp_path / "public.toml"
+    public.write_text('source = "public.csv"\nid = "id"')
+    table(tmp_path / "public.csv", 300, 340, 16.0)
+    assert tried(tmp_path, tmp_path, auxiliary=str(public)) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["mean_image"]["mse"] < 0.2
+    with Image.open(tmp_path / "found.png") as image:
+        assert np.ptp(np.asarray(image.convert("L"))) > 200
+    table(tmp_path / "public.csv", 300, 340, 1.0)
+    capsys.readouterr()
+    assert tried(tmp_path, tmp_path, auxiliary=str(public)) == 2
+    assert "its pixels have another scale than the party's; give them in the numbers" in capsys.readouterr().err
 
 
 def test_rows_and_images_are_the_same_each_time(once: Path) -> None:

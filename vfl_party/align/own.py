@@ -20,7 +20,7 @@ from vfl_party.policies import Policy
 from vfl_party.rows import CODES, divide_rows, divided, division_of
 
 CPU = torch.device("cpu")
-MOST_ROWS = 1 << 32  # more are a lie
+MOST_ROWS = 1 << 31  # more are a lie
 SPLITS = ("local", "validation", "test")
 HOLDINGS = Exchange(
     "holdings",
@@ -86,7 +86,7 @@ class OwnRows:
 
 def _read(sender: str, party: str, counts: list[int]) -> Holding:
     """Reads how many rows a party holds. Raises PeerError if that is no number of rows, or leaves none for training."""
-    if not (all(0 <= each < MOST_ROWS for each in counts) and counts[0] > 0):
+    if not (all(0 <= each <= MOST_ROWS for each in counts) and counts[0] > 0):
         raise PeerError(Code.MALFORMED_MESSAGE, f"{sender} says that {party} has {counts} rows", party=sender)
     found: Mapping[str, int] = dict(zip(SPLITS, counts, strict=True))
     return found

@@ -93,6 +93,11 @@ class Inverted:
     baseline: Likeness
     trained_mse: float
 
+    @property
+    def failed(self) -> bool:
+        """Whether the reconstructions are worse than the mean image, so that they show nothing about the latents."""
+        return self.found.mse > self.baseline.mse
+
 
 def invert(
     auxiliary: Pairs,

@@ -178,6 +178,7 @@ def check_together(recipe: Recipe, rows: int) -> None:
 def _check_rows(recipe: Recipe) -> None:
     """Raises InputError if a phase needs rows that the recipe's alignment does not give."""
     own = recipe.rows.align == "none"
+    _check_mixed(recipe)
     for phase in recipe.phases:
         wants = load_method(phase.kind).rows
         if own == (wants == "own") or not recipe.passives:
@@ -189,6 +190,17 @@ def _check_rows(recipe: Recipe) -> None:
             raise InputError(Code.CONFIG_INVALID, f"{where} {text}; {ways}")
         text = "trains on rows of which each party has its own"
         raise InputError(Code.CONFIG_INVALID, f'{where} {text}; set rows.align = "none"')
+
+
+def _check_mixed(recipe: Recipe) -> None:
+    """Raises InputError if phases on a network cut in two and phases on whole encoders follow each other."""
+    kinds = dict[str, str]()  # what the rows are -> the first kind
+    for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
+        kinds.setdefault(load_method(phase.kind).rows, phase.kind)
+    if len(kinds) > 1 and (not recipe.passives or recipe.start is not None):
+        text = f"a phase of kind {kinds['own']!r} leaves a network cut in two, and one of kind {kinds['aligned']!r}"
+        text = f"recipe: phases: {text} needs a whole encoder"
+        raise InputError(Code.CONFIG_INVALID, f'{text}; take "mocosfl" and "probe", or other kinds alone')
 
 
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:

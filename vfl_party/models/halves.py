@@ -152,9 +152,19 @@ class Halves:
     @property
     def latent(self) -> tuple[int, int, int]:
         """C, H and W of what crosses the cut. Raises InputError."""
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.device("meta"), torch.no_grad():  # computes shapes alone
             z = self.bottom()(torch.zeros(1, *self.image))
         return int(z.shape[1]), int(z.shape[2]), int(z.shape[3])
+
+    @property
+    def fits(self) -> bool:
+        """Whether the network can take one such image: a normalisation needs groups of several values."""
+        try:
+            with torch.device("meta"), torch.no_grad():
+                self.tail(1).features(self.bottom()(torch.zeros(1, *self.image)))
+        except (ValueError, RuntimeError):
+            return False
+        return True
 
     def bottom(self) -> nn.Sequential:
         """Builds the bottom: x [B, C, H, W] -> z [B, *latent]. Build inside ``seeded``. Raises InputError."""

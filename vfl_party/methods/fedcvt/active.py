@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
 from vfl_party.context import Party
+from vfl_party.diverged import check_sums
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
 from vfl_party.methods.fedcvt.losses import View
 from vfl_party.methods.fedcvt.objective import TERMS, Objective
@@ -67,6 +68,7 @@ class ActiveFedCVT(Phase):
             found = self._objective(ours, theirs, y_L, pseudo=each.pseudo)
             found.loss.backward()  # type: ignore[no-untyped-call]
             gradients = {f"d_{name}": _gradient(tensor) for name, tensor in received.items()}
+            check_sums(party, step, found.loss, gradients.values(), {passive: received})
             # The passive party proceeds while these models are updated: gradients are of the weights before the update.
             self._representations.reply(step, {passive: gradients})
             training.step(last=each.last)
@@ -79,6 +81,7 @@ class ActiveFedCVT(Phase):
             "terms": dict(zip(TERMS, means, strict=True)),
             "pseudo": {"taken": taken.item(), "offered": offered},
         }
+        training.check(StepKey(self.name, round_, len(steps)))
         self._validate(round_, len(steps), metrics)
         return RoundReport(len(steps), metrics)
 

@@ -80,6 +80,11 @@ class Batches:
         self._warmup = int(self.epochs * settings.warmup)
         self._sizes = [len(rows) for rows in self._epoch(0)]  # the same in every epoch
 
+    @property
+    def least(self) -> int:
+        """The number of aligned rows of the smallest step."""
+        return min(self._sizes) + self._settings.unlabelled_batch_size
+
     def epochs_of(self, round_: int) -> range:
         """Returns the epochs of a round."""
         begin = round_ * self._settings.validate_every
@@ -120,5 +125,6 @@ def too_few(party: Party, phase: str, own: Cycle) -> InputError:
     """Returns the error that this party has fewer rows of its own than a step takes."""
     text = f"recipe: phases: {phase}: own_batch_size = {own.size} is more than the {own.count} training rows that only"
     other = "passive" if party.role == "active" else "active"
-    text = f'{text} {party.name} has; take at most {own.count} (0: none take part), or own_rows = "{other}"'
+    most = f"at most {own.count}" if own.count else "0 (none take part)"
+    text = f'{text} {party.name} has; take {most}, or own_rows = "{other}" if that party has more'
     return InputError(Code.CONFIG_INVALID, text)

@@ -6,6 +6,7 @@ import torch
 
 from vfl_common.bundle import StepKey
 from vfl_party.context import Party
+from vfl_party.diverged import check_own
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import OwnTraining
@@ -32,6 +33,7 @@ class PassiveFedCVT(Phase):
         for batch, each in enumerate(steps):
             step = StepKey(self.name, round_, batch)
             r_BD = party.encode(*features.inputs(each.rows))
+            check_own(party, step, {"representations": r_BD.detach()})
             sent = {"aligned": r_BD[: each.aligned], "own": r_BD[each.aligned :]}
             named = self._representations.exchange.up.tensors
             self._representations.send(step, {name: sent[name] for name in named})
@@ -41,6 +43,7 @@ class PassiveFedCVT(Phase):
             r_BD.backward(dr_BD)  # type: ignore[no-untyped-call]
             training.step(last=each.last)
             tick()
+        training.check(StepKey(self.name, round_, len(steps)))
         send_embeddings(party, self._validation, round_, len(steps), party.rows("validation"))
         return RoundReport(len(steps))
 

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
+from vfl_party.diverged import check_own
 from vfl_party.methods.fedcvt.batches import Batches, Step, own_rows, too_few
 from vfl_party.methods.fedcvt.encoders import TwoNetworks
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
@@ -49,6 +52,10 @@ class OwnTraining:
         self._own = own_rows(party, phase, settings)
         self._heads = nn.ModuleDict(heads or {})
         self._models = nn.ModuleDict({**party.models, **self._heads})
+        norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
+        if norms and self.batches.least + self._own.size < 2:
+            text = f"party {party.name}: batch normalisation needs batches of at least two rows"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
         self._params = list(self._models.parameters())
         self._settings = settings.optimizer
         self._optimizer = build_optimizer(self._settings, self._params)
@@ -72,6 +79,10 @@ class OwnTraining:
         self._optimizer.step()
         if last:
             self._schedule.step()
+
+    def check(self, step: StepKey) -> None:
+        """Raises InputError if this party's weights hold NaN or infinity. ``step``: the one to come."""
+        check_own(self._party, step, dict(self._models.state_dict()))
 
     def state(self) -> dict[str, Any]:
         heads: dict[str, Tensor] = dict(self._heads.state_dict())

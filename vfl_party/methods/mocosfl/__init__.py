@@ -9,10 +9,11 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.context import Party
+from vfl_party.context import MakeEncoder, Party
 from vfl_party.method import Method
 from vfl_party.methods.mocosfl.active import ActiveMocoSFL
 from vfl_party.methods.mocosfl.alone import AloneMocoSFL
+from vfl_party.methods.mocosfl.check import other_encoder
 from vfl_party.methods.mocosfl.course import build_bottom, build_tail, hands_out
 from vfl_party.methods.mocosfl.passive import PassiveMocoSFL
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
@@ -29,11 +30,17 @@ def _upper(settings: MocoSFLSettings, recipe: Recipe) -> dict[str, nn.Module]:
     return found | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
 
 
+def _encoder(settings: MocoSFLSettings, make: MakeEncoder) -> nn.Module:
+    if make.settings != make.recipe.model.encoder:
+        raise other_encoder(f"party {make.party}: encoder")
+    return build_bottom(make.recipe, settings)
+
+
 METHOD = Method(
     MocoSFLSettings,
     _active,
     PassiveMocoSFL,
-    encoder=lambda settings, make: build_bottom(make.recipe, settings),
+    encoder=_encoder,
     upper=_upper,
     rows="own",
     traffic=traffic,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_party.context import Party
+from vfl_party.diverged import check_sums
 from vfl_party.methods.mocosfl.course import Course, averaged, build_bottom, halves_of
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.memory import TrainedTail, zero
@@ -53,6 +54,7 @@ class ActiveMocoSFL(Phase):
         q.requires_grad_(not settings.frozen)
         loss = self._tail.loss(q, k)
         loss.backward()  # type: ignore[no-untyped-call]
+        check_sums(self._party, step, loss, [] if q.grad is None else [q.grad], received)
         # The parties proceed while the tail is updated: every gradient is of the weights before the update.
         if q.grad is None:
             self._latents.acknowledge(step, received)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
+from vfl_party.methods.mocosfl.check import check_phase
 from vfl_party.methods.mocosfl.course import halves_of, momentum_of
 from vfl_party.methods.mocosfl.memory import TrainedTail, zero
 from vfl_party.methods.mocosfl.resist import Resistance
@@ -15,6 +17,9 @@ from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.seeds import derive_seed
 from vfl_party.selfsup.losses import ema_update
 
+_AT_ONCE = 1024  # rows that are looked at together
+_ROUNDING = 1e-4  # of pixels that are scaled
+
 
 class AloneMocoSFL(Phase):
     """One round is an epoch. There is nothing to exchange, and nothing to average."""
@@ -22,6 +27,7 @@ class AloneMocoSFL(Phase):
     alone_from = 0
 
     def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
+        _check_alone(party, name, settings)
         self.name, self.rounds = name, settings.epochs
         self._party, self._settings = party, settings
         self._views = Views(party, name, settings)
@@ -84,3 +90,29 @@ class AloneMocoSFL(Phase):
         self._tail.load_state(tree["tail"])
         if self._resistance is not None:
             self._resistance.load_state(tree["resistance"])
+
+
+def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
+    """Raises InputError if a setting is for several parties, or if images are scaled so that ``resist`` cannot work."""
+    check_phase(party.recipe, phase, settings)
+    where = f"recipe: phases: {phase}"
+    if settings.frozen:
+        text = f"{where}: frozen = true leaves the bottom as it is, and {party.name} is alone"
+        raise InputError(Code.CONFIG_INVALID, f"{text}: nobody else has trained it; remove frozen")
+    if "averages_per_epoch" in settings.model_fields_set:
+        text = f"{where}: averages_per_epoch is for several parties, and {party.name} is alone"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
+    if settings.resist is not None and not _is_unit(party):
+        text = f"{where}: resist compares reconstructions with pixels from 0 to 1, and those of {party.name} are others"
+        raise InputError(Code.CONFIG_INVALID, f'{text}; set data.scale = "minmax"')
+
+
+def _is_unit(party: Party) -> bool:
+    """Whether all pixels that the bottom gets are from 0 to 1."""
+    rows = party.rows("local")
+    rows = rows[rows < len(party.ids)]  # others are of data.unaligned, and scaled as these are
+    for start in range(0, len(rows), _AT_ONCE):
+        low, high = torch.aminmax(party.need_features().inputs(rows[start : start + _AT_ONCE])[0])
+        if low.item() < -_ROUNDING or high.item() > 1.0 + _ROUNDING:
+            return False
+    return True

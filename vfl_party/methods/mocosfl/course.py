@@ -13,10 +13,13 @@ from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
+from vfl_party.methods.mocosfl.check import check_phase, first_phase
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.models.halves import Halves, Tail
 from vfl_party.models.init import seeded
 from vfl_party.seeds import derive_seed
+
+_LONGER = 100  # times: an epoch that is so much longer than a party's own rows is worth a word
 
 
 def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
@@ -25,11 +28,14 @@ def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
     if halves.features != recipe.model.embedding_size:
         text = f"model.embedding_size = {recipe.model.embedding_size}, but the network gives {halves.features} features"
         raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; make them equal")
+    if not halves.fits:
+        text = f"image = {list(settings.image)} is too small for this network"
+        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}; correct it, or take more channels")
     return halves
 
 
 def hands_out(recipe: Recipe) -> bool:
-    """Whether the active party gives the others the bottom that they start with."""
+    """Whether the active party gives the others the bottom that they start with, in the first phase of MocoSFL."""
     return recipe.start is not None and recipe.start.held_by == "active"
 
 
@@ -58,31 +64,19 @@ def momentum_of(module: nn.Module) -> nn.Module:
     return deepcopy(module).requires_grad_(False)
 
 
-def _check_handed_out(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
-    """Raises InputError if, by the recipe's own words, the bottom that is handed out is not that of ``phase``."""
-    for before in recipe.start.phases if recipe.start is not None else ():
-        if before.kind != "mocosfl":
-            continue
-        theirs = MocoSFLSettings.model_validate(before.settings)
-        for key in ("image", "cut", "bottleneck"):
-            was, now = getattr(theirs, key), getattr(settings, key)
-            if was != now:
-                told = [f"{key} = {each}" if each is not None else f"no {key}" for each in (was, now)]
-                text = f"recipe: phases: {phase}: start.phases has {told[0]}, and this phase {told[1]}"
-                raise InputError(Code.CONFIG_INVALID, f"{text}; make them equal: it starts with that bottom")
-
-
 @dataclass(frozen=True)
 class Course:
     """What all parties know of a phase.
 
-    ``holdings``: {party: {split: rows}} of the passive parties.
+    ``holdings``: {party: {split: rows}} of the passive parties. ``hands_out``: the phase begins with the active party's
+    bottom. ``untrained``: nothing has trained the bottoms before.
     """
 
     phase: str
     settings: MocoSFLSettings
     holdings: Mapping[str, Mapping[str, int]]
     hands_out: bool
+    untrained: bool
 
     @classmethod
     def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> Course:
@@ -94,9 +88,10 @@ class Course:
             if rows["local"] < settings.batch_size:
                 text = f"batch_size = {settings.batch_size} is more than the {rows['local']} training rows of {name}"
                 raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take at most {rows['local']}")
-        found = cls(phase, settings, party.holdings, hands_out(party.recipe))
-        if found.hands_out:
-            _check_handed_out(party.recipe, phase, settings)
+        check_phase(party.recipe, phase, settings)
+        first = first_phase(party.recipe) == phase
+        begins = first and hands_out(party.recipe)
+        found = cls(phase, settings, party.holdings, begins, first and party.recipe.start is None)
         if party.holdings and settings.averages_per_epoch > found.steps_per_epoch:
             text = f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has {found.steps_per_epoch} steps"
             raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take fewer")
@@ -111,9 +106,18 @@ class Course:
                 f"queue = {self.settings.queue:,} keys are more than the {rows:,} training rows of all parties, so a "
                 "row's own keys are among its negatives"
             )
-        if self.settings.frozen and not self.hands_out:
+        if self.settings.frozen and self.untrained:
             found.append("frozen bottoms that no [start] gives stay as they are before this phase")
         return "; ".join(found)
+
+    def longer(self, party: str) -> str:
+        """Words that an epoch is far longer than a party's own rows; '' if it is not."""
+        name, most = max(((name, rows["local"]) for name, rows in self.holdings.items()), key=lambda each: each[1])
+        times = most // self.holdings[party]["local"]
+        if times < _LONGER:
+            return ""
+        text = f"an epoch goes {times:,} times over the rows of {party}, because {name} says that it has {most:,}"
+        return f"phase {self.phase}: {text} for training; ask {name} if that is right"
 
     @cached_property
     def steps_per_epoch(self) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from vfl_common.bundle import StepKey
+from vfl_party.advice import advise
 from vfl_party.context import Party
-from vfl_party.methods.mocosfl.course import Course, averaged, halves_of, hands_out, momentum_of
+from vfl_party.diverged import check_own
+from vfl_party.methods.mocosfl.course import Course, averaged, halves_of, momentum_of
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.training import Half
@@ -32,7 +34,7 @@ class PassiveMocoSFL(Phase):
         channels, height, width = halves_of(party.recipe, settings).latent
         self._sizes = {"channels": channels, "height": height, "width": width}
         self._latents = party.asking(name, latents(settings), rows=settings.batch_size, **self._sizes)
-        self._handout = party.asking(name, handout(self._bottom)) if hands_out(party.recipe) else None
+        self._handout = party.asking(name, handout(self._bottom)) if self._course.hands_out else None
         self._bottoms = None if settings.frozen else party.asking(name, bottoms(self._averaged))
 
     def run_round(self, round_: int) -> RoundReport:
@@ -41,11 +43,14 @@ class PassiveMocoSFL(Phase):
             if self._handout is not None:
                 self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
             self._momentum.load_state_dict(self._bottom.state_dict())
+            advise(party.show, self._course.longer(party.name))
         for done, (step, number) in enumerate(self._course.steps(round_), 1):
             v1, v2 = self._views.of(number)
             if self._settings.frozen:
                 with torch.no_grad():
-                    self._latents.swap(step, {"q": self._bottom(*v1), "k": self._bottom(*v2)})
+                    latents = {"q": self._bottom(*v1), "k": self._bottom(*v2)}
+                check_own(party, step, latents)
+                self._latents.swap(step, latents)
             else:
                 self._train(step, v1, v2)
             party.tick(self.name, round_, self.rounds, done, steps)
@@ -60,6 +65,7 @@ class PassiveMocoSFL(Phase):
             ema_update(self._momentum, self._bottom, self._settings.momentum)
             k = self._momentum(*v2)
         q = self._bottom(*v1)
+        check_own(self._party, step, {"q": q.detach(), "k": k})
         self._latents.send(step, {"q": q, "k": k})
         self._half.zero_grad()
         q.backward(self._latents.receive(step)["dq"])
@@ -69,6 +75,7 @@ class PassiveMocoSFL(Phase):
     def _average(self, round_: int) -> None:
         """Sends the bottom to the server, and continues with the mean of all. The optimizer's state stays here."""
         assert self._bottoms is not None  # noqa: S101 - the caller has looked
+        check_own(self._party, StepKey(self.name, round_, 0), self._averaged)
         mean = self._bottoms.swap(StepKey(self.name, round_, 0), self._averaged)
         for name, each in self._averaged.items():
             each.copy_(mean[name])

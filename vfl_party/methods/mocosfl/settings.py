@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
@@ -13,13 +14,15 @@ from vfl_party.methods.mocosfl.resist import ResistSettings
 from vfl_party.models.halves import Bottleneck
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
+_MOST_PIXELS = 1 << 26
+_MOST_BYTES = 64 << 30  # of keys
 _RATE, _FROZEN_RATE = 0.06, 0.001  # of the tail; appendix A.1, and A.4 for a bottom that is not trained
 
 
 class BottleneckSettings(Section):
     """TAResSFL's bottleneck at the cut: C4S2 is ``channels = 4, stride = 2``."""
 
-    channels: Width = 4
+    channels: Annotated[int, Field(gt=0, le=4096)] = 4
     stride: Annotated[int, Field(ge=1, le=8)] = 2
 
     def __str__(self) -> str:
@@ -44,10 +47,10 @@ class MocoSFLSettings(Section):
     image: tuple[Width, Width, Width] = (3, 32, 32)
     cut: Width = 3
     bottleneck: BottleneckSettings | None = None
-    queue: PositiveInt = 6000
+    queue: Annotated[int, Field(gt=0, le=10_000_000)] = 6000
     temperature: Temperature = 0.1
     momentum: Probability = 0.99
-    width: Width = 1024
+    width: Annotated[int, Field(gt=0, le=16_384)] = 1024
     frozen: bool = False
     resist: ResistSettings | None = None
     optimizer: OptimizerSettings | None = None  # of bottoms and tail
@@ -56,6 +59,11 @@ class MocoSFLSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.frozen and "averages_per_epoch" in self.model_fields_set:
             raise ValueError("frozen = true leaves the bottoms as they are: remove averages_per_epoch")
+        if math.prod(self.image) > _MOST_PIXELS:
+            raise ValueError(f"image has more than {_MOST_PIXELS:,} numbers; correct it")
+        if 4 * self.queue * self.width > _MOST_BYTES:
+            text = f"queue = {self.queue:,} keys of width = {self.width:,} are more than {_MOST_BYTES >> 30} GiB"
+            raise ValueError(f"{text}; take fewer, or narrower ones")
         if self.resist is not None and (self.frozen or self.batch_size < 2):
             raise ValueError("resist trains the bottom, on two rows or more: remove frozen, or enlarge batch_size")
 

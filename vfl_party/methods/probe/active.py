@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_party.advice import advise
 from vfl_party.context import Party
 from vfl_party.methods.probe.exchanges import (
     LATENTS,
     TRAINING,
+    check_begun,
     digests,
     parts_in,
     parts_of,
@@ -46,6 +48,7 @@ class ActiveProbe(Phase):
 
     def __init__(self, party: Party, name: str, settings: ProbeSettings) -> None:
         self.name, self.rounds, self._party, self._settings = name, 1, party, settings
+        check_begun(party.recipe, name)
         tail = party.models.get("tail")
         if not isinstance(tail, Tail):
             text = f"recipe: phases: {name}: there are no features to probe"
@@ -79,7 +82,10 @@ class ActiveProbe(Phase):
             metrics[f"{split} by neighbours"] = evaluate(task, votes, truth, labels.unscale)
             predictions[split] = of.rows, outputs
         counted = ", ".join(f"{len(of.rows):,} {'training' if s == TRAINING else s}" for s, of in known.items())
-        note = f"rows with labels: {counted}{_repeated(known)}"
+        repeated = _repeated(known)
+        if repeated:
+            advise(party.show, f"phase {self.name}: {repeated}")
+        note = "; ".join([f"rows with labels: {counted}", *([repeated] if repeated else [])])
         return RoundReport(steps_, metrics, note=note, predictions=predictions)
 
     @torch.no_grad()
@@ -90,14 +96,19 @@ class ActiveProbe(Phase):
             return {split: self._own("train" if split == TRAINING else split) for split in self._splits}
         party, found = self._party, dict[str, list[Known]]()
         number_of = {bytes(each): row for row, each in enumerate(digests(party.recipe, party.ids).numpy())}
+        seen = {each: np.zeros(len(party.ids), bool) for each in party.holdings}
         count = sum(parts_in(split, party.holdings, self._size) for split in self._splits)
         plan = steps(self.name, self._settings, party.holdings, self._size)
         for number, (split, step, _, senders) in enumerate(plan, 1):
             received = self._latents.collect(step, each={each: {"rows": rows} for each, rows in senders.items()})
             self._latents.acknowledge(step, received)
-            for tensors in received.values():
+            for sender, tensors in received.items():
                 rows = [number_of.get(bytes(each), -1) for each in tensors["ids"].cpu().numpy()]
                 own = np.array([row for row in rows if row >= 0], np.int64)
+                if len(np.unique(own)) < len(own) or seen[sender][own].any():
+                    text = f"{sender} sends one id for several rows at {step}"
+                    raise PeerError(Code.MALFORMED_MESSAGE, text, party=sender)
+                seen[sender][own] = True
                 z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
                 found.setdefault(split, []).append(Known(own, self._tail.features(z)))
             party.tick(self.name, round_, self.rounds, number, count)
@@ -116,11 +127,13 @@ class ActiveProbe(Phase):
         """Trains the top model on frozen features; returns the number of steps, and the last epoch's loss."""
         party, settings, top = self._party, self._settings, self._party.models["top"]
         optimizer = build_optimizer(settings.optimizer, top.parameters())
-        schedule = build_schedule(settings.optimizer, optimizer, settings.epochs)
+        per = len(batches(party.recipe.seed, self.name, 0, np.arange(len(train.rows)), settings.batch_size))
+        epochs = max(settings.epochs, -(-settings.least_steps // per))
+        schedule = build_schedule(settings.optimizer, optimizer, epochs)
         loss_of, positions = loss_fn(party.recipe.task), np.arange(len(train.rows), dtype=np.int64)
         steps_, mean = 0, 0.0
         top.train()
-        for epoch in range(settings.epochs):
+        for epoch in range(epochs):
             total = torch.zeros((), device=party.device)
             parts = batches(party.recipe.seed, self.name, epoch, positions, settings.batch_size)
             for rows in parts:
@@ -148,7 +161,7 @@ class ActiveProbe(Phase):
         found = []
         for part in torch.split(features_NE, _VOTERS):
             near = (functional.normalize(part, dim=1) @ bank_ME.T).topk(min(settings.neighbours, len(bank_ME)), dim=1)
-            weights = (near.values / settings.temperature).exp()
+            weights = ((near.values - near.values[:, :1]) / settings.temperature).exp()  # the nearest row has weight 1
             votes = torch.zeros(len(part), max(2, task.outputs), device=part.device)
             votes.scatter_add_(1, classes[near.indices], weights)
             shares = (votes / votes.sum(dim=1, keepdim=True)).clamp_min(_LEAST)
@@ -158,14 +171,14 @@ class ActiveProbe(Phase):
 
 
 def _repeated(known: Mapping[str, Known]) -> str:
-    """Words how many of the known rows several parties hold, and how many of them are not only for training."""
+    """Words how many of the known rows several parties hold, and how many of them are not only for training; or ''."""
     rows = np.concatenate([of.rows for of in known.values()])
     each, times = np.unique(rows, return_counts=True)
     several = each[times > 1]
     if not len(several):
         return ""
     both = np.intersect1d(known[TRAINING].rows, np.concatenate([of.rows for s, of in known.items() if s != TRAINING]))
-    text = f"; {len(several):,} ids are at several parties"
+    text = f"{len(several):,} ids are at several parties"
     return f"{text}, {len(both):,} of them for training and for a score: the scores say too much" if len(both) else text
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Sent, Traffic, f32, u8
 from vfl_party.methods.probe.settings import ProbeSettings
@@ -77,6 +78,15 @@ def latent_of(party: Party) -> tuple[int, ...]:
     with torch.no_grad():
         z = bottom(torch.zeros(1, *party.need_features().spec.shape, device=party.device))
     return tuple(z.shape[1:])
+
+
+def check_begun(recipe: Recipe, phase: str) -> None:
+    """Raises InputError if a probe comes before the phase in which the parties get the bottom to probe."""
+    if recipe.start is None or recipe.start.held_by != "active":
+        return
+    if "mocosfl" not in [each.kind for each in recipe.phases[: [each.name for each in recipe.phases].index(phase)]]:
+        text = 'start.held_by = "active" hands the bottom out in a phase of kind "mocosfl", and none comes before'
+        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; put one there, frozen perhaps")
 
 
 def sizes_of(latent: Sequence[int]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from vfl_party.context import Party
 from vfl_party.methods.probe.exchanges import (
     LATENTS,
     TRAINING,
+    check_begun,
     digests,
     latent_of,
     parts_in,
@@ -24,6 +25,7 @@ class PassiveProbe(Phase):
 
     def __init__(self, party: Party, name: str, settings: ProbeSettings) -> None:
         self.name, self.rounds, self._party, self._settings = name, 1, party, settings
+        check_begun(party.recipe, name)
         latent = latent_of(party)
         self._size = rows_a_message(latent)
         self._latents = party.asking(name, LATENTS, **sizes_of(latent))

@@ -1,0 +1,49 @@
+"""What a recipe must be like for a phase, of all parties: it is refused before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+
+KIND = "mocosfl"
+_SAME = ("image", "cut", "bottleneck", "width")  # settings of the network, which all phases share
+
+
+def first_phase(recipe: Recipe) -> str | None:
+    """Returns the name of the recipe's first phase of MocoSFL; None if it has none."""
+    return next((phase.name for phase in recipe.phases if phase.kind == KIND), None)
+
+
+def check_phase(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
+    """Raises InputError if a phase asks for a network that the recipe's other phases, or a party, do not have."""
+    for party in recipe.parties:
+        if party.encoder is not None and party.encoder != recipe.model.encoder:
+            raise other_encoder(f"recipe: parties.{party.name}.encoder")
+    for where, theirs in _others(recipe, phase):
+        for key in _SAME:
+            was, now = getattr(theirs, key), getattr(settings, key)
+            if was != now:
+                told = [f"{key} = {each}" if each is not None else f"no {key}" for each in (was, now)]
+                text = f"recipe: phases: {phase}: {where} has {told[0]}, and this phase {told[1]}"
+                raise InputError(Code.CONFIG_INVALID, f"{text}; make them equal: both train the same network")
+
+
+def other_encoder(where: str) -> InputError:
+    """Returns the error that a party asks for an encoder of its own."""
+    text = f"{where}: mocosfl averages the bottoms, so all parties have the same network"
+    return InputError(Code.CONFIG_INVALID, f"{text}; remove it, and set model.encoder")
+
+
+def _others(recipe: Recipe, phase: str) -> Iterator[tuple[str, MocoSFLSettings]]:
+    """Yields where each phase of MocoSFL before ``phase`` stands, and its settings; those of the earlier run first."""
+    for each in recipe.start.phases if recipe.start is not None else ():
+        if each.kind == KIND:
+            yield "start.phases", MocoSFLSettings.model_validate(each.settings)
+    for each in recipe.phases:
+        if each.name == phase:
+            return
+        if each.kind == KIND:
+            yield f"phase {each.name}", MocoSFLSettings.model_validate(each.settings)
