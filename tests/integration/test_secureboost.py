@@ -113,7 +113,7 @@ def test_trees_are_those_of_one_process(
     data = made_table(tmp_path, parties, task)
     summary, federation = run(tmp_path, tables, data)
     worst = max(check_equal(federation, tables, data), check_scores(summary, tables, data, tmp_path))
-    record_property("largest_deviation", worst)
+    record_property("largest_deviation", float(worst))
     assert worst <= TOLERANCE
 
 
