@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits
 
 from tests.harness.here import vfl_here
 from tests.harness.waiting import wait_until
+from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES
 from vfl.library.model import Model
 
 REPO = Path(__file__).parents[2]
@@ -107,7 +108,10 @@ def test_the_demo(tmp_path: Path) -> None:
     assert foretold(tables["links"]) == foretold(counted["by_link"])
     of_run = [link for link in counted["by_link"] if link["phase"] != "control"]
     trips = sum(link["messages"] for link in of_run if link["sender"] == "hospital")  # one message a bundle
-    bits = 8 * sum(link["message_bytes"] for link in of_run)
+    around = sum(
+        AROUND_MESSAGE_BYTES * link["messages"] + AROUND_BYTES_SHARE * link["message_bytes"] for link in of_run
+    )
+    bits = 8 * (sum(link["message_bytes"] for link in of_run) + around)
     seconds = trips * 2 * tables["latency_s"] + bits / tables["bandwidth_bit_s"]
     assert tables["total"]["seconds"] == pytest.approx(seconds)
 

@@ -49,6 +49,8 @@ RUN = [
     "ssl/ssvfl-i-moco.toml",
 ]
 
+NOT_COUNTED = {"secureboost-breast-cancer.toml"}  # how many sums cross depends on the trees, and these on the data
+
 
 def shortened(path: Path) -> dict[str, Any]:
     tables = read_toml(path)
@@ -70,7 +72,7 @@ def distinct() -> dict[str, list[Path]]:
 def test_every_example_can_be_forecast() -> None:
     groups = distinct()
     assert sorted(path for paths in groups.values() for path in paths) == RECIPES
-    assert set(groups) == set(RUN)  # a new example with messages of its own belongs there
+    assert set(groups) - NOT_COUNTED == set(RUN)  # a new example with messages of its own belongs there
 
 
 @pytest.mark.slow

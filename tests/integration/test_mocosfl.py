@@ -135,7 +135,7 @@ ALIGNED = {"rows": {"validation": 0.1, "test": 0.1}}
 @pytest.mark.parametrize(
     ("change", "phase", "words"),
     [
-        ({}, {"kind": "splitnn"}, "splitnn: a phase of kind 'splitnn' needs rows that all parties hold"),
+        ({}, {"kind": "splitnn", "epochs": 1}, "splitnn: a phase of kind 'splitnn' needs rows that all parties hold"),
         (ALIGNED, {}, 'trains on rows of which each party has its own; set rows.align = "none"'),
         ({}, {"cut": 2}, "cut = 2 is not between two parts of this cnn; possible are 1"),
         ({}, {"image": [1, 9, 8]}, "image = [1, 9, 8], but the rows of p1 are [1, 8, 8]"),
