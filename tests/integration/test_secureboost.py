@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness import cases, reference_secureboost
 from tests.harness.federation import Federation
-from tests.integration.test_ssl_phases import run, wait_for_round
+from tests.integration.test_ssl_phases import run, run_with_kill
 
 TOLERANCE = 1e-6
 
@@ -137,20 +137,9 @@ def test_a_killed_process_changes_no_tree(victim: str, encryption: str, tmp_path
     tables = recipe(2, TASKS["binary"], **settings)
     _, whole = run(tmp_path / "whole", tables, made_table(tmp_path / "whole", 2, "binary"))
     data = made_table(tmp_path / "killed", 2, "binary")
-    with Federation(tmp_path / "killed", tables, data) as federation:
-        federation.start_all()
-        wait_for_round(federation.programs["server"], 3)
-        federation.programs[victim].kill()
-        if victim == "server":
-            federation.start_server(federation.address)
-        else:
-            federation.start_party(victim)
-        federation.finish()
-        started = [event for event in federation.programs["server"].seen() if event["event"] == "started"]
-        assert started[-1]["generation"] == 2
-        assert started[-1]["checkpoint"]
-        for name in federation.names:
-            assert forest(federation, name) == forest(whole, name)
+    killed = run_with_kill(tmp_path / "killed", tables, data, victim)
+    for name in killed.names:
+        assert forest(killed, name) == forest(whole, name)
 
 
 def test_new_rows_are_predicted_jointly_as_the_trees_of_one_process_would(tmp_path: Path) -> None:

@@ -23,10 +23,9 @@ def run(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> tuple[dic
         return federation.finish(), federation
 
 
-def check_kill(tmp_path: Path, tables: dict[str, Any], data: dict[str, Any], victim: str) -> None:
-    """Kills a process after the first checkpoints, starts it again, and compares the end with an undisturbed run."""
-    _, whole = run(tmp_path / "whole", tables, data)
-    with Federation(tmp_path / "killed", tables, data) as federation:
+def run_with_kill(folder: Path, tables: dict[str, Any], data: dict[str, Any], victim: str) -> Federation:
+    """Kills a process after the first checkpoints, and starts it again; returns the federation, which has ended."""
+    with Federation(folder, tables, data) as federation:
         federation.start_all()
         wait_for_round(federation.programs["server"], 3)  # all hold the first checkpoint by then
         federation.programs[victim].kill()
@@ -38,9 +37,15 @@ def check_kill(tmp_path: Path, tables: dict[str, Any], data: dict[str, Any], vic
         started = [event for event in federation.programs["server"].seen() if event["event"] == "started"]
         assert started[-1]["generation"] == 2
         assert started[-1]["checkpoint"]  # it went on, and did not begin again
-        for name in federation.names:
-            got, want = federation.parameters(name), whole.parameters(name)
-            assert largest_deviation({name: got}, {name: want}) == 0.0
+        return federation
+
+
+def check_kill(tmp_path: Path, tables: dict[str, Any], data: dict[str, Any], victim: str) -> None:
+    """Compares the parameters after ``run_with_kill`` with those of an undisturbed run."""
+    _, whole = run(tmp_path / "whole", tables, data)
+    killed = run_with_kill(tmp_path / "killed", tables, data, victim)
+    for name in killed.names:
+        assert largest_deviation({name: killed.parameters(name)}, {name: whole.parameters(name)}) == 0.0
 
 
 @pytest.mark.parametrize(("ssl", "victim"), [("moco", "p1"), ("byol", "p0"), ("simsiam", "server")])
