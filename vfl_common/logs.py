@@ -11,6 +11,7 @@ import logging
 import os
 import stat
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -110,6 +111,7 @@ class Console:
     def __init__(self, program: str, *, json_lines: bool | None = None) -> None:
         self.program = program
         self._json = not sys.stdout.isatty() if json_lines is None else json_lines
+        self._one_line = threading.RLock()  # a signal's handler may report, too
         self._shows_progress = not _is_file(sys.stdout)  # which would grow as long as the run; metrics.jsonl has it
 
     def emit(self, event: str, **facts: Any) -> None:
@@ -125,9 +127,12 @@ class Console:
         if event == "progress" and not self._shows_progress:
             return
         if self._json:
-            print(to_json({"event": event, "program": self.program, **facts}), flush=True)
+            line = to_json({"event": event, "program": self.program, **facts})
         else:
-            print(clean(_sentence(self.program, event, facts), LINE), flush=True)
+            line = clean(_sentence(self.program, event, facts), LINE)
+        with self._one_line:  # print writes a line and its end one after the other, and another thread's between them
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
 
 
 def _is_file(stream: TextIO) -> bool:

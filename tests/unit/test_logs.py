@@ -6,6 +6,9 @@ import json
 import logging
 import os
 import queue
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -213,3 +216,35 @@ def test_a_defect_while_a_party_is_heard_stands_in_the_log_and_refuses_it(log: P
     (line,) = lines(log)
     assert (line["event"], line["level"]) == ("failed", "error")
     assert "TypeError: a defect" in line["exception"]
+
+
+class _Hesitant:
+    """A stream in which other threads get their turn between any two writes."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        time.sleep(0.001)
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_events_of_several_threads_are_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program waits for the line ``ready``, which the main thread writes while parties already join in others."""
+    stream, console = _Hesitant(), Console("vfl-server", json_lines=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    def report() -> None:
+        for number in range(20):
+            console.show("joined", number=number)
+
+    threads = [threading.Thread(target=report) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(json.loads(line)["number"] for line in stream.text.splitlines()) == sorted([*range(20)] * 4)
