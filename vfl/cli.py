@@ -177,6 +177,8 @@ def forecast(
     from vfl.forecasting.network import Network
     from vfl.forecasting.show import show_forecast
 
+    if measure and step_time != "0":
+        raise InputError(Code.CONFIG_INVALID, "--step-time and --measure say the same thing; give one of them")
     network = Network.read(bandwidth, latency, step_time)
     show_forecast(plan, network, rows=rows, rounds=rounds, as_json=as_json, measure=measure, suggest=suggest)
 
@@ -374,7 +376,7 @@ def _simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_goi
 
     found = find(folder)
     show(found.summary, found.phases)
-    click.echo(f"Learning curves and bytes as PNG: vfl report {folder}")
+    click.echo(f"Learning curves, bytes and times of a step as PNG: vfl report {folder}")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from vfl_common.config.base import parse
 from vfl_common.config.recipe import PhaseSettings, Recipe, WireSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing import coding
@@ -15,6 +16,7 @@ from vfl_common.packing.coding import PLAIN, Coding
 from vfl_common.summary import ExchangeSummary
 from vfl_party import codecs, transforms
 from vfl_party.chain import Chain, Chains
+from vfl_party.codecs.bits import BitsSettings
 from vfl_party.declared import Exchange, Role, Sent, Use
 from vfl_party.filter import Filter
 from vfl_party.policies import Policy
@@ -63,9 +65,13 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
         raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; choose one of these, or remove the table")
     if name != "bits":
         return Coding(name)
-    stochastic = table.settings.get("rounding", "stochastic") == "stochastic"
+    settings = parse(BitsSettings, dict(table.settings), f"{where}: codec bits")
+    if settings.scales != "float32":
+        text = f"{where}: scales are float32 in {exchange.name!r}, which the server averages; remove scales"
+        raise InputError(Code.CONFIG_INVALID, text)
+    stochastic = settings.rounding == "stochastic"
     seed = _seed(recipe, phase, exchange, direction) if stochastic else 0
-    return Coding(name, table.settings.get("bits", 0), stochastic, seed)
+    return Coding(name, settings.bits, stochastic, seed)
 
 
 def wire_table(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> WireSettings | None:

@@ -32,7 +32,8 @@ def coder_of(recipe: Recipe, phase: str, exchange: str, direction: str) -> Coder
     if codec in ("float16", "bfloat16"):
         return Half(DType.FLOAT16 if codec == "float16" else DType.BFLOAT16)
     if codec == "bits":
-        return Bits(settings["bits"], settings.get("rounding", "stochastic") == "stochastic")
+        rounding, scales = settings.get("rounding", "stochastic"), settings.get("scales", "float32")
+        return Bits(settings["bits"], rounding == "stochastic", scales == "bfloat16")
     alpha = settings.get("alpha", 0.1) if codec == "randtopk" else 0.0
     return TopK(settings["keep"], alpha, settings.get("values") == "float16")
 

@@ -22,6 +22,7 @@ from vfl_party.forecast.result import against
 CODECS: dict[str, dict[str, Any]] = {
     "8 bits": {"codec": "bits", "bits": 8},
     "4 bits": {"codec": "bits", "bits": 4},
+    "4 bits, scales of two bytes": {"codec": "bits", "bits": 4, "scales": "bfloat16"},
     "2 bits to nearest": {"codec": "bits", "bits": 2, "rounding": "nearest"},
     "top-k": {"codec": "topk", "keep": 0.25},
     "random top-k": {"codec": "randtopk", "keep": 3, "alpha": 0.3, "values": "float16"},

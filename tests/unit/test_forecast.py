@@ -386,7 +386,7 @@ def test_brackets_reach_the_terminal_without_backslashes(capsys: pytest.CaptureF
 
 def test_numbers_for_people() -> None:
     assert [rate(bits) for bits in (1e9, 100e6, 56e3, 300)] == ["1 Gbit/s", "100 Mbit/s", "56 kbit/s", "300 bit/s"]
-    assert [duration(s) for s in (0.35, 42.3, 720, 12600)] == ["0.35 s", "42 s", "12 min", "3.5 h"]
+    assert [duration(s) for s in (0.35, 421.3, 720, 12600)] == ["0.35 s", "421 s", "12 min", "3.5 h"]
 
 
 # -- against the ledger ---------------------------------------------------------------------------------------------

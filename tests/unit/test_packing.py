@@ -30,8 +30,31 @@ def worst(x_RW: Any, sent: Packed, bits: int, steps: float) -> None:
     largest_R = np.abs(x_RW).max(axis=1, keepdims=True).astype(np.float64)
     slack = 2.0**-21 * (largest_R + step_R * 2**bits) + 2.0**-149
     assert (np.abs(got_RW.astype(np.float64) - x_RW) <= steps * step_R + slack).all()
-    range_R = x_RW.max(axis=1).astype(np.float64) - x_RW.min(axis=1)
-    assert (sent.scale <= range_R / (2**bits - 1) * (1 + 2.0**-22) + 2.0**-149).all()
+    range_R = x_RW.max(axis=1).astype(np.float64) - sent.low
+    rounding = 2.0**-7 if (sent.scale.view(np.uint32) << 16 == 0).all() else 2.0**-22
+    assert (sent.scale <= range_R / (2**bits - 1) * (1 + rounding) + 2.0**-133).all()
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@given(x_RW=TABLES)
+def test_minimum_and_step_in_two_bytes_still_span_the_row(bits: Any, x_RW: Any) -> None:
+    if np.abs(x_RW).max() > 2.0**127 * (2 - 2.0**-7):  # bfloat16 has no larger number
+        return
+    sent = pack(x_RW, bits, Dither(3), halves=True)
+    for each in (sent.low, sent.scale):
+        assert (halves.from_bfloat16(halves.to_bfloat16(each)) == each).all()
+    assert (sent.low <= x_RW.min(axis=1)).all()
+    assert ((sent.low >= 0) | (x_RW.min(axis=1) < 0)).all()  # what is not negative stays so
+    worst(x_RW, sent, bits, 1.0)
+    coder, plain = Bits(bits, half=True), Bits(bits)
+    if coder.parts(x_RW.shape) is None:
+        return
+    got_RW = coder.decode(coder.encode(x_RW, 3), x_RW.shape)
+    assert (got_RW == unpack(pack(x_RW, bits, Dither(3), halves=True), x_RW.shape[1], bits)).all()
+    spec, whole = coder.parts(x_RW.shape), plain.parts(x_RW.shape)
+    assert whole is None or sum(each.nbytes for each in whole.values()) - 4 * len(x_RW) == sum(
+        each.nbytes for each in (spec or {}).values()
+    )
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
@@ -129,8 +152,16 @@ def test_minimum_and_step_of_a_stranger_are_checked(low: float, scale: float, wo
         unpack(sent, 2, 4)
 
 
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_a_minimum_beyond_two_bytes_is_refused(bits: int) -> None:
+    with pytest.raises(ValueError, match="too large for two bytes"):
+        pack(np.array([[-LARGEST, 1.0]], np.float32), bits, None, halves=True)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("coder", [Bits(4), TopK(2), TopK(2, 0.5), Half(DType.FLOAT16), Half(DType.BFLOAT16)])
+@pytest.mark.parametrize(
+    "coder", [Bits(4), Bits(4, half=True), TopK(2), TopK(2, 0.5), Half(DType.FLOAT16), Half(DType.BFLOAT16)]
+)
 def test_what_is_not_finite_is_refused(bad: float, coder: Coder) -> None:
     x = np.arange(60, dtype=np.float32).reshape(3, 20)
     x[1, 4] = bad

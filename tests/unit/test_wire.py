@@ -104,6 +104,7 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
         ([{"codec": "bist", "bits": 4}], ["table 1", "no codec 'bist'", "did you mean 'bits'"]),
         ([{"codec": "bits"}], ["table 1", "bits: missing"]),
         ([{"codec": "bits", "bits": 3}], ["bits: must be 8, 4 or 2", "is 3"]),
+        ([{"codec": "bits", "bits": 4, "scales": "float16"}], ["scales: must be 'float32' or 'bfloat16'"]),
         ([{**BITS, "roundign": "nearest"}], ["'roundign'", "'rounding'"]),
         ([{**BITS, "rounding": "up"}], ["rounding", "'up'"]),
         ([{**BITS, "exchnage": "embedding"}], ["wire.0", "'exchnage'", "did you mean 'exchange'"]),
@@ -151,6 +152,7 @@ def test_a_table_beside_the_codec_of_its_phase_is_refused() -> None:
             {"codec": "topk", "keep": 3, "exchange": "weights"},
             "table 1: the server averages 'weights', and knows identity, float16",
         ),
+        ({**BITS, "scales": "bfloat16", "exchange": "weights"}, "scales are float32 in 'weights'.*remove scales"),
         ({**BITS, "error_feedback": True, "exchange": "weights"}, 'the server keeps nothing.*direction = "up"'),
     ],
 )

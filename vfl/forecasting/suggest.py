@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +14,54 @@ from rich.text import Text
 from vfl.forecasting.network import Network
 from vfl.forecasting.words import duration, rate
 from vfl.report.table import new_table, size
+from vfl_common.bundle import DType
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InputError
+from vfl_common.errors import Code, InputError
 
 if TYPE_CHECKING:
     from vfl_party.context import Party
+    from vfl_party.forecast.result import Forecast, PhaseForecast
 
-BITS = (32, 16, 8, 4)
+BITS = (32, 16, 8, 4, 2)
 FLIGHTS = (1, 2, 4, 8, 16)
+_ROUND_STEPS = 4  # at least so many rounds of the pipe in a round of steps: it is filled and emptied once in each
+_MOSTLY = 0.5  # of a step's time
 _NEAR = 1.1  # a setting that takes so much longer than the soonest is as good, if it costs less
+_LEAST_AVERAGED = 8  # bits of weights that the server averages
 _OF_BITS = {
     32: "",
     16: "values keep 11 bits",
     8: "values are rounded to 256 levels a row",
     4: "values are rounded to 16 levels a row",
+    2: "values are rounded to 4 levels a row",
 }
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What settings are tried for. ``piped``: phases that can have steps in flight.
+
+    ``coded``: what can have a codec, as (phase, None) for all that its parties send each other, or (phase, exchange)
+    for an average of the server.
+    """
+
+    piped: tuple[str, ...]
+    coded: tuple[tuple[str, str | None], ...]
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.piped, *(phase for phase, _ in self.coded)]))
+
+    def wire(self, bits: int) -> list[dict[str, Any]]:
+        """Returns the recipe's [[wire]] tables for values of so many bits; an average keeps at least eight."""
+        if bits == BITS[0]:
+            return []
+        found = []
+        for phase, average in self.coded:
+            named = {} if average is None else {"exchange": average}
+            found.append({"phase": phase} | named | _codec(bits if average is None else max(bits, _LEAST_AVERAGED)))
+        return found
 
 
 @dataclass(frozen=True)
@@ -45,29 +77,28 @@ class Setting:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """All that were tried; ``best``: the one to paste. ``refused``: why some could not be, each reason once."""
+    """All that were tried; ``best``: the one to paste. ``refused``: why some could not be, each reason once.
+
+    ``toml``: what to paste into the recipe; empty if it is best as it is. ``own``: (seconds, message bytes) of the
+    recipe as it is. ``waits``: the share of its time that is latency; bytes and computation are the rest.
+    """
 
     network: Network
     phases: tuple[str, ...]
     tried: tuple[Setting, ...]
     best: Setting
+    own: tuple[float, int]
+    toml: str
     refused: tuple[str, ...] = ()
-
-    @property
-    def toml(self) -> str:
-        """What to paste into the recipe; empty if it is best as it is."""
-        lines = []
-        if self.best.in_flight > 1:
-            for phase in self.phases:
-                lines.append(f"# in the phase {phase}:\nin_flight = {self.best.in_flight}\n")
-        for table in wire(self.phases, self.best.bits):
-            lines.append("[[wire]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
-        return "\n".join(lines)
+    waits: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Returns all of it, for a program to read."""
+        seconds, message_bytes = self.own
+        as_it_is = {"seconds": seconds, "message_bytes": message_bytes, "waits": self.waits}
         tried = [asdict(each) for each in self.tried]
-        return {"tried": tried, "best": asdict(self.best), "toml": self.toml, "refused": list(self.refused)}
+        told = {"as_it_is": as_it_is, "tried": tried, "best": asdict(self.best)}
+        return told | {"toml": self.toml, "refused": list(self.refused)}
 
     def render(self) -> Group:
         """Returns the table, and what to paste."""
@@ -76,12 +107,17 @@ class Suggestions:
         for heading in ("bits a value", "in flight", "time", "message bytes"):
             table.add_column(heading, justify="right")
         table.add_column("what it costs in exactness", overflow="fold")
+        seconds, message_bytes = self.own
+        table.add_row("as it", "is", duration(seconds), size(message_bytes), "nothing")
         for each in self.tried:
             style = "bold" if each == self.best else ""
             cells = (str(each.bits), str(each.in_flight), duration(each.seconds), size(each.message_bytes))
             table.add_row(*cells, each.cost or "nothing", style=style)
         parts: list[Text | Table] = [table, Text()]
         parts += [Text(f"Not tried: {reason}") for reason in self.refused]
+        if self.waits >= _MOSTLY:
+            text = f"{100 * self.waits:.0f} % of the recipe's time is latency. A larger batch_size has fewer steps, and"
+            parts.append(Text(f"{text} no old gradients; but it is another training: compare validation rows.\n"))
         if not self.toml:
             return Group(*parts, Text("The recipe is best as it is: nothing else is sooner by a tenth.\n"))
         text = "To paste, the mildest setting within a tenth of the soonest; try on validation rows what it costs:"
@@ -89,56 +125,55 @@ class Suggestions:
 
 
 def suggestions(party: Party, rows: int, network: Network, ended: Mapping[str, int] | None = None) -> Suggestions:
-    """Tries every combination for the phases that can have steps in flight, or for all if none can.
+    """Tries every combination of codecs and steps in flight, where a phase can have them.
 
     ``party``, ``rows``, ``ended``: as for ``forecast_of``. Raises InputError if nothing can be tried.
     """
     from vfl_party.forecast.count import forecast_of
 
-    phases, flights = _phases(party.recipe)
-    tried: list[Setting] = []
+    scope, recipe = _scope(party), party.recipe
+    plain = forecast_of(party, rows, ended)
+    if not scope.phases:
+        text = "--suggest: no phase of this recipe can have codecs or steps in flight; forecast without --suggest"
+        raise InputError(Code.CONFIG_INVALID, text)
+    least, flights = _least_steps(plain, scope.piped), FLIGHTS if scope.piped else FLIGHTS[:1]
+    fits = tuple(each for each in flights if each == 1 or each * _ROUND_STEPS <= least)
     refused: dict[str, None] = {}
-    for bits in BITS:
-        for in_flight in flights:
+    if len(fits) < len(flights):
+        refused[f"more than {fits[-1]} in flight: a round has {least} steps, and ends with an empty pipe"] = None
+    tried: list[Setting] = []
+    for bits in BITS if scope.coded else BITS[:1]:
+        found = None
+        for in_flight in fits:
             try:
-                changed = with_settings(party.recipe, phases, bits, in_flight)
-                found = forecast_of(replace(party, recipe=changed, exchanges={}), rows, ended)
+                changed = with_settings(recipe, scope, bits, in_flight)
+                found = found or forecast_of(replace(party, recipe=changed, exchanges={}), rows, ended)
             except InputError as error:
-                if (bits, in_flight) == (BITS[0], flights[0]):
-                    raise
                 refused[str(error)] = None
                 continue
-            seconds = sum(network.seconds(phase.name, phase.runs) for phase in found.phases)
-            whole = sum(link.message_bytes for link in found.links)
-            tried.append(Setting(bits, in_flight, seconds, whole, cost(bits, in_flight)))
+            seconds = sum(_seconds(network, phase, scope, in_flight) for phase in found.phases)
+            tried.append(Setting(bits, in_flight, seconds, _bytes(found), cost(bits, in_flight)))
+    if not tried:
+        raise InputError(Code.CONFIG_INVALID, f"--suggest: {next(iter(refused))}")
     soonest_s = min(each.seconds for each in tried)
     near = [each for each in tried if each.seconds <= _NEAR * soonest_s]
     best = min(near, key=lambda each: (each.in_flight, -each.bits))
-    return Suggestions(network, phases, tuple(tried), best, tuple(refused))
+    own = sum(network.seconds(phase.name, phase.runs) for phase in plain.phases), _bytes(plain)
+    toml, waits = _toml(recipe, scope, best), _waits(plain, network)
+    return Suggestions(network, scope.phases, tuple(tried), best, own, toml, tuple(refused), waits)
 
 
-def with_settings(recipe: Recipe, phases: tuple[str, ...], bits: int, in_flight: int) -> Recipe:
-    """Returns the recipe with other settings of wire and pipe for ``phases``. Raises InputError if it refuses them."""
+def with_settings(recipe: Recipe, scope: Scope, bits: int, in_flight: int) -> Recipe:
+    """Returns the recipe with other settings of wire and pipe. Raises InputError if it refuses them."""
     tables = recipe.model_dump(mode="json", exclude_unset=True)
     for phase in tables["phases"]:
         phase |= phase.pop("settings", {})
-        if phase.get("name", phase["kind"]) in phases:
-            phase.pop("codec", None)
-            if in_flight > 1 or "in_flight" in phase:
-                phase["in_flight"] = in_flight
-    flat = [each | each.pop("settings", {}) for each in tables.get("wire", ())]
-    kept = [each for each in flat if each.get("phase") not in (None, *phases)]
+        phase.pop("codec", None)
+        if phase.get("name", phase["kind"]) in scope.piped and (in_flight > 1 or "in_flight" in phase):
+            phase["in_flight"] = in_flight
     if tables.pop("wire", None) is not None or bits != BITS[0]:
-        tables["wire"] = [*kept, *wire(phases, bits)]
+        tables["wire"] = scope.wire(bits)
     return parse(Recipe, tables, "recipe")
-
-
-def wire(phases: tuple[str, ...], bits: int) -> list[dict[str, Any]]:
-    """Returns the recipe's [[wire]] tables for values of so many bits."""
-    if bits == BITS[0]:
-        return []
-    codec: dict[str, Any] = {"codec": "float16"} if bits == 16 else {"codec": "bits", "bits": bits}
-    return [{"phase": phase, **codec} for phase in phases]
 
 
 def cost(bits: int, in_flight: int) -> str:
@@ -148,10 +183,77 @@ def cost(bits: int, in_flight: int) -> str:
     return "; ".join(filter(None, (stale, _OF_BITS[bits])))
 
 
-def _phases(recipe: Recipe) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the phases to change, and how many steps in flight to try."""
-    from vfl_party.methods import load_method
+def _scope(party: Party) -> Scope:
+    """Finds what phases exchange. One whose exchanges are not known can have neither codec nor steps in flight."""
+    from vfl_party.methods import load_method, parse_settings
 
-    methods = {phase.name: load_method(phase.kind) for phase in recipe.phases}
-    piped = tuple(name for name, method in methods.items() if "in_flight" in method.settings.model_fields)
-    return (piped, FLIGHTS) if piped else (tuple(methods), FLIGHTS[:1])
+    piped, coded = list[str](), dict[tuple[str, str | None], None]()
+    for phase in party.recipe.phases:
+        method, settings = load_method(phase.kind), parse_settings(phase)
+        if method.traffic is None:
+            continue
+        if "in_flight" in method.settings.model_fields:
+            piped.append(phase.name)
+        for each in method.traffic(party, phase.name, settings).occurrences:
+            exchange = each.exchange
+            what = (phase.name, exchange.name if exchange.asks == "server" else None)
+            if what in coded:
+                continue
+            specs = [sent.spec(**dict(each.sizes)).tensors.values() for sent in (exchange.up, exchange.down)]
+            if any(tensor.dtype is DType.FLOAT32 for of in specs for tensor in of):
+                coded[what] = None
+    return Scope(tuple(piped), tuple(coded))
+
+
+def _codec(bits: int) -> dict[str, Any]:
+    return {"codec": "float16"} if bits == 16 else {"codec": "bits", "bits": bits}
+
+
+def _seconds(network: Network, phase: PhaseForecast, scope: Scope, in_flight: int) -> float:
+    """Times a phase with so many batches in flight, which changes no message."""
+    runs = phase.runs
+    if phase.name in scope.piped:
+        runs = tuple(
+            run.model_copy(update={"in_flight": in_flight * run.parts}) if run.trains else run for run in phase.runs
+        )
+    return network.seconds(phase.name, runs)
+
+
+def _bytes(found: Forecast) -> int:
+    return sum(link.message_bytes for link in found.links)
+
+
+def _toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
+    """Returns what to change in a recipe so that it has the best setting; empty if it has it."""
+    if with_settings(recipe, scope, best.bits, best.in_flight) == recipe:
+        return ""
+    lines = []
+    for phase in recipe.phases:
+        now = phase.settings.get("in_flight", 1)
+        if phase.name in scope.piped and now != best.in_flight:
+            instead = f", instead of in_flight = {now}" if now != 1 else ""
+            lines.append(f"# into the table [[phases]] of {phase.name}{instead}:\nin_flight = {best.in_flight}\n")
+    tables, has = scope.wire(best.bits), recipe.wire or any(phase.codec != "identity" for phase in recipe.phases)
+    theirs = "all tables [[wire]], and all keys codec of [[phases]]"
+    if tables:
+        lines.append(f"# at the end of the file{f', instead of {theirs}' if has else ''}:")
+    elif has:
+        lines.append(f"# remove {theirs}\n")
+    for table in tables:
+        lines.append("[[wire]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
+    return "\n".join(lines)
+
+
+def _least_steps(plain: Forecast, phases: Sequence[str]) -> int:
+    """Returns how many batches the shortest round of training has."""
+    runs = [run for phase in plain.phases if phase.name in phases for run in phase.runs if run.trains]
+    return min((run.steps // run.parts for run in runs), default=1)
+
+
+def _waits(plain: Forecast, network: Network) -> float:
+    """Returns which share of a forecast's time is latency."""
+    instant = replace(network, latency_s=0.0)
+    time_s, rest_s = (
+        sum(each.seconds(phase.name, phase.runs) for phase in plain.phases) for each in (network, instant)
+    )
+    return 1 - rest_s / time_s if time_s else 0.0

@@ -12,7 +12,7 @@ def rate(bits: float) -> str:
 
 
 def duration(time_s: float) -> str:
-    """Formats ``0.35 s``, ``42 s``, ``12 min``, ``3.5 h``."""
-    if time_s < 100:
+    """Formats ``0.35 s``, ``421 s``, ``12 min``, ``3.5 h``."""
+    if time_s < 600:
         return f"{time_s:.2g} s" if time_s < 10 else f"{time_s:.0f} s"
     return f"{time_s / 60:.0f} min" if time_s < 6000 else f"{time_s / 3600:.1f} h"

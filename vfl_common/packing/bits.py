@@ -1,7 +1,8 @@
 """Numbers of 8, 4 or 2 bits: each row has its own minimum and step, and a number is the count of steps above it.
 
-A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. Rows are computed in blocks that fit a core's
-cache. Rows whose range is beyond what float32 can multiply are computed once more, in float64.
+A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. If ``halves`` are wanted, the minimum is
+rounded down and the step up to what bfloat16 writes, so that the steps still span the row. Rows are computed in blocks
+that fit a core's cache. Rows whose range is beyond what float32 can multiply are computed once more, in float64.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.packing.dither import Dither
+from vfl_common.packing.halves import WRONG, Floats, bfloat16_above, bfloat16_below
 
-Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 BLOCK = 1 << 15  # numbers that are worked on at a time
 LARGEST = float(np.finfo(np.float32).max)
 _WIDE, _NARROW = 2.0**125, 2.0**-100  # ranges between these are safe in float32
+_ROUNDED_UP = 1 + 2.0**-6  # what rounding to bfloat16 may add to the maximum of a row
 _OF_16 = np.float32(2.0**-16)
 
 
@@ -35,15 +37,16 @@ def packed_width(width: int, bits: int) -> int:
     return -(-width * bits // 8)
 
 
-def pack(x_RW: Floats, bits: int, dither: Dither | None) -> Packed:
+def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False) -> Packed:
     """Writes each number in ``bits`` bits: rounded with ``dither`` (right in the mean), without it to the nearest step.
 
-    Raises ValueError if a number is NaN or infinite.
+    ``halves``: minimum and step are numbers of bfloat16. Raises ValueError if a number is NaN or infinite, or if
+    bfloat16 has none as large.
     """
     rows, width = x_RW.shape
     if not width:
         return Packed(np.empty((rows, 0), np.uint8), np.zeros(rows, np.float32), np.zeros(rows, np.float32))
-    low_R, scale_R, inverse_R, odd_R = _ranges(x_RW, bits)
+    low_R, scale_R, inverse_R, odd_R = _ranges(x_RW, bits, halves=halves)
     found = np.empty((rows, packed_width(width, bits)), np.uint8)
     padded, block = -(-width // 4) * 4, max(1, BLOCK // width)
     t_BP, d_BP = np.zeros((block, padded), np.float32), np.empty((block, padded), np.float32)
@@ -80,7 +83,7 @@ def unpack(sent: Packed, width: int, bits: int) -> Floats:
     if bool((scale_R < 0).any()):
         raise ValueError("has a step below zero")
     top_R = low_R.astype(np.float64) + scale_R.astype(np.float64) * ((1 << bits) - 1)
-    if bool((top_R > LARGEST * (1 + 1e-6)).any()):
+    if bool((top_R > LARGEST * _ROUNDED_UP).any()):
         raise ValueError("goes beyond float32")
     rows = len(low_R)
     x_RW = np.empty((rows, width), np.float32)
@@ -103,16 +106,22 @@ def unpack(sent: Packed, width: int, bits: int) -> Floats:
     return x_RW
 
 
-def _ranges(x_RW: Floats, bits: int) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
+def _ranges(x_RW: Floats, bits: int, *, halves: bool) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
     """Returns each row's minimum, step and 1 / step, and whether it has to be computed in float64."""
     low_R = x_RW.min(axis=1) + np.float32(0)  # a zero is the positive one on every machine
     high_R = x_RW.max(axis=1)
     if not (np.isfinite(low_R).all() and np.isfinite(high_R).all()):
         raise ValueError("holds NaN or infinity")
+    if halves:
+        low_R = bfloat16_below(low_R)
     range_R = high_R.astype(np.float64) - low_R
     step_R = range_R / ((1 << bits) - 1)
     scale_R = step_R.astype(np.float32)
     scale_R = np.where(scale_R < step_R, np.nextafter(scale_R, np.float32(np.inf)), scale_R)
+    if halves:
+        scale_R = bfloat16_above(scale_R)
+        if not (np.isfinite(low_R).all() and np.isfinite(scale_R).all()):
+            raise ValueError(WRONG)
     usual_R = (range_R > _NARROW) & (np.maximum(range_R, np.abs(low_R)) < _WIDE)
     inverse_R = np.zeros(len(low_R), np.float32)
     inverse_R[usual_R] = 1.0 / scale_R[usual_R].astype(np.float64)

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from vfl_common.bundle import ITEM_BYTES, DType, TensorSpec
 from vfl_common.packing import bits, halves, sparse
-from vfl_common.packing.bits import Floats
 from vfl_common.packing.dither import Dither
+from vfl_common.packing.halves import Floats
 
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
@@ -44,27 +44,35 @@ class Coder(Protocol):
 
 @dataclass(frozen=True)
 class Bits:
-    """``bits`` a number, with a minimum and a step a row; ``stochastic``: rounded at random, right in the mean."""
+    """``bits`` a number, with a minimum and a step a row; ``stochastic``: rounded at random, right in the mean.
+
+    ``half``: minimum and step in two bytes each.
+    """
 
     bits: Literal[8, 4, 2]
     stochastic: bool = True
+    half: bool = False
 
     @property
     def text(self) -> str:
-        return f"{self.bits} bits ({'stochastic' if self.stochastic else 'nearest'})"
+        scales = ", scales of two bytes" if self.half else ""
+        return f"{self.bits} bits ({'stochastic' if self.stochastic else 'nearest'}{scales})"
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
         rows, width = rows_of(shape)
-        each = TensorSpec(DType.FLOAT32, (rows,))
+        each = TensorSpec(DType.BFLOAT16 if self.half else DType.FLOAT32, (rows,))
         packed = TensorSpec(DType.UINT8, (rows, bits.packed_width(width, self.bits)))
         return _if_smaller({"packed": packed, "low": each, "scale": each}, shape)
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
         dither = Dither(seed) if self.stochastic else None
-        return bits.pack(x.reshape(rows_of(x.shape)), self.bits, dither)._asdict()
+        sent = bits.pack(x.reshape(rows_of(x.shape)), self.bits, dither, halves=self.half)
+        low, scale = (halves.to_bfloat16(each) if self.half else each for each in (sent.low, sent.scale))
+        return {"packed": sent.packed, "low": low, "scale": scale}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
-        sent = bits.Packed(parts["packed"], parts["low"], parts["scale"])
+        low, scale = (halves.from_bfloat16(parts[name]) if self.half else parts[name] for name in ("low", "scale"))
+        sent = bits.Packed(parts["packed"], low, scale)
         return bits.unpack(sent, rows_of(shape)[1], self.bits).reshape(shape)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.packing.bits import Floats
+Floats = npt.NDArray[np.float32]
 
-_WRONG = "holds a number that is too large for two bytes, NaN or infinity"
+WRONG = "holds a number that is too large for two bytes, NaN or infinity"
 
 
 def to_float16(x: Floats) -> npt.NDArray[np.float16]:
@@ -15,7 +15,7 @@ def to_float16(x: Floats) -> npt.NDArray[np.float16]:
     with np.errstate(over="ignore"):
         found = x.astype(np.float16)
     if not np.isfinite(found).all():
-        raise ValueError(_WRONG)
+        raise ValueError(WRONG)
     return found
 
 
@@ -24,8 +24,19 @@ def to_bfloat16(x: Floats) -> npt.NDArray[np.uint16]:
     raw = x.view(np.uint32)
     found = ((raw + (np.uint32(0x7FFF) + ((raw >> 16) & 1))) >> 16).astype(np.uint16)
     if not (np.isfinite(x).all() and np.isfinite(from_bfloat16(found)).all()):
-        raise ValueError(_WRONG)
+        raise ValueError(WRONG)
     return found
+
+
+def bfloat16_below(x: Floats) -> Floats:
+    """Returns the largest numbers of bfloat16, as float32, that are not above ``x``; -inf if there is none."""
+    raw = x.view(np.uint32)
+    return ((raw + np.where(np.signbit(x), np.uint32(0xFFFF), np.uint32(0))) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def bfloat16_above(x: Floats) -> Floats:
+    """Returns the smallest numbers of bfloat16, as float32, that are not below ``x``; inf if there is none."""
+    return -bfloat16_below(-x)
 
 
 def from_bfloat16(x: npt.NDArray[np.uint16]) -> Floats:

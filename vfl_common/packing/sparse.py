@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.packing.bits import Bytes, Floats
+from vfl_common.packing.bits import Bytes
 from vfl_common.packing.dither import Dither
+from vfl_common.packing.halves import Floats
 
 Places = npt.NDArray[np.int64]
 

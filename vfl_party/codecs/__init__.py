@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl_common.bundle import BundleSpec
+from vfl_common.bundle import BundleSpec, DType
 from vfl_common.config.base import Section, parse
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing.bundles import decoded, encoded, name_of, parts_of, seed_of, wire_spec
@@ -93,7 +93,7 @@ class Packed(Filter):
                 continue
             values = np.ascontiguousarray(x.detach().cpu().numpy())
             arrays = self._encoded(name, values, seed_of(self._seed, at.sender, at.step, name))
-            found |= {name_of(name, suffix): torch.from_numpy(arrays[suffix]) for suffix in parts}
+            found |= {name_of(name, suffix): _tensor(arrays[suffix], part.dtype) for suffix, part in parts.items()}
         return found
 
     def undo_at(self, at: Passage, tensors: Tensors, spec: BundleSpec) -> Tensors:
@@ -104,7 +104,7 @@ class Packed(Filter):
             if parts is None:
                 found[name] = tensors[name]
                 continue
-            arrays = {suffix: tensors[name_of(name, suffix)].cpu().numpy() for suffix in parts}
+            arrays = {suffix: _array(tensors[name_of(name, suffix)]) for suffix in parts}
             values = decoded(self.coder, name, arrays, each.shape, party=at.sender, step=at.step)
             device = next(iter(tensors.values())).device
             found[name] = torch.from_numpy(values).to(device)
@@ -118,6 +118,17 @@ class Packed(Filter):
 
     def _encoded(self, name: str, values: Any, seed: int) -> dict[str, Any]:
         return encoded(self.coder, name, values, seed)
+
+
+def _tensor(values: Any, dtype: DType) -> Tensor:
+    """Returns an array as a tensor. Numpy has no bfloat16: its bits come as uint16."""
+    found = torch.from_numpy(values)
+    return found.view(torch.bfloat16) if dtype is DType.BFLOAT16 else found
+
+
+def _array(sent: Tensor) -> Any:
+    """Undoes ``_tensor``."""
+    return (sent.view(torch.uint16) if sent.dtype is torch.bfloat16 else sent).cpu().numpy()
 
 
 class WithFeedback(Packed):

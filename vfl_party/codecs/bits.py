@@ -14,16 +14,18 @@ from vfl_party.filter import Filter
 class BitsSettings(Section):
     """``bits`` a number. ``rounding``: ``stochastic`` is right in the mean, ``nearest`` has half the largest error.
 
-    ``error_feedback``: what rounding left out is added the next time; for weights that the server averages.
+    ``scales``: the dtype of a row's minimum and step. ``error_feedback``: what rounding left out is added the next
+    time; for weights that the server averages.
     """
 
     bits: Literal[8, 4, 2]
     rounding: Literal["stochastic", "nearest"] = "stochastic"
+    scales: Literal["float32", "bfloat16"] = "float32"
     error_feedback: bool = False
 
 
 def _make(settings: BitsSettings, place: Place) -> Filter:
-    coder = Bits(settings.bits, settings.rounding == "stochastic")
+    coder = Bits(settings.bits, settings.rounding == "stochastic", settings.scales == "bfloat16")
     if not settings.error_feedback:
         return Packed(coder, place.seed)
     if not place.averaged:

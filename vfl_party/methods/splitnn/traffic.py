@@ -19,7 +19,8 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
     batches = Batches(party, name, settings)
     fewer = stops or settings.late_policy != "wait"  # nothing crosses from and to a party that is away
     occurrences = _occurrences(party, name, batches, embedding(settings), stops)
-    return Traffic(occurrences, may_end_early=fewer, in_flight=settings.under_way, parts=settings.micro_batches)
+    parts = min(settings.micro_batches, settings.batch_size)  # a part has at least one row
+    return Traffic(occurrences, may_end_early=fewer, in_flight=settings.in_flight * parts, parts=parts)
 
 
 def _occurrences(party: Party, name: str, batches: Batches, swap: Exchange, stops: bool) -> Iterator[Occurrence]:
