@@ -31,12 +31,17 @@ def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
     ]
 
 
+def drawn(count: int, share: float) -> int:
+    """Returns how many of ``count`` training rows a round's trees learn from; at least two."""
+    return count if share == 1.0 else max(2, round(share * count))
+
+
 def sample(seed: int, phase: str, round_: int, count: int, share: float) -> Rows:
     """Returns the places of the training rows that a round's trees learn from, ascending; at least two."""
     if share == 1.0:
         return np.arange(count, dtype=np.int64)
     order = permutation(derive_seed(seed, phase, "rows", round_), count)
-    return np.sort(order[: max(2, round(share * count))])
+    return np.sort(order[: drawn(count, share)])
 
 
 def where(nodes_N: Nodes, nodes: list[int]) -> Rows:
