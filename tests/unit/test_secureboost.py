@@ -20,7 +20,7 @@ from vfl_party import trained
 from vfl_party.homomorphic.none import PlainAdder, PlainKeys
 from vfl_party.methods.secureboost import active, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
-from vfl_party.methods.secureboost.entries import Layout, summed
+from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.forest import Forest, Split, Tree
 from vfl_party.methods.secureboost.growth import SETTLED, to_sum
 from vfl_party.methods.secureboost.objective import Fixed
@@ -166,8 +166,8 @@ def peer_fails(folder: Path, made: Recipe) -> str:
 
 def test_sizes_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(passive.Shuffled):
-        def __init__(self, layout: Layout) -> None:
-            super().__init__(layout)
+        def __init__(self, layout: Layout, columns: list[Column]) -> None:
+            super().__init__(layout, columns)
             self.sizes = [1 << 40, *self.sizes[1:]]
 
     monkeypatch.setattr(passive, "Shuffled", Wrong)
@@ -280,7 +280,7 @@ def test_entries_sum_prefixes_with_and_without_missing_and_single_categories() -
     assert layout.sizes == (5, 2)
     codes = np.array([[0, 0], [1, 1], [2, 0], [3, 1]], np.int8)
     pairs = np.array([[1, 1], [10, 1], [100, 1], [1000, 1]])
-    got = summed(PlainAdder(), pairs, np.arange(4), codes, columns, layout)
+    got = summed(PlainAdder(), pairs, np.arange(4), codes, Plan.of(columns, layout))
     assert got[:, 0].tolist() == [1, 11, 1001, 1011, 111, 101, 1010]
     flags = np.array([False, False, True, True, False, False, False])
     assert layout.left(columns, flags) == (0, [True, False, False, True])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,7 +13,7 @@ from vfl_party.homomorphic import CipherError, Integers, Keys, Wire, cipher_byte
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
-from vfl_party.methods.secureboost.entries import Layout, summed
+from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.exchanges import (
     BEST,
     KEY,
@@ -28,7 +26,8 @@ from vfl_party.methods.secureboost.exchanges import (
 )
 from vfl_party.methods.secureboost.forest import Tree
 from vfl_party.methods.secureboost.gains import Found, Gains, Sums
-from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, packed_bytes, sample, to_sum, where
+from vfl_party.methods.secureboost.growing import Growing
+from vfl_party.methods.secureboost.growth import SETTLED, Bools, open_nodes, packed_bytes, sample, to_sum, where
 from vfl_party.methods.secureboost.objective import Doubles, Fixed, base, derivatives
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.walking import Walk, forest_of
@@ -36,33 +35,6 @@ from vfl_party.metrics import evaluate, loss_fn
 from vfl_party.phase import Phase, RoundReport
 from vfl_party.phase import Tree as State
 from vfl_party.seeds import Rows
-
-
-@dataclass
-class Growing:
-    """One tree while it grows.
-
-    ``nodes``: of the routed rows; ``values``: of the leaf that each has reached. ``pairs``: g and h of the
-    sampled rows, [R, 2]. ``sizes``: of each passive party's entries. ``sums``: {party: {node: the sums of its entries}}
-    of the level before.
-    """
-
-    tree: Tree
-    gains: Gains
-    rows: Rows
-    pairs: Integers
-    nodes: Nodes
-    values: Doubles
-    layout: Layout
-    sizes: dict[str, list[int]]
-    in_sample: Bools
-    sums: dict[str, dict[int, Sums]] = field(default_factory=dict)
-    leaves: int = 1
-
-    def total(self, node: int) -> Sums:
-        """Returns the sums of g and h over the sampled rows of an open node."""
-        whole = self.pairs[self.nodes[self.rows] == node].sum(axis=0)
-        return Sums(whole[:1], whole[1:])
 
 
 class ActiveSecureBoost(Phase):
@@ -202,6 +174,7 @@ class ActiveSecureBoost(Phase):
         g, h = fixed.integers(g_N), fixed.integers(h_N)
         share, width = settings.column_sample, len(self._columns)
         own = sampled(party.recipe.seed, self.name, party.name, round_, width, share) if width else []
+        layout = Layout.of(self._columns, own)
         in_sample = np.zeros(count, bool)
         in_sample[rows] = True
         sizes = self._send(round_, g, h) if with_others else {}
@@ -212,7 +185,8 @@ class ActiveSecureBoost(Phase):
             np.stack([g, h], axis=1),
             np.zeros(count, np.uint8),
             np.zeros(count),
-            Layout.of(self._columns, own),
+            layout,
+            Plan.of(self._columns, layout),
             sizes,
             in_sample,
         )
@@ -280,7 +254,7 @@ class ActiveSecureBoost(Phase):
         found = {}
         for node in present:
             own = np.flatnonzero(nodes_R == node)
-            pairs = summed(PlainAdder(), of.pairs, own, codes_RF, self._columns, of.layout)
+            pairs = summed(PlainAdder(), of.pairs, own, codes_RF, of.plan)
             found[node] = Sums(pairs[:, 0], pairs[:, 1])
         return found
 

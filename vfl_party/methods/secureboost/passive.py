@@ -13,9 +13,9 @@ from vfl_common.errors import Code, PeerError
 from vfl_party.context import Party
 from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu, key_room
 from vfl_party.homomorphic.scheme import Held
-from vfl_party.methods.secureboost.columns import Codes, coded, learn, sampled
+from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
-from vfl_party.methods.secureboost.entries import Layout, summed
+from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.exchanges import BEST, KEY, PARTITION, STOP, VERDICT, gradients, sums
 from vfl_party.methods.secureboost.forest import Tree
 from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, sample, to_sum
@@ -29,8 +29,8 @@ from vfl_party.seeds import Rows
 class Shuffled:
     """The entries of one tree in an order that is drawn anew and never told: numbers, then each set, sets shuffled."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, columns: list[Column]) -> None:
+        self.layout, self.plan = layout, Plan.of(columns, layout)
         draw = secrets.SystemRandom()
         ends = np.cumsum([0, *layout.sizes]).tolist()
         blocks = [list(range(begin, end)) for begin, end in itertools.pairwise(ends)]
@@ -78,7 +78,7 @@ class PassiveSecureBoost(Phase):
         for number in range(outputs):
             tree = Tree()
             if round_ or not settings.first_tree_own:
-                self._grow(tree, own, Shuffled(layout), rows, round_)
+                self._grow(tree, own, Shuffled(layout, self._columns), rows, round_)
             self._forest.trees.append(tree)
             party.tick(self.name, round_, self.rounds, number + 1, outputs)
         done = self._heard(round_)
@@ -142,7 +142,7 @@ class PassiveSecureBoost(Phase):
         """Returns the sums of one node for the wire, in the secret order."""
         if not entries.order:
             return np.empty((0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8)
-        found = summed(own, held, rows, codes_RF, self._columns, entries.layout)
+        found = summed(own, held, rows, codes_RF, entries.plan)
         return own.wire(own.take(found, entries.order))
 
     def _split(
