@@ -65,6 +65,7 @@ def forecast_and_run(made: Recipe, folder: Path, ended: dict[str, int] | None = 
         {"depth": 2, "row_sample": 0.7, "column_sample": 0.4, "trees": 3},
         {"encryption": "paillier", "key_bits": 1024, "depth": 2, "trees": 1},
         {"early_stopping": 30, "trees": 4},
+        {"goss": {"top": 0.3, "rest": 0.4}, "depth": 2},
     ],
 )
 def test_full_trees_are_forecast_to_the_byte(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ PARTITION = Exchange(
     Sent(Kind.ROWS, {"nodes": u8("rows")}),
     when="every level of a tree",
 )
+SAMPLE = Exchange("sample", NOTHING, Sent(Kind.ROWS, {"sampled": u8("packed")}), when="every round")
 VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
 
 

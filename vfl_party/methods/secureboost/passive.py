@@ -16,9 +16,10 @@ from vfl_party.homomorphic.scheme import Held
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
 from vfl_party.methods.secureboost.entries import Layout, Plan, summed
-from vfl_party.methods.secureboost.exchanges import BEST, KEY, PARTITION, STOP, VERDICT, gradients, sums
+from vfl_party.methods.secureboost.exchanges import BEST, KEY, PARTITION, SAMPLE, STOP, VERDICT, gradients, sums
 from vfl_party.methods.secureboost.forest import Tree
-from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, sample, to_sum
+from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, packed_bytes, to_sum
+from vfl_party.methods.secureboost.sampling import drawn, sample
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.walking import Walk, forest_of
 from vfl_party.phase import Phase, RoundReport
@@ -59,6 +60,7 @@ class PassiveSecureBoost(Phase):
         self._gradients = party.asking(name, gradients(settings), bytes=width)
         self._sums = party.asking(name, sums(settings), bytes=width)
         self._partition = party.asking(name, PARTITION)
+        self._sample = party.asking(name, SAMPLE) if settings.goss is not None else None
         self._verdict = party.asking(name, VERDICT) if settings.early_stopping is not None else None
         self._walk = Walk(party, name, settings, "after the last tree")
         self._adder: Adder | None = None
@@ -71,13 +73,14 @@ class PassiveSecureBoost(Phase):
         if not self._forest.columns:
             self._forest.columns = self._columns
         own = self._adder or self._open(round_)
-        rows = sample(party.recipe.seed, self.name, round_, len(self._train), settings.row_sample)
+        with_others = round_ > 0 or not settings.first_tree_own
+        rows = self._sampled(round_) if with_others else self._train[:0]
         share = settings.column_sample
         chosen = sampled(party.recipe.seed, self.name, party.name, round_, len(self._columns), share)
         layout = Layout.of(self._columns, chosen)
         for number in range(outputs):
             tree = Tree()
-            if round_ or not settings.first_tree_own:
+            if with_others:
                 self._grow(tree, own, Shuffled(layout, self._columns), rows, round_)
             self._forest.trees.append(tree)
             party.tick(self.name, round_, self.rounds, number + 1, outputs)
@@ -89,6 +92,19 @@ class PassiveSecureBoost(Phase):
                 self._batch = self._walk.answer(round_, self._batch, party.rows(split))
             note_importance(party, self.name, self._forest.importance(), "number of splits")
         return RoundReport(outputs, done=done)
+
+    def _sampled(self, round_: int) -> Rows:
+        """Returns the rows of a round; with GOSS, asks for them. Raises PeerError if they are too few or too many."""
+        settings, count = self._settings, len(self._train)
+        if self._sample is None:
+            return sample(self._party.recipe.seed, self.name, round_, count, settings)
+        told = self._sample.swap(self._step(round_), {}, packed=packed_bytes(count))["sampled"]
+        rows = np.flatnonzero(np.unpackbits(told.cpu().numpy(), count=count))
+        if len(rows) != drawn(count, settings):
+            wanted = drawn(count, settings)
+            text = f"{self._peer} gives {len(rows)} rows to a round of {self.name}, and goss asks for {wanted}"
+            raise self._wrong(text)
+        return rows.astype(np.int64)
 
     def _open(self, round_: int) -> Adder:
         """Gets the public key of this generation. Raises PeerError if it cannot be used."""

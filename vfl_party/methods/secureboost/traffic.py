@@ -17,8 +17,9 @@ from vfl_party.homomorphic import cipher_bytes, key_room
 from vfl_party.methods.secureboost.columns import Column, learn, sampled
 from vfl_party.methods.secureboost.common import routed
 from vfl_party.methods.secureboost.entries import Layout
-from vfl_party.methods.secureboost.exchanges import KEY, PARTITION, VERDICT, gradients, sums, walk
-from vfl_party.methods.secureboost.growth import drawn, packed_bytes
+from vfl_party.methods.secureboost.exchanges import KEY, PARTITION, SAMPLE, VERDICT, gradients, sums, walk
+from vfl_party.methods.secureboost.growth import packed_bytes
+from vfl_party.methods.secureboost.sampling import drawn
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.walking import rows_at_once
 
@@ -88,7 +89,10 @@ class Growth:
     def _trees(self, round_: int) -> Iterator[Occurrence]:
         """Gives the exchanges of the trees of one round."""
         settings, count = self.settings, self._routed
-        rows = drawn(len(self.party.rows("train")), settings.row_sample)
+        train = len(self.party.rows("train"))
+        rows = drawn(train, settings)
+        if settings.goss is not None:
+            yield self._next(SAMPLE, packed=packed_bytes(train))
         offered = {each.name: self._offered(each.name, round_) for each in self.party.recipe.passives}
         for _ in range(self.party.recipe.task.outputs):
             parts = {name: {"parts": len(sizes)} for name, sizes in offered.items()}
@@ -132,8 +136,9 @@ class Growth:
     def _steps(self, round_: int) -> int:
         """Returns how many steps a round has before the walk, at most."""
         settings = self.settings
-        grown = self.party.recipe.task.outputs if round_ or not settings.first_tree_own else 0
-        return (round_ == 0) + grown * (1 + 2 * settings.depth) + (settings.early_stopping is not None)
+        own = settings.first_tree_own and round_ == 0
+        grown = 0 if own else self.party.recipe.task.outputs * (1 + 2 * settings.depth) + (settings.goss is not None)
+        return (round_ == 0) + grown + (settings.early_stopping is not None)
 
     def _next(self, exchange: Exchange, **sizes: int) -> Occurrence:
         """Returns ``exchange`` at the next step."""
