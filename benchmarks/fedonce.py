@@ -164,7 +164,8 @@ def comparison(make: Make, title: str, metric: str, parties: int, d: int, traini
             print_reach(done)
             write_curves(done, done.folder / "curves.csv")
             print_trees(done, rows, upload_bytes)
-            draw_comparison(done, title, done.folder / "results.png")
+            if done.of("FedOnce-L0"):
+                draw_comparison(done, title, done.folder / "results.png")
 
         kept = ("results.csv", "curves.csv", "results.png")
         return Task(make, metric, methods_of(training, train, parties, upload_bytes), after, kept)

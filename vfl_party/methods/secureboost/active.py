@@ -18,6 +18,7 @@ from vfl_party.methods.secureboost.exchanges import (
     BEST,
     KEY,
     MOST_ENTRIES,
+    OVERHEARD,
     PARTITION,
     SAMPLE,
     STOP,
@@ -41,6 +42,8 @@ from vfl_party.seeds import Rows, derive_seed
 
 class ActiveSecureBoost(Phase):
     """One round grows the trees of one round of boosting."""
+
+    overheard = OVERHEARD
 
     def __init__(self, party: Party, name: str, settings: SecureBoostSettings) -> None:
         self.name, self.rounds = name, settings.trees

@@ -7,6 +7,7 @@ import secrets
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
@@ -16,7 +17,17 @@ from vfl_party.homomorphic.scheme import Held
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
 from vfl_party.methods.secureboost.entries import Layout, Plan, summed
-from vfl_party.methods.secureboost.exchanges import BEST, KEY, PARTITION, SAMPLE, STOP, VERDICT, gradients, sums
+from vfl_party.methods.secureboost.exchanges import (
+    BEST,
+    KEY,
+    OVERHEARD,
+    PARTITION,
+    SAMPLE,
+    STOP,
+    VERDICT,
+    gradients,
+    sums,
+)
 from vfl_party.methods.secureboost.forest import Tree
 from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, packed_bytes, to_sum
 from vfl_party.methods.secureboost.sampling import drawn, sample
@@ -46,6 +57,8 @@ class Shuffled:
 class PassiveSecureBoost(Phase):
     """One round grows the trees of one round of boosting."""
 
+    overheard = OVERHEARD
+
     def __init__(self, party: Party, name: str, settings: SecureBoostSettings) -> None:
         self.name, self.rounds = name, settings.trees
         self._party, self._settings, self._forest = party, settings, forest_of(party)
@@ -64,6 +77,7 @@ class PassiveSecureBoost(Phase):
         self._verdict = party.asking(name, VERDICT) if settings.early_stopping is not None else None
         self._walk = Walk(party, name, settings, "after the last tree")
         self._adder: Adder | None = None
+        self._offered: Shuffled | None = None  # of the tree that grows
         self._best = 0
         self._batch = 0
 
@@ -122,6 +136,7 @@ class PassiveSecureBoost(Phase):
 
     def _grow(self, tree: Tree, own: Adder, entries: Shuffled, rows: Rows, round_: int) -> None:
         """Takes part in the growth of one tree."""
+        self._offered = entries
         depth, count = self._settings.depth, len(self._routed)
         sizes = torch.tensor(entries.sizes)
         reply = self._gradients.swap(self._step(round_), {"sizes": sizes}, rows=len(rows))
@@ -203,6 +218,14 @@ class PassiveSecureBoost(Phase):
     def _step(self, round_: int) -> StepKey:
         self._batch += 1
         return StepKey(self.name, round_, self._batch - 1)
+
+    def behind(self, exchange: str) -> Tensor | None:
+        """See ``Phase``: of the sums of a tree, the column of each entry of a number in the order of the wire."""
+        if exchange != "sums" or self._offered is None:
+            return None
+        of = self._offered
+        numbers = of.order[: of.sizes[0]]
+        return torch.tensor([of.layout.numbers[place].column for place in numbers], dtype=torch.int64)
 
     def state(self) -> State:
         return {"best": self._best}

@@ -1,0 +1,38 @@
+"""A decoder from the sides of splits to the columns of their owner, learnt from rows that the active party knows.
+
+At each split of a passive party the active party learns for each row of the node whether it goes left. These bits are
+decoded as embeddings are (``columns``), with the same known rows, chance and baseline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from vfl_party.attacks.kinds import columns
+from vfl_party.attacks.scene import Attack, Batch, Figure, Scene, UnfitError
+from vfl_party.attacks.scores import Numbers
+from vfl_party.attacks.trees import MOST_TREES, sides, told
+
+
+def play(scene: Scene) -> list[Figure]:
+    """Returns R² of each column of each owner of splits. Raises UnfitError if no passive party owns one."""
+    train = scene.rows["train"]
+    found: dict[str, list[Numbers]] = {}
+    seen: dict[str, int] = {}
+    for tree in told(scene):
+        seen[tree.passive] = seen.get(tree.passive, 0) + 1
+        if seen[tree.passive] <= MOST_TREES and tree.left:
+            rows = len(tree.nodes[0]) if tree.nodes else len(train)
+            found.setdefault(tree.passive, []).extend(each[: len(train)] for each in sides(tree, rows))
+    bits = {passive: torch.from_numpy(np.stack(of, axis=1)).float() for passive, of in found.items() if of}
+    if not bits:
+        raise UnfitError("no passive party owns a split")
+    sent = {passive: partial(iter, [Batch("trees", 0, 0, train, bits_NS)]) for passive, bits_NS in bits.items()}
+    return columns.play(replace(scene, embeddings=sent))
+
+
+ATTACK = Attack("columns from the sides of splits", "active", play)
