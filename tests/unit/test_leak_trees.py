@@ -10,6 +10,7 @@ import torch
 
 from vfl_common.config.models import TaskSettings
 from vfl_party.attacks import kinds
+from vfl_party.attacks.kinds.sides import telling
 from vfl_party.attacks.scene import Columns, Figure, Heard, Scene, UnfitError
 from vfl_party.attacks.trees import SETTLED, places, sides, told
 
@@ -161,3 +162,10 @@ def test_what_cannot_be_played_is_said() -> None:
         played("sums", scene("active", encrypted, [0, 1]))
     with pytest.raises(UnfitError, match="no passive party owns a split"):
         played("sides", scene("active", encrypted, [0, 1]))
+
+
+def test_splits_that_hardly_any_known_row_meets_are_left_out() -> None:
+    """A decoder that has never seen a side would take the rows on it for anything."""
+    rare, often = np.zeros(ROWS), np.where(np.arange(ROWS) % 2, 1.0, -1.0)
+    rare[:20] = 1.0  # of 300 known rows two, on average
+    assert telling([rare, often]).tolist() == often[:, None].tolist()
