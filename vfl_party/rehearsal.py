@@ -16,7 +16,7 @@ from torch import Tensor
 from vfl_common.bundle import Kind, StepKey
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
-from vfl_party.attacks.scene import Batch, Columns, Figure, Scene, UnfitError
+from vfl_party.attacks.scene import Batch, Columns, Figure, Heard, Scene, UnfitError
 from vfl_party.attacks.sizes import Seen, Sizes, told
 from vfl_party.declared import Exchange
 from vfl_party.filter import Tensors
@@ -48,6 +48,8 @@ class Rehearsal:
 
     def __post_init__(self) -> None:
         self.record = Record(self.folder, self.every)
+        (self.folder / "overheard").mkdir()
+        self.overheard = Record(self.folder / "overheard", self.every)
 
     def attach(self, name: str, party: Assembled) -> None:
         """Listens at all exchanges that a party's phases have opened; called once the party is assembled."""
@@ -61,6 +63,27 @@ class Rehearsal:
                 came = what == "came"
                 sender, receiver = (peer, me) if came else (me, peer)
                 self.record.note(exchange.name, step, tensors[tensor_name], sender, receiver, meant=not came)
+        if what == "came" and exchange.name in self._phase(me, step.phase).overheard:
+            (tensor,) = tensors.values()
+            self.overheard.note(exchange.name, step, tensor, peer, me)
+            behind = self._phase(peer, step.phase).behind(exchange.name)
+            if behind is not None:
+                self.overheard.note(exchange.name, step, behind, peer, me, meant=True)
+
+    def _phase(self, party: str, name: str) -> Phase:
+        return next(phase for phase in self.parties[party].phases if phase.name == name)
+
+    def _heard(self, attacker: str) -> Iterator[Heard]:
+        """Yields what was overheard between the attacker and others, in order."""
+        held: tuple[Key, Tensor] | None = None
+        for key, tensor in self.overheard.messages():
+            if attacker not in (key.sender, key.receiver):
+                continue
+            if held is not None:
+                yield _as_heard(*held, tensor if key.meant else None)
+            held = None if key.meant else (key, tensor)
+        if held is not None:
+            yield _as_heard(*held, None)
 
     def play(self, attacks: Sequence[str], seed: int) -> list[Played]:
         """Plays attacks, each by every party whose role it is for. Raises InputError if there is no such attack."""
@@ -113,6 +136,7 @@ class Rehearsal:
             encoder=own.models["encoder"].eval() if "encoder" in own.models else None,
             inputs=features.inputs if features is not None else None,
             make_encoder=own.make_encoder,
+            heard=partial(self._heard, attacker),
             columns={name: each for name in self.parties if (each := self._columns(name)) is not None},
         )
 
@@ -146,6 +170,10 @@ class Rehearsal:
         if len(every) != values.shape[1]:  # pixels
             every = tuple(f"x{number}" for number in range(values.shape[1]))
         return Columns(every, values)
+
+
+def _as_heard(key: Key, tensor: Tensor, behind: Tensor | None) -> Heard:
+    return Heard(key.phase, key.exchange, key.round, key.sender, key.receiver, tensor, behind)
 
 
 def _classes(targets: Tensor | None, kind: str) -> Tensor:

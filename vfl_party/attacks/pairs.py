@@ -31,6 +31,11 @@ class Pairs:
     own: tuple[Tensor, Tensor] | None
 
 
+def known_rows(count: int) -> int:
+    """Returns of how many of ``count`` rows the attacker knows the columns."""
+    return min(_MOST, max(_LEAST, int(_SHARE * count)))
+
+
 def pairs(scene: Scene) -> Iterator[Pairs]:
     """Yields the pairs of each sender whose columns are known. Raises UnfitError if none sends enough rows."""
     some = False
@@ -42,7 +47,7 @@ def pairs(scene: Scene) -> Iterator[Pairs]:
             continue
         some = True
         rows = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation([*newest])
-        count = min(_MOST, max(_LEAST, int(_SHARE * len(rows))))
+        count = known_rows(len(rows))
         known, judged = rows[:count], rows[count : count + _JUDGED]
         columns, own = scene.columns[sender], scene.columns.get(scene.attacker)
         yield Pairs(
