@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,13 @@ def test_what_is_pasted_has_the_seconds_and_bytes_of_its_line(own: dict[str, Any
     assert ("instead of all tables [[wire]]" in found.toml) == bool(own)
 
 
+def test_a_part_has_at_least_one_row() -> None:
+    """More parts than a batch has rows are as many parts as it has rows, and take as long."""
+    network = Network(1e7, 0.1)
+    many, rows = (recipe(batch_size=8, micro_batches=m) for m in (64, 8))
+    assert seconds_and_bytes(many, network) == seconds_and_bytes(rows, network)
+
+
 def test_a_recipe_that_is_packed_for_nothing_is_told_to_unpack() -> None:
     given = recipe(in_flight=8)
     tables = given.model_dump(mode="json", exclude_unset=True)
@@ -150,13 +158,21 @@ def test_a_recipe_that_is_packed_for_nothing_is_told_to_unpack() -> None:
     assert "# remove all tables [[wire]]" in found.toml
 
 
-def test_averages_get_eight_bits_and_trees_nothing() -> None:
+def test_averages_get_eight_bits() -> None:
     """Nearly all bytes of FedHSSL are its averages."""
     examples = HERE.parents[1] / "examples"
     outlook = read_outlook(examples / "ssl" / "fedhssl-moco.toml")
     found = suggestions(*lone_party(outlook, None), Network(1e7, 0.025))
     assert found.best.message_bytes < found.own[1] / 3
     assert 'exchange = "weights"' in found.toml
+
+
+def test_trees_can_be_suggested_nothing() -> None:
+    outlook = read_outlook(HERE.parents[1] / "examples" / "secureboost-breast-cancer.toml")
+    party, rows = lone_party(outlook, None)
+    party = replace(party, recipe=party.recipe.model_copy(update={"phases": party.recipe.phases[:1]}))
+    with pytest.raises(InputError, match="no phase of this recipe can have codecs or steps in flight"):
+        suggestions(party, rows, Network(1e7, 0.025))
 
 
 def test_what_is_refused_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

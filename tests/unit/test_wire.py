@@ -85,6 +85,8 @@ def test_averages_and_what_is_no_phase_are_left_alone() -> None:
     assert str(chains(named, MEAN).up) == "allow all -> 4 bits (stochastic)"
     up, down = (coding_of(named, "splitnn", MEAN, way) for way in ("up", "down"))
     assert (up.name, up.bits, up.stochastic, bool(up.seed)) == ("bits", 4, True, True)
+    same = coding_of(recipe({**BITS, "bits": 4.0, "exchange": "weights"}), "splitnn", MEAN, "up")
+    assert (same.bits, type(same.bits)) == (4, int)
     assert down == Coding("float16")
 
 
