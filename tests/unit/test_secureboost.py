@@ -17,8 +17,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.summary import Summary
 from vfl_party import trained
+from vfl_party.exchange import Asking
 from vfl_party.homomorphic.none import PlainAdder, PlainKeys
-from vfl_party.methods.secureboost import active, passive
+from vfl_party.methods.secureboost import active, common, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
 from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.forest import Forest, Split, Tree
@@ -187,6 +188,15 @@ def test_chosen_rows_are_as_many_as_both_sides_expect(count: int) -> None:
         assert np.isfinite(weights).all()
 
 
+def test_columns_that_offer_too_many_splits_are_refused_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    monkeypatch.setattr(common, "MOST_ENTRIES", 5)
+    text = refused(tmp_path, recipe(bins=7), "p1")
+    assert "the columns of p1 can offer a tree 12 splits, and 5 are the most; lower bins" in text
+
+
 # -- peers -------------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +244,32 @@ def test_too_few_chosen_rows_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(active, "by_gradient", fewer)
     text = peer_fails(tmp_path, recipe(goss={"top": 0.25, "rest": 0.25}))
     assert "p0 gives 31 rows to a round of secureboost, and goss asks for 32" in text
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("bits", [0, 255, 0x5A])
+def test_rows_that_go_another_way_than_their_sums_are_refused(
+    bits: int, weight: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Asking.swap
+
+    def lie(self: Any, step: Any, tensors: dict[str, Any], **sizes: Any) -> Any:
+        told = {"left": torch.full_like(tensors["left"], bits)} if self.exchange.name == "partition" else tensors
+        return real(self, step, told, **sizes)
+
+    monkeypatch.setattr(Asking, "swap", lie)
+    text = peer_fails(tmp_path, recipe(min_child_weight=weight))
+    assert "p1 divides rows in another way than the sums that it has sent" in text
+
+
+def test_sums_of_g_that_no_rows_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wire(self: PlainAdder, held: Any) -> Any:
+        sums = held.copy()
+        sums[:, 0] = (1 << 62) - 1
+        return sums.astype("<i8").view(np.uint8).reshape(len(sums), 16)
+
+    monkeypatch.setattr(PlainAdder, "wire", wire)
+    assert "sums that do not fit" in peer_fails(tmp_path, recipe())
 
 
 def test_a_gradient_out_of_range_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
