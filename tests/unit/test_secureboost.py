@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from tests.harness import cases
+from vfl.report.leaks import encryption
+from vfl.report.table import show
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -157,6 +161,17 @@ def test_no_encryption_is_said_in_check_log_and_summary(tmp_path: Path, caplog: 
     summary = run(tmp_path, recipe())
     assert any("can read every gradient" in line.getMessage() for line in caplog.records)
     assert any("unencrypted" in each.sent for each in summary.exchanges)
+    assert encryption(summary) == "Gradients of secureboost left every tree, NOT encrypted."
+
+
+def test_summary_and_report_say_which_scheme_and_how_many_bits(tmp_path: Path) -> None:
+    write(tmp_path)
+    summary = run(tmp_path, recipe(encryption="paillier", key_bits=1024, trees=1, depth=1))
+    words = "every tree, encrypted by Paillier, 1,024 bits"
+    assert words in [each.when for each in summary.exchanges if each.sent.startswith("gradient ciphertexts")]
+    console = Console(file=io.StringIO(), width=200)
+    show(summary, console=console)
+    assert f"Gradients of secureboost left {words}." in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_chosen_rows_have_the_largest_gradients_and_weights_that_make_up_for_the_rest() -> None:

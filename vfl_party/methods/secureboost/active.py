@@ -139,9 +139,7 @@ class ActiveSecureBoost(Phase):
                 predictions[split] = rows, scores
         note_importance(party, self.name, self._forest.importance(), "gain")
         count = len(self._forest.trees)
-        how = {"none": "gradients NOT encrypted", "ou": "Okamoto-Uchiyama", "paillier": "Paillier"}[settings.encryption]
-        bits = "" if settings.encryption == "none" else f", {settings.key_bits} bits"
-        note = f"{self.name}: {count} {'tree' if count == 1 else 'trees'}; {how}{bits}"
+        note = f"{self.name}: {count} {'tree' if count == 1 else 'trees'}; gradients {settings.protection}"
         return RoundReport(outputs, metrics, done=done, note=note, predictions=predictions)
 
     def _judge(self, round_: int) -> tuple[dict[str, dict[str, float]], bool]:
