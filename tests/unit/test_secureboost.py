@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from rich.console import Console
 
 from tests.harness import cases
@@ -336,6 +337,37 @@ def test_trees_are_exported_with_the_partys_models(tmp_path: Path) -> None:
         assert isinstance(other, Forest)
         assert len(forest.trees) == 2
         assert forest.trees == other.trees
+
+
+def test_a_run_of_trees_has_no_encoder_and_no_embeddings(tmp_path: Path) -> None:
+    write(tmp_path)
+    run(tmp_path, recipe())
+    whole = trained.load(tmp_path / "run", "p1")
+    assert list(whole.models) == ["trees"]
+    with pytest.raises(InputError, match="a run of secureboost trains no encoder, so its rows have no embeddings"):
+        whole.embed({"x2": [0.0], "x3": [1.0]})
+
+
+def test_a_recipe_of_trees_needs_no_model() -> None:
+    tables = {key: value for key, value in recipe().model_dump(mode="json").items() if key != "model"}
+    assert Recipe.model_validate(tables).model.embedding_size == 1
+    with pytest.raises(ValidationError, match="model"):
+        Recipe.model_validate(tables | {"phases": [{"kind": "splitnn"}]})
+
+
+def test_missing_numbers_need_no_setting(tmp_path: Path) -> None:
+    write(tmp_path, x2=[None if n % 7 == 0 else n % 11 for n in range(ROWS)])
+    text = (tmp_path / "all.csv").read_text().replace("None", "")
+    (tmp_path / "all.csv").write_text(text)
+    summary = run(tmp_path, recipe())
+    assert summary.metrics["test"]
+    forest = trained.load(tmp_path / "run", "p1").models["trees"]
+    assert isinstance(forest, Forest)
+    assert [column.missing for column in forest.columns] == [True, False]
+    own = data(tmp_path)
+    own["p1"] = DataSettings(**{**own["p1"].model_dump(include={"source", "id", "columns"}), "missing": "error"})
+    with pytest.raises(InputError, match="x2"):
+        run_in_process(recipe(), own, tmp_path / "refused")
 
 
 def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
