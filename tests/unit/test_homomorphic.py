@@ -147,6 +147,7 @@ def test_other_threads_run_between_the_pieces_of_long_work(scheme: Encryption, m
     g, h = numbers(count)
     whole = adds.buckets(adds.held(keys.encrypt(g, h)), np.arange(count), codes, 1)
     monkeypatch.setattr(pieces, "SECONDS", 1e-6)  # each piece is as small as can be
+    monkeypatch.setattr("vfl_party.homomorphic.heu.FAST", 16)
     adds = adder(scheme, BITS, public)
     beats, stop = [0], Event()
 
@@ -184,7 +185,7 @@ def test_a_pace_takes_as_much_as_fits_into_its_time(monkeypatch: pytest.MonkeyPa
     now, sizes = [0.0], list[int]()
     monkeypatch.setattr("vfl_party.homomorphic.pieces.time.monotonic", lambda: now[0])
     monkeypatch.setattr("vfl_party.homomorphic.pieces.time.sleep", lambda _: None)
-    pace, seconds = pieces.Pace(), 1 / 1024
+    pace, seconds = pieces.Pace(16), 1 / 1024
     for piece in pace.pieces(5_000):
         sizes.append(piece.stop - piece.start)
         now[0] += seconds * sizes[-1] * (8 if len(sizes) == 6 else 1)

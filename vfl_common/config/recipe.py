@@ -197,7 +197,7 @@ class SimulateSettings(Section):
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
 
 
-_NO_ENCODER = {"secureboost"}  # kinds of phases; plug-ins are not known here, so their recipes have a model
+_NO_ENCODER = {"gbdt", "secureboost"}  # kinds of phases; plug-ins are not known here, so their recipes have a model
 
 
 class Recipe(Section):

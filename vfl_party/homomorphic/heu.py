@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from vfl_party.homomorphic import worker
 from vfl_party.homomorphic.packing import BITS, pack, unpack
-from vfl_party.homomorphic.pieces import Pace
+from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
@@ -35,7 +35,7 @@ class HeuKeys:
         self._kit = library.numpy.HeKit(library.phe.setup(*both))
         self._modulus = _modulus(_n(both[0], scheme), scheme)
         self._encoder = library.phe.BigintEncoder(schema(library, scheme))
-        self._encrypting, self._decrypting = Pace(), Pace()
+        self._encrypting, self._decrypting = Pace(SLOW), Pace(SLOW)
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
@@ -76,7 +76,7 @@ class HeuAdder:
             raise CipherError(f"its public key is no odd number of about {bits} bits")
         self._evaluator = self._kit.evaluator()
         self._encoder = library.phe.BigintEncoder(schema(library, scheme))
-        self._summing, self._adding, self._masking = Pace(), Pace(), Pace()
+        self._summing, self._adding, self._masking = Pace(FAST), Pace(FAST), Pace(SLOW)
 
     def held(self, wire_N: Wire) -> Any:
         """See ``Adder``."""

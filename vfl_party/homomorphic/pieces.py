@@ -12,15 +12,15 @@ from contextlib import contextmanager
 
 SECONDS = 0.25  # that a piece should take
 REST = 0.001  # seconds between two pieces: enough for all threads that wait for the lock
-_FIRST = 16  # items, the slowest of which takes some hundredths of a second
+SLOW, FAST = 16, 4096  # items of a first piece: one takes up to hundredths of a second, or of a millisecond
 _GROWTH = 4  # at most, from one piece to the next
 
 
 class Pace:
-    """Learns how many items of one kind of work take ``SECONDS``; of the first calls it takes few."""
+    """Learns how many items of one kind of work take ``SECONDS``; it begins with ``first``."""
 
-    def __init__(self) -> None:
-        self.room = _FIRST
+    def __init__(self, first: int) -> None:
+        self.room = first
 
     def pieces(self, count: int) -> Iterator[slice]:
         """Gives the places of ``count`` items, piece by piece; what is done with one must be over before the next."""
