@@ -22,6 +22,7 @@ from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
 _NAMES = {"ou": "OU", "paillier": "Z-paillier"}  # with which HEU begins the text of a key
 _MODULUS = re.compile(r"\bn=([0-9A-F]+)")
+_LONG = 100  # times as many rows as buckets are in a piece of sums
 _EXTRA_BITS = 8  # the product of OU's primes may be a little longer than its name says
 
 
@@ -88,13 +89,15 @@ class HeuAdder:
         if not len(rows):
             return self._zeros(columns * size)  # HEU cannot sum over no rows
         while begin < columns:
-            end = min(columns, begin + max(1, self._summing.room // (len(rows) + size)))
+            # Many columns at once, so that a row is read once, but enough rows that adding up their pieces costs little.
+            together = min(len(rows), max(self._summing.room // columns, _LONG * size))
+            end = min(columns, begin + max(1, self._summing.room // together))
             parts.append(self._column_sums(held, rows, np.ascontiguousarray(codes_NF[:, begin:end]), size))
             begin = end
         return self.joined(parts)
 
     def _column_sums(self, held: Any, rows: Integers, codes_NF: npt.NDArray[np.int8], size: int) -> Any:
-        """Returns the sums of some columns; if one column alone takes long, its rows are cut, too."""
+        """Returns the sums of some columns, whose rows are cut if all of them take long."""
         found, begin, columns = None, 0, codes_NF.shape[1]
         while begin < len(rows):
             piece = rows[begin : begin + max(1, self._summing.room // columns - size)]
