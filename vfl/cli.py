@@ -235,12 +235,14 @@ def report(run: Path) -> None:
       vfl report runs/20260101-120000-digits-1f2e
     """
     from vfl.report.charts import draw
-    from vfl.report.reading import find, own_notes
+    from vfl.report.reading import find, importance, own_notes
     from vfl.report.table import show, show_own
 
     own = own_notes(run)
     if own is not None:
         show_own(own)
+        for line in importance(run):
+            click.echo(line)
         if own.goes_on:
             click.echo(f"{run}: {own.end.said}")
         if own.role == "passive":
@@ -250,6 +252,8 @@ def report(run: Path) -> None:
         return
     found = find(run)
     show(found.summary, found.phases)
+    for line in importance(run):
+        click.echo(line)
     paths = draw(found)
     for path in paths:
         click.echo(path)

@@ -74,6 +74,8 @@ def open_party(
 ) -> Opened:
     """Reads the data of a party. ``labels``: false for rows to predict. Raises InputError."""
     data = data.ruled(recipe.rows.id_rules)
+    if own_of(recipe):
+        data = data.with_missing()
     active = name == recipe.active.name
     if not active and recipe.rows.align == "none" and data.split is not None:  # every party divides its own rows
         data = data.model_copy(update={"label": None})
@@ -282,7 +284,7 @@ def assemble(
         columns=prepared.cells if features is not None else None,
         policy=policy if policy is not None else AllowAll(),
     )
-    if spread is not None and features is not None:
+    if spread is not None and features is not None and "encoder" in party.models:
         party.encode = spread(party.models["encoder"], features.spec)
     phases = work.phases(party, prepared)
     return Assembled(opened, prepared, party, phases, torch.get_rng_state())
@@ -317,11 +319,12 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
 def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) -> dict[str, nn.Module]:
     """Makes this party's models on the CPU, with initial weights drawn from the recipe's seed and the party's name.
 
-    ``make_encoder``: None for an active party with labels only. The phases share the one encoder.
+    ``make_encoder``: None for an active party with labels only. The phases share the one encoder. A method with a model
+    of its own needs neither encoder nor top.
     """
-    models: dict[str, nn.Module] = {}
-    size = recipe.model.embedding_size
-    models |= own_of(recipe)
+    models, size = own_of(recipe), recipe.model.embedding_size
+    if models:
+        return models
     if make_encoder is not None:
         models["encoder"] = handed_on(recipe, make_encoder)
     if name == recipe.active.name:

@@ -101,6 +101,10 @@ class TrainedParty:
     @torch.no_grad()
     def embed(self, rows: Any) -> Tensor:
         """Returns the embeddings [N, D] of rows in memory, as the party would send them without noise; or latents."""
+        if self.preprocessor is not None and "encoder" not in self.models:
+            kinds = ", ".join(phase.kind for phase in self.about.recipe.phases)
+            text = f"a run of {kinds} trains no encoder, so its rows have no embeddings"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; predict jointly (vfl predict)")
         inputs = self.inputs(rows)
         encoder, precision = self.models["encoder"].eval(), self.about.recipe.model.precision
         parts = chunks(np.arange(len(inputs[0]), dtype=np.int64))

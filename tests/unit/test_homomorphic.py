@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import sys
+from threading import Event, Thread
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from vfl_common.errors import InputError
-from vfl_party.homomorphic import Adder, CipherError, Encryption, Keys, adder, check, cipher_bytes, make_keys
+from vfl_common.errors import InputError, InternalError
+from vfl_party.homomorphic import (
+    Adder,
+    CipherError,
+    Encryption,
+    Keys,
+    adder,
+    check,
+    cipher_bytes,
+    make_keys,
+    pieces,
+    worker,
+)
 from vfl_party.homomorphic.packing import LIMIT, pack, unpack
 
 BITS = 1024
@@ -123,3 +137,100 @@ def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     keys, public = make_keys("paillier", BITS, with_heu=True)
     assert public[:1] == b"G"
     assert (keys.decrypt(keys.encrypt(*numbers(1)))[1] == numbers(1)[1]).all()
+
+
+@pytest.mark.parametrize("scheme", ["ou", "paillier"])
+def test_other_threads_run_between_the_pieces_of_long_work(scheme: Encryption, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("heu")
+    keys, public = make_keys(scheme, BITS, with_heu=True)
+    adds, count, codes = adder(scheme, BITS, public), 600, np.zeros((600, 3), np.int8)
+    g, h = numbers(count)
+    whole = adds.buckets(adds.held(keys.encrypt(g, h)), np.arange(count), codes, 1)
+    monkeypatch.setattr(pieces, "SECONDS", 1e-6)  # each piece is as small as can be
+    monkeypatch.setattr("vfl_party.homomorphic.heu.FAST", 16)
+    adds = adder(scheme, BITS, public)
+    beats, stop = [0], Event()
+
+    def beat() -> None:
+        while not stop.is_set():
+            beats[0] += 1
+            stop.wait(1e-4)
+
+    thread = Thread(target=beat)
+    thread.start()
+    try:
+        seen = {}
+        held = adds.held(keys.encrypt(g, h))
+        works: dict[str, Any] = {
+            "encrypt": lambda: keys.encrypt(g[:200], h[:200]),
+            "buckets": lambda: adds.buckets(held, np.arange(count), codes, 1),
+            "add": lambda: adds.add(held, held),
+            "wire": lambda: adds.wire(held),
+            "decrypt": lambda: keys.decrypt(adds.wire(adds.take(held, range(100)))),
+        }
+        for name, work in works.items():
+            before = beats[0]
+            work()
+            seen[name] = beats[0] - before
+    finally:
+        stop.set()
+        thread.join()
+    assert min(seen.values()) > 20, seen
+    sums = np.stack(keys.decrypt(adds.wire(works["buckets"]())), axis=1)
+    assert (sums == np.stack(keys.decrypt(adds.wire(whole)), axis=1)).all()
+    assert (sums == [[g.sum(), h.sum()]] * 3).all()
+
+
+def test_a_pace_takes_as_much_as_fits_into_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sizes = [0.0], list[int]()
+    monkeypatch.setattr("vfl_party.homomorphic.pieces.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vfl_party.homomorphic.pieces.time.sleep", lambda _: None)
+    pace, seconds = pieces.Pace(16), 1 / 1024
+    for piece in pace.pieces(5_000):
+        sizes.append(piece.stop - piece.start)
+        now[0] += seconds * sizes[-1] * (8 if len(sizes) == 6 else 1)
+    assert sizes[:6] == [16, 64, 256, 256, 256, 256]
+    assert sizes[6:8] == [32, 128]  # after a slow one
+    assert sum(sizes) == 5_000
+
+
+def test_no_rows_have_sums_of_zero(pair: tuple[Encryption, Keys, bytes, Adder]) -> None:
+    _, keys, _, adds = pair
+    held = adds.held(keys.encrypt(*numbers(3)))
+    none = adds.buckets(held, np.empty(0, np.int64), np.zeros((3, 2), np.int8), 4)
+    assert [each.tolist() for each in keys.decrypt(adds.wire(none))] == [[0] * 8] * 2
+
+
+def test_a_key_of_another_scheme_is_refused() -> None:
+    pytest.importorskip("heu")
+    _, public = make_keys("ou", BITS, with_heu=True)
+    with pytest.raises(CipherError, match="public key"):
+        adder("paillier", BITS, public)
+    _, public = make_keys("paillier", BITS, with_heu=True)
+    with pytest.raises(CipherError, match="public key"):
+        adder("ou", BITS, public)
+
+
+def test_a_key_that_heu_cannot_compute_with_is_one_sentence() -> None:
+    pytest.importorskip("heu")
+    keys, public = make_keys("ou", BITS, with_heu=True)
+    adds = adder("ou", BITS, public)
+    held = adds.held(keys.encrypt(*numbers(3)))
+    evaluator = Mock()
+    for name in ("add", "feature_wise_bucket_sum"):
+        getattr(evaluator, name).side_effect = RuntimeError("mp_invmod")
+    adds._evaluator = evaluator  # type: ignore[attr-defined]
+    codes = np.zeros((3, 1), np.int8)
+    for work in (
+        lambda: adds.add(held, held),
+        lambda: adds.wire(held),
+        lambda: adds.buckets(held, np.arange(3), codes, 1),
+    ):
+        with pytest.raises(CipherError, match="cannot be computed with"):
+            work()
+
+
+def test_a_key_process_that_fails_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InternalError, match="the process that makes the key has ended"):
+        worker.keys("paillier", -1)
+    assert capfd.readouterr().err

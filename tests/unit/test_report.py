@@ -16,7 +16,7 @@ from tests.harness import cases
 from vfl.cli import cli
 from vfl.report import charts
 from vfl.report.charts import draw
-from vfl.report.reading import curves, find, own_curves
+from vfl.report.reading import curves, find, importance, own_curves
 from vfl.report.table import in_order, show, size
 from vfl_common.errors import InputError
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, PartySummary, Summary, TcpBytes
@@ -343,6 +343,19 @@ def test_a_run_that_has_failed_is_said_to(tmp_path: Path) -> None:
     assert "the run was stopped; the same commands resume it" in reported(folder)
     logged(folder, "p0", "joined", "joined")  # it was started again
     assert f"{folder}: the run has not ended yet; " in reported(folder)
+
+
+def test_what_columns_do_in_trees_is_told_of_the_parties_whose_logs_are_here(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", "p0")
+    begun(tmp_path / "run", "p1")
+    logged(folder, "p0", "importance", "phase secureboost: gain of the columns of p0: age 4.5")
+    logged(folder, "p1", "importance", "phase secureboost: number of splits of the columns of p1: \x1b[2Jpay 3")
+    for path, shows in ((folder, {"p0", "p1"}), (folder / "p0", {"p0"}), (folder / "p1", {"p1"})):
+        assert {line.partition(" columns of ")[2][:2] for line in importance(path)} == shows
+    assert "\x1b" not in "".join(importance(folder))
+    assert "phase secureboost: gain of the columns of p0: age 4.5" in reported(folder / "p0")
+    (folder / "p0" / "log.jsonl").write_text('{"event": "importance"')
+    assert importance(folder / "p0") == []
 
 
 def test_a_run_of_several_processes_has_failed_as_the_first_says(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
+from rich.console import Console
 
 from tests.harness import cases
+from vfl.report.leaks import encryption
+from vfl.report.table import show
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.summary import Summary
 from vfl_party import trained
+from vfl_party.exchange import Asking
 from vfl_party.homomorphic.none import PlainAdder, PlainKeys
-from vfl_party.methods.secureboost import active, passive
+from vfl_party.methods.secureboost import active, common, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
 from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.forest import Forest, Split, Tree
@@ -156,6 +162,17 @@ def test_no_encryption_is_said_in_check_log_and_summary(tmp_path: Path, caplog: 
     summary = run(tmp_path, recipe())
     assert any("can read every gradient" in line.getMessage() for line in caplog.records)
     assert any("unencrypted" in each.sent for each in summary.exchanges)
+    assert encryption(summary) == "Gradients of secureboost left every tree, NOT encrypted."
+
+
+def test_summary_and_report_say_which_scheme_and_how_many_bits(tmp_path: Path) -> None:
+    write(tmp_path)
+    summary = run(tmp_path, recipe(encryption="paillier", key_bits=1024, trees=1, depth=1))
+    words = "every tree, encrypted by Paillier, 1,024 bits"
+    assert words in [each.when for each in summary.exchanges if each.sent.startswith("gradient ciphertexts")]
+    console = Console(file=io.StringIO(), width=200)
+    show(summary, console=console)
+    assert f"Gradients of secureboost left {words}." in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_chosen_rows_have_the_largest_gradients_and_weights_that_make_up_for_the_rest() -> None:
@@ -185,6 +202,15 @@ def test_chosen_rows_are_as_many_as_both_sides_expect(count: int) -> None:
         rows, weights = by_gradient(goss, np.ones(count), seed=1)
         assert 2 <= len(rows) == sum(parts(count, goss)) <= count
         assert np.isfinite(weights).all()
+
+
+def test_columns_that_offer_too_many_splits_are_refused_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    monkeypatch.setattr(common, "MOST_ENTRIES", 5)
+    text = refused(tmp_path, recipe(bins=7), "p1")
+    assert "the columns of p1 can offer a tree 12 splits, and 5 are the most; lower bins" in text
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------
@@ -236,6 +262,32 @@ def test_too_few_chosen_rows_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert "p0 gives 31 rows to a round of secureboost, and goss asks for 32" in text
 
 
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("bits", [0, 255, 0x5A])
+def test_rows_that_go_another_way_than_their_sums_are_refused(
+    bits: int, weight: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Asking.swap
+
+    def lie(self: Any, step: Any, tensors: dict[str, Any], **sizes: Any) -> Any:
+        told = {"left": torch.full_like(tensors["left"], bits)} if self.exchange.name == "partition" else tensors
+        return real(self, step, told, **sizes)
+
+    monkeypatch.setattr(Asking, "swap", lie)
+    text = peer_fails(tmp_path, recipe(min_child_weight=weight))
+    assert "p1 divides rows in another way than the sums that it has sent" in text
+
+
+def test_sums_of_g_that_no_rows_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wire(self: PlainAdder, held: Any) -> Any:
+        sums = held.copy()
+        sums[:, 0] = (1 << 62) - 1
+        return sums.astype("<i8").view(np.uint8).reshape(len(sums), 16)
+
+    monkeypatch.setattr(PlainAdder, "wire", wire)
+    assert "sums that do not fit" in peer_fails(tmp_path, recipe())
+
+
 def test_a_gradient_out_of_range_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlainKeys, "encrypt", lambda self, g, h: np.full((len(g), 16), 255, np.uint8))
     assert "a ciphertext of p0 in secureboost cannot be used" in peer_fails(tmp_path, recipe())
@@ -285,6 +337,37 @@ def test_trees_are_exported_with_the_partys_models(tmp_path: Path) -> None:
         assert isinstance(other, Forest)
         assert len(forest.trees) == 2
         assert forest.trees == other.trees
+
+
+def test_a_run_of_trees_has_no_encoder_and_no_embeddings(tmp_path: Path) -> None:
+    write(tmp_path)
+    run(tmp_path, recipe())
+    whole = trained.load(tmp_path / "run", "p1")
+    assert list(whole.models) == ["trees"]
+    with pytest.raises(InputError, match="a run of secureboost trains no encoder, so its rows have no embeddings"):
+        whole.embed({"x2": [0.0], "x3": [1.0]})
+
+
+def test_a_recipe_of_trees_needs_no_model() -> None:
+    tables = {key: value for key, value in recipe().model_dump(mode="json").items() if key != "model"}
+    assert Recipe.model_validate(tables).model.embedding_size == 1
+    with pytest.raises(ValidationError, match="model"):
+        Recipe.model_validate(tables | {"phases": [{"kind": "splitnn"}]})
+
+
+def test_missing_numbers_need_no_setting(tmp_path: Path) -> None:
+    write(tmp_path, x2=[None if n % 7 == 0 else n % 11 for n in range(ROWS)])
+    text = (tmp_path / "all.csv").read_text().replace("None", "")
+    (tmp_path / "all.csv").write_text(text)
+    summary = run(tmp_path, recipe())
+    assert summary.metrics["test"]
+    forest = trained.load(tmp_path / "run", "p1").models["trees"]
+    assert isinstance(forest, Forest)
+    assert [column.missing for column in forest.columns] == [True, False]
+    own = data(tmp_path)
+    own["p1"] = DataSettings(**{**own["p1"].model_dump(include={"source", "id", "columns"}), "missing": "error"})
+    with pytest.raises(InputError, match="x2"):
+        run_in_process(recipe(), own, tmp_path / "refused")
 
 
 def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The note of a run's report about gradients from which labels can be read."""
+"""The notes of a run's report about gradients: from which labels can be read, and how others are encrypted."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def unprotected(summary: Summary) -> str:
         return ""
     read = "a passive party can read the labels from them (AUC 1.00 by direction, in rehearsals on credit default)"
     return f"Gradients of {', '.join(dict.fromkeys(phases))} leave as they are: {read}. Try vfl leaks; add a defence."
+
+
+def encryption(summary: Summary) -> str:
+    """Says how the phases that encrypt their gradients have done so, or that they have not; '' if there is none."""
+    found = [
+        f"Gradients of {each.phase} left {each.when}."
+        for each in summary.exchanges
+        if each.exchange == "gradients" and "encrypted" in each.when
+    ]
+    return " ".join(dict.fromkeys(found))

@@ -14,6 +14,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Entry, read_entries
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Summary, load_summary
+from vfl_common.text import LINE, clean
 
 OWN = ("local", "cross")  # the splits of a party's own losses; other metrics have "train", "validation", "test"
 Rounds = dict[int, dict[str, dict[str, float]]]  # round -> split -> name -> value
@@ -56,6 +57,30 @@ def find(path: Path) -> Run:
 def of_run(path: Path) -> Path:
     """Returns the run's folder if ``path`` is a party's folder in it, which is what the party's program names."""
     return path.resolve().parent if (path / "run.json").is_file() else path
+
+
+def importance(path: Path) -> list[str]:
+    """Returns what each party whose log is here has noted last of what its columns do in trees.
+
+    ``path``: of a run, of its summary, or of one party, whose note alone is returned.
+    """
+    folder = path if path.is_dir() else path.parent
+    logs = [folder / "log.jsonl"] if (folder / "run.json").is_file() else sorted(folder.glob("*/log.jsonl"))
+    return [note for log in logs if (note := _importance(log))]
+
+
+def _importance(log: Path) -> str:
+    """Returns the last note in a log; '' if it has none, or cannot be read."""
+    found = ""
+    try:
+        with log.open(errors="replace") as lines:
+            for line in lines:
+                if '"importance"' in line:
+                    note = json.loads(line)
+                    found = clean(str(note["message"]), LINE) if note.get("event") == "importance" else found
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return found
+    return found
 
 
 @dataclass(frozen=True)

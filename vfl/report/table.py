@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.report.leaks import unprotected
+from vfl.report.leaks import encryption, unprotected
 from vfl.report.reading import Own
 from vfl.report.rounds import Round
 from vfl_common.ledger import CONTROL
@@ -101,6 +101,8 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
         parts += [Text(f"\nThe two ends counted different bytes on: {links}{why}", "yellow")]
     if note := unprotected(summary):
         parts += [Text(f"\n{clean(note)}", "yellow")]
+    if note := encryption(summary):
+        parts += [Text(f"\n{clean(note)}", "yellow" if "NOT" in note else "")]
     kernel = _WITHOUT_STOPPED if summary.interruptions or summary.absences else ""
     words = f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: as the kernel counts{kernel}."
     parts += [Text(f"\n{words}", "dim")]

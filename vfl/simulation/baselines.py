@@ -83,7 +83,7 @@ def _by_itself(recipe: Recipe, made: Tables, kind: str) -> Tables:
     for key in ("start", "wire"):  # a baseline owes nothing to an earlier run, and nothing crosses
         made.pop(key, None)
     if kind.startswith("gbdt"):
-        made["model"].pop("precision", None)  # trees are grown in float32
+        made.get("model", {}).pop("precision", None)  # trees are grown in float32
         return made | {"phases": _trees(recipe, made["phases"])}
     return made | {"phases": by_oneself(made["phases"])}
 

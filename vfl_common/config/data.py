@@ -206,6 +206,12 @@ class DataSettings(Section):
         own = rules if self.id_rules is None else self.id_rules
         return self.model_copy(update={"parts": parts, "id_rules": own})
 
+    def with_missing(self) -> DataSettings:
+        """Returns the same settings for a method that takes missing numbers as they are, unless they refuse them."""
+        parts = {name: each.with_missing() for name, each in self.parts.items()}
+        missing = self.missing if "missing" in self.model_fields_set else "mean"
+        return self.model_copy(update={"parts": parts, "missing": missing})
+
     @property
     def is_named(self) -> bool:
         """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always ``target``."""

@@ -197,6 +197,9 @@ class SimulateSettings(Section):
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
 
 
+_NO_ENCODER = {"gbdt", "secureboost"}  # kinds of phases; plug-ins are not known here, so their recipes have a model
+
+
 class Recipe(Section):
     """An ordered list of phases, with all settings on which the parties must agree.
 
@@ -223,6 +226,15 @@ class Recipe(Section):
         if isinstance(value, dict) and "method" in value:
             raise ValueError("remove the key 'method': the phases say what the recipe does")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supply_model(cls, value: Any) -> Any:
+        """Supplies the table ``model`` if all phases are of kinds that train no encoder."""
+        if not isinstance(value, dict) or "model" in value or not isinstance(value.get("phases"), (list, tuple)):
+            return value
+        kinds = [phase.get("kind") if isinstance(phase, dict) else None for phase in value["phases"]]
+        return value | {"model": {"embedding_size": 1}} if kinds and set(kinds) <= _NO_ENCODER else value
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:

@@ -142,9 +142,7 @@ class ActiveSecureBoost(Phase):
                 predictions[split] = rows, scores
         note_importance(party, self.name, self._forest.importance(), "gain")
         count = len(self._forest.trees)
-        how = {"none": "gradients NOT encrypted", "ou": "Okamoto-Uchiyama", "paillier": "Paillier"}[settings.encryption]
-        bits = "" if settings.encryption == "none" else f", {settings.key_bits} bits"
-        note = f"{self.name}: {count} {'tree' if count == 1 else 'trees'}; {how}{bits}"
+        note = f"{self.name}: {count} {'tree' if count == 1 else 'trees'}; gradients {settings.protection}"
         return RoundReport(outputs, metrics, done=done, note=note, predictions=predictions)
 
     def _judge(self, round_: int) -> tuple[dict[str, dict[str, float]], bool]:
@@ -289,10 +287,9 @@ class ActiveSecureBoost(Phase):
             raise self._wrong(party, f"sends a sum that cannot be used: {error}") from None
 
     def _check(self, of: Growing, party: str, sums_: dict[int, Sums]) -> None:
-        """Raises PeerError if a sum of h is negative, or larger than that of its node."""
-        for node, each in sums_.items():
-            if (each.h < 0).any() or (each.h > of.total(node).h).any():
-                raise self._wrong(party, "sends sums that do not fit the gradients that it was sent")
+        """Raises PeerError if a sum cannot be that of rows in its node."""
+        if not all(of.fits(node, each) for node, each in sums_.items()):
+            raise self._wrong(party, "sends sums that do not fit the gradients that it was sent")
 
     def _best_splits(
         self, of: Growing, present: list[int], entries: dict[str, dict[int, Sums]]
@@ -326,7 +323,7 @@ class ActiveSecureBoost(Phase):
     def _move(
         self, of: Growing, level: int, present: list[int], best: dict[int, tuple[str, Found]], round_: int
     ) -> dict[int, Bools]:
-        """Returns {node that is split: whether each of its rows goes left}, and notes the splits."""
+        """Returns {node that is split: whether each of its rows goes left}, and notes the splits. Raises PeerError."""
         won = {party: [node for node in best if best[node][0] == party] for party in (self._party.name, *of.sizes)}
         lefts: dict[int, Bools] = {}
         for node, (party, found) in best.items():
@@ -346,6 +343,8 @@ class ActiveSecureBoost(Phase):
                 for node in won[party]:
                     here = int((of.nodes == node).sum())
                     lefts[node], bits = bits[:here], bits[here:]
+                    if not of.agrees(party, node, best[node][1].flags, lefts[node]):
+                        raise self._wrong(party, "divides rows in another way than the sums that it has sent")
         for node in present:
             if node not in lefts:
                 self._leaf(of, level, node)

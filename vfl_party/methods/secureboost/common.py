@@ -12,6 +12,7 @@ from vfl_party.context import Party
 from vfl_party.homomorphic import check
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
 from vfl_party.methods.secureboost.entries import Layout
+from vfl_party.methods.secureboost.exchanges import MOST_ENTRIES
 from vfl_party.methods.secureboost.forest import Split
 from vfl_party.methods.secureboost.growth import Bools
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
@@ -40,6 +41,16 @@ def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
     if settings.encryption == "none" and party.recipe.passives:
         text = '%s: encryption = "none": the passive parties can read every gradient, and so the labels'
         log.warning(text, where, extra={"event": "advice"})
+
+
+def check_offered(party: Party, phase: str, settings: SecureBoostSettings, columns: list[Column]) -> None:
+    """Raises InputError if the columns can offer a tree more splits than may be sent."""
+    counts = sorted((len(Layout.of([column], [0]).entries) for column in columns), reverse=True)
+    offered = sum(counts[: max(1, round(settings.column_sample * len(columns)))])
+    if offered > MOST_ENTRIES:
+        text = f"the columns of {party.name} can offer a tree {offered:,} splits, and {MOST_ENTRIES:,} are the most"
+        advice = "lower bins or column_sample, or drop columns"
+        raise InputError(Code.DATA_INVALID, f"recipe: phases: {phase}: {text}; {advice}")
 
 
 def note_constant(party: Party, phase: str, columns: list[Column]) -> None:

@@ -29,8 +29,8 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 def gradients(settings: SecureBoostSettings) -> Exchange:
     """Declares the sizes of a party's entries up, and g and h of each row down; the name says if they are encrypted."""
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
-    up = Sent(Kind.ROWS, {"sizes": i64("parts")})
-    return Exchange("gradients", up, Sent(Kind.GRADIENT, {name: u8("rows", "bytes")}), when="every tree")
+    up, down = Sent(Kind.ROWS, {"sizes": i64("parts")}), Sent(Kind.GRADIENT, {name: u8("rows", "bytes")})
+    return Exchange("gradients", up, down, when=f"every tree, {settings.protection}")
 
 
 def sums(settings: SecureBoostSettings) -> Exchange:

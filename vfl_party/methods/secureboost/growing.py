@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from vfl_party.homomorphic import Integers
 from vfl_party.methods.secureboost.entries import Layout, Plan
@@ -39,3 +42,26 @@ class Growing:
         """Returns the sums of g and h over the sampled rows of an open node."""
         whole = self.pairs[self.nodes[self.rows] == node].sum(axis=0)
         return Sums(whole[:1], whole[1:])
+
+    def fits(self, node: int, sums_: Sums) -> bool:
+        """Whether sums of entries can be those of rows in an open node."""
+        g_R, h_R = self.pairs[self.nodes[self.rows] == node].T
+        return bool(
+            (np.abs(sums_.g) <= np.abs(g_R).sum()).all() and (sums_.h >= 0).all() and (sums_.h <= h_R.sum()).all()
+        )
+
+    def agrees(self, party: str, node: int, flags: Bools, left: Bools) -> bool:
+        """Whether the rows that a party sends left have the sums of a split that it was told with ``flags``.
+
+        ``left``: of all rows in the node.
+        """
+        goes_left = np.zeros(len(self.nodes), bool)
+        goes_left[self.nodes == node] = left
+        found = self.pairs[goes_left[self.rows]].sum(axis=0)
+        entries, sizes = self.sums[party][node], self.sizes[party]
+        pairs = np.stack([entries.g, entries.h], axis=1)
+        told = list(pairs[: sizes[0]][flags[: sizes[0]]])
+        if not told:
+            ends = itertools.pairwise(np.cumsum(sizes).tolist())
+            told = [pairs[begin:end][flags[begin:end]].sum(axis=0) for begin, end in ends if flags[begin:end].any()]
+        return any((found == each).all() for each in told)

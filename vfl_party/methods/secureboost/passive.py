@@ -15,7 +15,7 @@ from vfl_party.context import Party
 from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu, key_room
 from vfl_party.homomorphic.scheme import Held
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
-from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
+from vfl_party.methods.secureboost.common import begin, check_offered, made, note_constant, note_importance, routed
 from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.exchanges import (
     BEST,
@@ -65,6 +65,7 @@ class PassiveSecureBoost(Phase):
         begin(party, name, settings)
         self._train, self._routed = party.rows("train"), routed(party, settings)
         self._columns = learn(party, settings.bins, self._train)
+        check_offered(party, name, settings, self._columns)
         note_constant(party, name, self._columns)
         self._codes_NF = coded(party, self._columns)[self._routed]
         bits = settings.key_bits
@@ -170,11 +171,14 @@ class PassiveSecureBoost(Phase):
                 return
 
     def _summed(self, own: Adder, held: Held, rows: Rows, codes_RF: Codes, entries: Shuffled) -> Wire:
-        """Returns the sums of one node for the wire, in the secret order."""
+        """Returns the sums of one node for the wire, in the secret order. Raises PeerError if they cannot be made."""
         if not entries.order:
             return np.empty((0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8)
-        found = summed(own, held, rows, codes_RF, entries.plan)
-        return own.wire(own.take(found, entries.order))
+        try:
+            found = summed(own, held, rows, codes_RF, entries.plan)
+            return own.wire(own.take(found, entries.order))
+        except CipherError as error:
+            raise self._wrong(f"what {self._peer} sends in {self.name} cannot be used: {error}") from None
 
     def _split(
         self,

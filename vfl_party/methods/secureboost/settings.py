@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
-from vfl_party.homomorphic import Encryption
+from vfl_party.homomorphic import SCHEMES, Encryption
 
 MOST_CODES = 120  # bins or categories of a column, with the missing one: HEU numbers them in seven bits
 MOST_DEPTH = 7  # a node's number in its level, and one more, fit into a byte
@@ -62,3 +62,10 @@ class SecureBoostSettings(Section):
             raise ValueError(f"a tree of depth {self.depth} has at most {1 << self.depth} leaves; lower leaves")
         if self.goss is not None and self.row_sample < 1.0:
             raise ValueError("goss and row_sample both choose the rows of a round; remove one")
+
+    @property
+    def protection(self) -> str:
+        """Says how gradients are encrypted: in notes, in the summary and in the report."""
+        if self.encryption == "none":
+            return "NOT encrypted"
+        return f"encrypted by {SCHEMES[self.encryption]}, {self.key_bits:,} bits"
