@@ -10,7 +10,7 @@ import torch
 
 from tests.harness.scenes import labelled_scene, linear_scene, replayed
 from vfl_party.attacks import kinds
-from vfl_party.attacks.kinds.completion import KNOWN, stratified
+from vfl_party.attacks.kinds.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
 from vfl_party.attacks.scene import Figure, Scene, UnfitError
 
 
@@ -57,12 +57,12 @@ def test_a_sender_of_too_few_rows_is_unfit() -> None:
 
 def test_completion_finds_what_training_put_into_the_encoder_and_nothing_else() -> None:
     informed, blind = play("completion", labelled_scene(True)), play("completion", labelled_scene(False))
-    for knows in (f"{KNOWN} labels, frozen", f"{KNOWN} labels, tuned"):
+    for knows, alone in ((FROZEN, "from scratch"), (TUNED, "from scratch"), (MIXMATCH, "from scratch, MixMatch")):
         found = informed[f"labels AUC {knows}"]
         assert found.value > 0.95
         assert max(found.baselines.values()) < 0.65
         none = blind[f"labels AUC {knows}"]
-        assert none.value == pytest.approx(none.baselines["from scratch"], abs=0.05)  # nothing beyond the baseline
+        assert none.value == pytest.approx(none.baselines[alone], abs=0.05)  # nothing beyond the baseline
     accuracy = blind[f"labels accuracy {KNOWN} labels, frozen"]
     assert accuracy.baselines["majority"] == pytest.approx(0.7, abs=0.03)
     assert set(accuracy.baselines) == {"from scratch", "own SSL, frozen", "own SSL, tuned", "majority"}
