@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.recipe import Recipe
+from vfl_common.text import listed
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
 from vfl_party.attacks.scene import Batch, Columns, Figure, Scene, UnfitError
 from vfl_party.attacks.sizes import Seen, Sizes, told
-from vfl_party.declared import Exchange
+from vfl_party.declared import Exchange, Role, Sent
 from vfl_party.filter import Tensors
 from vfl_party.party import Assembled
 from vfl_party.phase import Phase
@@ -95,6 +97,25 @@ class Rehearsal:
             seen.setdefault(size // max(1, rows), []).append(message)
         return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
 
+    def gaps(self) -> list[str]:
+        """Returns a sentence for each exchange whose embeddings or gradients lack a transform that others have."""
+        found: dict[str, None] = {}
+        for party in self.parties.values():
+            of_kind: dict[str, dict[str, set[str]]] = {}  # kind of tensors: {phase and exchange: transforms}
+            for (phase, name), opened in party.party.exchanges.items():
+                passive = party.party.role == "passive"
+                sent = opened.exchange.up if passive else opened.exchange.down
+                if opened.exchange.asks == "active" and sent.kind in _WHAT:
+                    used = _transforms(party.party.recipe, phase, name, sent, party.party.role)
+                    of_kind.setdefault(sent.kind.label, {})[f"{phase}/{name}"] = used
+            for kind, places in of_kind.items():
+                for transform in sorted(set().union(*places.values())):
+                    without = [place for place, own in places.items() if transform not in own]
+                    having = [place for place in places if place not in without]
+                    if without:
+                        found[_gap(f"{kind}s", transform, without, having)] = None
+        return list(found)
+
     def scene(self, attacker: str, seed: int) -> Scene:
         """Returns what ``attacker`` has, and the truth."""
         own = self.parties[attacker].party
@@ -133,7 +154,7 @@ class Rehearsal:
                 meant[key] = tensor
                 continue
             before = Key(key.phase, key.exchange, key.round, key.batch, key.sender, key.receiver, meant=True)
-            yield Batch(key.phase, key.round, key.batch, rows, tensor, meant.pop(before, None))
+            yield Batch(key.phase, key.round, key.batch, rows, tensor, meant.pop(before, None), key.exchange)
 
     def _columns(self, name: str) -> Columns | None:
         features, preprocessor = self.parties[name].party.features, self.parties[name].prepared.preprocessor
@@ -146,6 +167,19 @@ class Rehearsal:
         if len(every) != values.shape[1]:  # pixels
             every = tuple(f"x{number}" for number in range(values.shape[1]))
         return Columns(every, values)
+
+
+def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Role) -> set[str]:
+    """Returns the kinds of the transforms, the method's and the recipe's, through which a direction is sent."""
+    own = {use.kind for use in sent.through if use.role in (None, role)}
+    asked = [each for settings in recipe.phases if settings.name == phase for each in settings.transforms]
+    return own | {each.kind for each in asked if each.exchange == exchange and each.sent_by == role}
+
+
+def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:
+    leave = f"{listed(without)} {'leaves' if len(without) == 1 else 'leave'} without it"
+    todo = "Name each exchange in its phase's transforms."
+    return f"{transform} protects {what} of {listed(having)} only: {leave}. {todo}"
 
 
 def _classes(targets: Tensor | None, kind: str) -> Tensor:

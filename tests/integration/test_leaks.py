@@ -60,6 +60,26 @@ def test_the_same_seeds_give_the_same_figures_and_the_library_has_columns(tmp_pa
     assert len([*tmp_path.iterdir()]) == 2  # runs
 
 
+def test_an_exchange_without_the_defence_is_attacked_by_itself_and_named(tmp_path: Path) -> None:
+    """Embeddings of training are noise; those of evaluation leave as they are."""
+    noise = {"kind": "clipped_gaussian", "exchange": "embedding", "clip": 0.1, "epsilon": 0.5, "delta": 1e-5}
+    half = tables(transforms=[{**noise, "sent_by": "passive"}])
+    half["simulate"] = {"parties": cases.columns("sklearn:breast_cancer", 3, limit=569)}
+    one = vfl.leaks(half, attacks=["columns"], quiet=True)
+    found = {line.place: line.value.mean for line in one.found[0].lines if line.of == "p1: mean of columns"}
+    assert found["splitnn/embedding"] < 0.1
+    assert found["evaluate/embedding"] > 0.4
+    (shown,) = (line for line in one.found[0].worst if line.of == "p1: mean of columns")
+    assert shown.place == "evaluate/embedding"
+    assert one.found[0].gaps == (
+        "clipped_gaussian protects embeddings of splitnn/embedding only: splitnn/validation, evaluate/embedding leave "
+        "without it. Name each exchange in its phase's transforms.",
+    )
+    assert any("p1: mean of columns, by exchange: splitnn/embedding R² " in text for text in one.found[0].elsewhere)
+    assert "not played on exchanges of too few rows: splitnn/validation of p1 (57 rows)" in " ".join(one.found[0].notes)
+    assert "leave without it" in one._repr_html_()
+
+
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
     vfl.Recipe.from_dict(tables(iso=5.0) | {"name": "noisy"}).save(tmp_path / "noisy.toml")

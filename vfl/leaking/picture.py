@@ -23,7 +23,7 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
 
     A recipe has one colour in all panels. The dashed line is chance, the mean over the recipes.
     """
-    keys: list[Key] = list(dict.fromkeys(_key(line) for each in found for line in each.lines))[:_PANELS]
+    keys: list[Key] = list(dict.fromkeys(_key(line) for each in found for line in each.worst))[:_PANELS]
     across = min(_ACROSS, max(1, len(keys)))
     down = max(1, -(-len(keys) // across))
     figure = Picture(figsize=(3.0 * across + 1.8, 2.6 * down + 0.4), layout="constrained")
@@ -44,7 +44,7 @@ def _panel(axes: Any, key: Key, found: Sequence[Rehearsed], largest: int) -> Non
     chances = []
     colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
     for number, each in enumerate(found):
-        line = next((line for line in each.lines if _key(line) == key), None)
+        line = next((line for line in each.worst if _key(line) == key), None)
         x = each.utility.mean if each.utility is not None else 0.0
         area = _LEAST + (_MOST - _LEAST) * each.payload_bytes / largest
         name = f"{each.name}, {size(each.payload_bytes)}"

@@ -58,6 +58,13 @@ class Line:
     baselines: Mapping[str, Spread] = field(default_factory=dict)
     batches: int = 0
     skipped: int = 0
+    place: str = ""
+    detail: bool = False
+
+    @property
+    def asset(self) -> tuple[str, ...]:
+        """What is read, by whom and how, whatever exchange it is read from."""
+        return self.attack, self.attacker, self.of, "" if self.place else self.knows, self.unit
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class Rehearsed:
     """What was found with one recipe.
 
     ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``: what those of the messages of the
-    last seed tell anybody on the network.
+    last seed tell anybody on the network. ``gaps``: exchanges that lack a defence which others have, a sentence each.
     """
 
     name: str
@@ -76,6 +83,31 @@ class Rehearsed:
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
     sizes: tuple[Sizes, ...] = ()
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> tuple[Line, ...]:
+        """The lines without those that read the same from another exchange, and find less there."""
+        most: dict[tuple[str, ...], Line] = {}
+        for line in self.lines:
+            before = most.get(line.asset)
+            if before is None or line.value.mean > before.value.mean:
+                most[line.asset] = line
+        return tuple(most.values())
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """A sentence for each asset that several exchanges give away: what each of them does."""
+        found: dict[tuple[str, ...], list[Line]] = {}
+        for line in self.lines:
+            if line.place and not line.detail:
+                found.setdefault(line.asset, []).append(line)
+        return tuple(
+            f"{lines[0].attack}, {lines[0].of}, by exchange: "
+            + ", ".join(f"{line.place} {line.unit} {line.value}" for line in lines)
+            for lines in found.values()
+            if len(lines) > 1
+        )
 
 
 def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
@@ -88,6 +120,7 @@ def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
             "attack": line.attack,
             "attacker": line.attacker,
             "of": line.of,
+            "from": line.place,
             "knows": line.knows,
             "unit": line.unit,
             "leak": line.value.mean,
@@ -111,18 +144,19 @@ def as_json(found: Sequence[Rehearsed]) -> dict[str, Any]:
 
 def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     """Returns the lines over all seeds, and a note for each attack that could not be played. ``played``: by seed."""
-    found: dict[tuple[str, str, str, str, str], list[Figure]] = {}
+    found: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
     notes: dict[str, None] = {}
     for of_seed in played:
         for each in of_seed:
             if each.why_not:
                 notes[f"{each.attack} by {each.attacker} was not played: {each.why_not}"] = None
+            notes |= dict.fromkeys(f"{each.attack}: {figure.note}" for figure in each.figures if figure.note)
             for figure in each.figures:
-                key = (each.attack, each.attacker, figure.of, figure.knows, figure.unit)
+                key = (each.attack, each.attacker, figure.of, figure.knows, figure.unit, figure.place)
                 found.setdefault(key, []).append(figure)
     lines = tuple(
         Line(
-            *key,
+            *key[:-1],
             Spread(tuple(figure.value for figure in figures)),
             Spread.of(figure.high for figure in figures),
             Spread.of(figure.chance for figure in figures),
@@ -133,6 +167,8 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
             },
             sum(figure.batches for figure in figures),
             sum(figure.skipped for figure in figures),
+            key[-1],
+            figures[0].detail,
         )
         for key, figures in found.items()
     )

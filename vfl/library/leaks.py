@@ -93,18 +93,18 @@ def leaks(
     found = []
     for each in made:
         chosen = [each.settings.seed] if seeds is None else list(seeds)
-        played, runs, sizes = [], [], tuple[Sizes, ...]()
+        played, runs, sizes, gaps = [], [], tuple[Sizes, ...](), tuple[str, ...]()
         for seed in chosen:
             with _folder(out) as place, tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
                 rehearsal = Rehearsal(Path(record), every)
                 run = rehearse(each.replace(seed=seed), data or {}, place, rehearsal.attach, quiet=quiet)
                 played.append(rehearsal.play(names, seed))
                 runs.append(run)
-                sizes = tuple(rehearsal.sizes())
+                sizes, gaps = tuple(rehearsal.sizes()), tuple(rehearsal.gaps())
         lines, notes = over_seeds(played)
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
-        found.append(Rehearsed(each.name, tuple(chosen), metric, utility, sent, lines, notes, sizes))
+        found.append(Rehearsed(each.name, tuple(chosen), metric, utility, sent, lines, notes, sizes, gaps))
     return Leaks(tuple(found))
 
 

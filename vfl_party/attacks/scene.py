@@ -23,7 +23,7 @@ class Batch:
     """What one message gave the attacker, and what its sender would have sent without its chain.
 
     ``rows``: of the message, in order. ``came``: [B, D], after the receiver has undone codecs. ``meant``: the same
-    before the sender's chain; None if the sender's side was not recorded.
+    before the sender's chain; None if the sender's side was not recorded. ``exchange``: its name in the phase.
     """
 
     phase: str
@@ -32,6 +32,12 @@ class Batch:
     rows: Rows
     came: Tensor
     meant: Tensor | None = None
+    exchange: str = ""
+
+    @property
+    def place(self) -> str:
+        """Phase and exchange, ``splitnn/embedding``."""
+        return f"{self.phase}/{self.exchange}" if self.exchange else self.phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +88,8 @@ class Figure:
     accuracy, R². ``value``: the leak; over several batches their median. ``high``: the 95 % quantile over batches, or
     None. ``chance``, ``chance_high``: both without what is read, from shuffled labels or a constant guess.
     ``baselines``: {what an attacker has without any message: its value}. ``batches``, ``skipped``: how many were judged
-    and left out.
+    and left out. ``place``: the phase and the exchange, if only one is read; of several the worst is shown.
+    ``detail``: whether another figure sums it up. ``note``: a sentence for below the table.
     """
 
     of: str
@@ -95,6 +102,9 @@ class Figure:
     baselines: Mapping[str, float] = field(default_factory=dict)
     batches: int = 0
     skipped: int = 0
+    place: str = ""
+    detail: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)

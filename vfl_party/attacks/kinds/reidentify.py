@@ -32,7 +32,8 @@ def play(scene: Scene) -> list[Figure]:
             by_itself = decode(each.own[0], each.values_known, each.own[1][:n], scene.seed) / scale_F
             baselines = {"own columns": share(by_itself)}
         knows = f"{len(each.z_known)} rows, {n} candidates"
-        found.append(Figure(f"rows of {each.sender}", knows, "accuracy", value, chance=1 / n, baselines=baselines))
+        of = f"rows of {each.sender}"
+        found.append(Figure(of, knows, "accuracy", value, chance=1 / n, baselines=baselines, place=each.place))
     return found
 
 
