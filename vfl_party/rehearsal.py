@@ -26,6 +26,7 @@ from vfl_party.party import Assembled
 from vfl_party.phase import Phase
 from vfl_party.seeds import derive_seed
 
+_ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}  # what attacks of a role read
 _WHAT = {Kind.GRADIENT: "dz", Kind.EMBEDDING: "z"}  # tensors that are recorded, by the kind of their bundle
 
 
@@ -50,10 +51,12 @@ class Rehearsal:
 
     def __post_init__(self) -> None:
         self.record = Record(self.folder, self.every)
+        self._begun: dict[str, list[Tensor]] = {}  # each encoder's parameters before the first phase
 
     def attach(self, name: str, party: Assembled) -> None:
         """Listens at all exchanges that a party's phases have opened; called once the party is assembled."""
         self.parties[name] = party
+        self._begun[name] = [each.detach().cpu().clone() for each in self._weights(name)]
         for each in party.party.exchanges.values():
             each.tap = partial(self._hear, name, each.exchange)
 
@@ -69,10 +72,14 @@ class Rehearsal:
         found = []
         for name in attacks:
             attack = kinds.load(name, "attacks")
+            known = {of for (role, _), readable in self._readable().items() if role == attack.by for of in readable}
             for party in self.parties.values():
                 if party.party.role != attack.by:
                     continue
                 attacker = party.party.name
+                if attack.reads and attack.reads not in known:
+                    found.append(Played(name, attack.about, attacker, why_not=_missing(attack.reads)))
+                    continue
                 try:
                     figures = tuple(attack.play(self.scene(attacker, seed)))
                     found.append(Played(name, attack.about, attacker, figures))
@@ -96,6 +103,19 @@ class Rehearsal:
             message = Seen(key.phase, key.exchange, key.sender, key.receiver, key.round, size)
             seen.setdefault(size // max(1, rows), []).append(message)
         return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
+
+    def unknown(self, attacks: Sequence[str]) -> list[str]:
+        """Returns a sentence for each kind of phase that no attack of a role knows, and for untrained encoders."""
+        chosen, found = [kinds.load(name, "attacks") for name in attacks], []
+        for role, assets in _ASSETS.items():
+            reads = {attack.reads for attack in chosen if attack.by == role}
+            phases = [kind for (of, kind), readable in self._readable().items() if of == role and not readable & reads]
+            if reads and phases:
+                found.append(f"No attack on {assets} that was chosen knows {listed(phases)}; see docs/security.md.")
+        idle = [name for name, begun in self._begun.items() if begun and not self._trained(name)]
+        if idle:
+            found.append(f"No phase trains the encoder of {listed(idle)}: no attack is played on it.")
+        return found
 
     def gaps(self) -> list[str]:
         """Returns a sentence for each exchange whose embeddings or gradients lack a transform that others have."""
@@ -131,11 +151,49 @@ class Rehearsal:
             seed=derive_seed(seed, "attack", attacker),
             gradients=partial(self._batches, active.name, attacker, "gradient"),
             embeddings={name: partial(self._batches, name, attacker, "embedding") for name in senders},
-            encoder=own.models["encoder"].eval() if "encoder" in own.models else None,
+            encoder=own.models["encoder"].eval() if self._trained(attacker) else None,
             inputs=features.inputs if features is not None else None,
             make_encoder=own.make_encoder,
             columns={name: each for name in self.parties if (each := self._columns(name)) is not None},
         )
+
+    def _weights(self, name: str) -> list[Tensor]:
+        models = self.parties[name].party.models
+        return [*models["encoder"].parameters()] if "encoder" in models else []
+
+    def _trained(self, name: str) -> bool:
+        """Whether a phase, or the run that this one starts from, has trained a party's encoder."""
+        if "encoder" not in self.parties[name].party.models or self.parties[name].party.recipe.start is not None:
+            return "encoder" in self.parties[name].party.models
+        now, begun = self._weights(name), self._begun[name]
+        return not begun or any(not torch.equal(one.cpu(), other) for one, other in zip(now, begun, strict=True))
+
+    def _readable(self) -> dict[tuple[Role, str], set[str]]:
+        """Returns {(receiver's role, kind of a phase): what attacks can read of it}, if it sends tensors of rows.
+
+        It is the phase's kind, and gradients or embeddings if they came and the phase names their rows.
+        """
+        found: dict[tuple[Role, str], set[str]] = {}
+        of_kind = {phase.name: phase.kind for each in self.parties.values() for phase in each.party.recipe.phases}
+        for party in self.parties.values():
+            me = party.party
+            for (phase, _), opened in me.exchanges.items():
+                came = opened.exchange.down if me.role == "passive" else opened.exchange.up
+                if opened.exchange.asks == "active" and came.kind in _WHAT and came.tensors and phase in of_kind:
+                    found.setdefault((me.role, of_kind[phase]), {of_kind[phase]})
+        seen: set[tuple[str, str, str]] = set()
+        for key in self.record.keys():  # noqa: SIM118 - it is no dict
+            place = (key.phase, key.exchange, key.receiver)
+            if key.meant or place in seen or key.phase not in of_kind:
+                continue
+            seen.add(place)
+            party = self.parties[key.receiver]
+            asked = next(each for each in party.phases if each.name == key.phase)
+            if asked.rows_at(key.exchange, StepKey(key.phase, key.round, key.batch)) is not None:
+                role, exchange = party.party.role, party.party.exchanges[key.phase, key.exchange].exchange
+                kind = (exchange.down if role == "passive" else exchange.up).kind.label
+                found.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(f"{kind}s")
+        return found
 
     def _batches(self, sender: str, receiver: str, kind: str) -> Iterator[Batch]:
         """Yields the batches that one party sent another, of exchanges whose rows are known."""
@@ -167,6 +225,11 @@ class Rehearsal:
         if len(every) != values.shape[1]:  # pixels
             every = tuple(f"x{number}" for number in range(values.shape[1]))
         return Columns(every, values)
+
+
+def _missing(reads: str) -> str:
+    rows = reads in ("gradients", "embeddings")
+    return f"no {reads} came whose rows a phase names" if rows else f"there is no phase of kind {reads}"
 
 
 def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Role) -> set[str]:

@@ -56,7 +56,7 @@ def test_the_same_seeds_give_the_same_figures_and_the_library_has_columns(tmp_pa
     assert columns["attacker"] == ["p1", "p2"]
     assert all(0.5 <= value <= 1 for value in columns["leak"])
     assert len(first.found[0].lines[0].value.values) == 2
-    assert any("direct by p1 was not played" in note for note in first.found[0].notes)
+    assert any("direct by p1, p2 was not played" in note for note in first.found[0].notes)
     assert len([*tmp_path.iterdir()]) == 2  # runs
 
 
@@ -78,6 +78,28 @@ def test_an_exchange_without_the_defence_is_attacked_by_itself_and_named(tmp_pat
     assert any("p1: mean of columns, by exchange: splitnn/embedding R² " in text for text in one.found[0].elsewhere)
     assert "not played on exchanges of too few rows: splitnn/validation of p1 (57 rows)" in " ".join(one.found[0].notes)
     assert "leave without it" in one._repr_html_()
+
+
+def test_attacks_that_do_not_know_a_method_refuse_it_in_a_line(tmp_path: Path) -> None:
+    trees = tables() | {"phases": [{"kind": "secureboost", "trees": 2, "depth": 2, "encryption": "none"}]}
+    vfl.Recipe.from_dict(trees).save(tmp_path / "trees.toml")
+    chosen = "norm,cosine,completion,columns"
+    done = vfl_here("leaks", "trees.toml", "--attacks", chosen, "--out", "found", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    for said in (
+        "No attack was played.",
+        "No attack on labels that was chosen knows secureboost; see docs/security.md.",
+        "No attack on columns that was chosen knows secureboost; see docs/security.md.",
+        "No phase trains the encoder of p0, p1, p2: no attack is played on it.",
+        "norm, cosine by p1, p2 were not played: no gradients came whose rows a phase names",
+        "columns by p0 was not played: no embeddings came whose rows a phase names",
+        "completion by p1, p2 was not played: the attacker has no encoder",
+    ):
+        assert said in words
+    assert "What sizes tell" not in words
+    assert not (tmp_path / "found" / "leaks.png").exists()
+    assert json.loads((tmp_path / "found" / "leaks.json").read_text())["recipes"][0]["lines"] == []
 
 
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:

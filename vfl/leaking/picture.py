@@ -30,6 +30,8 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
     grid = figure.subplots(down, across, squeeze=False, sharex=True).flatten()
     for axes in grid[len(keys) :]:
         axes.set_visible(False)
+    if not keys:
+        figure.text(0.5, 0.5, "No attack was played.", ha="center")
     largest = max((each.payload_bytes for each in found), default=1) or 1
     for key, axes in zip(keys, grid, strict=False):
         _panel(axes, key, found, largest)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
+
+from vfl_common.text import listed
 
 if TYPE_CHECKING:
     from vfl_party.attacks.scene import Figure
@@ -72,7 +74,8 @@ class Rehearsed:
     """What was found with one recipe.
 
     ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``: what those of the messages of the
-    last seed tell anybody on the network. ``gaps``: exchanges that lack a defence which others have, a sentence each.
+    last seed tell anybody on the network. ``gaps``: what is not protected as the
+    rest is, or was not attacked at all, a sentence each.
     """
 
     name: str
@@ -146,10 +149,12 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
     """Returns the lines over all seeds, and a note for each attack that could not be played. ``played``: by seed."""
     found: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
     notes: dict[str, None] = {}
+    refused: dict[tuple[str, str], list[str]] = {}  # (why, attacker): attacks
     for of_seed in played:
         for each in of_seed:
             if each.why_not:
-                notes[f"{each.attack} by {each.attacker} was not played: {each.why_not}"] = None
+                names = refused.setdefault((each.why_not, each.attacker), [])
+                names += [each.attack] if each.attack not in names else []
             notes |= dict.fromkeys(f"{each.attack}: {figure.note}" for figure in each.figures if figure.note)
             for figure in each.figures:
                 key = (each.attack, each.attacker, figure.of, figure.knows, figure.unit, figure.place)
@@ -172,7 +177,16 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
         )
         for key, figures in found.items()
     )
-    return lines, tuple(notes)
+    return lines, (*notes, *_refusals(refused))
+
+
+def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
+    """Yields one sentence for all attacks, and all attackers, that were refused for the same reason."""
+    attackers: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (why, attacker), attacks in refused.items():
+        attackers.setdefault((why, tuple(attacks)), []).append(attacker)
+    for (why, attacks), names in attackers.items():
+        yield f"{listed(attacks)} by {listed(names)} {'was' if len(attacks) == 1 else 'were'} not played: {why}"
 
 
 def _plain(value: Any) -> Any:

@@ -21,16 +21,18 @@ def render(found: Sequence[Rehearsed]) -> Group:
     for each in found:
         utility = f"{each.metric} {each.utility}" if each.utility is not None else "no metric"
         seeds = f"{len(each.seeds)} seed{'s' if len(each.seeds) > 1 else ''}"
-        table = new_table(f"{each.name}: {utility}, {size(each.payload_bytes)} sent, {seeds}")
+        title = f"{each.name}: {utility}, {size(each.payload_bytes)} sent, {seeds}"
         lines = each.worst
         columns = [_CELLS[0], *(column for column in _CELLS[1:] if any(map(column.cell, lines)))]
+        table = new_table(title)
         for column in columns:
             table.add_column(column.heading, justify=column.justify, no_wrap=column.whole)
         for line in lines:
             table.add_row(*(column.cell(line) for column in columns))
         warnings = [Text(gap, style="bold") for gap in each.gaps]
         notes = [Text(note, style="dim") for note in (*each.elsewhere, *each.notes)]
-        parts += [table, *warnings, *notes, Text(), _sizes(each), Text()]
+        shown = table if lines else Text(f"{title}\nNo attack was played.")
+        parts += [shown, *warnings, *notes, Text(), *([_sizes(each), Text()] if each.sizes else [])]
     return Group(*parts, Text(REHEARSAL, style="dim"))
 
 

@@ -100,7 +100,7 @@ def leaks(
                 run = rehearse(each.replace(seed=seed), data or {}, place, rehearsal.attach, quiet=quiet)
                 played.append(rehearsal.play(names, seed))
                 runs.append(run)
-                sizes, gaps = tuple(rehearsal.sizes()), tuple(rehearsal.gaps())
+                sizes, gaps = tuple(rehearsal.sizes()), (*rehearsal.gaps(), *rehearsal.unknown(names))
         lines, notes = over_seeds(played)
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)

@@ -54,9 +54,10 @@ class Scene:
 
     ``gradients``: the batches of gradients that came to a passive party. ``embeddings``: {sender: the same of its
     embeddings}, at the active party. ``labels``: the class of each row, int64 [N]; -1 everywhere in a regression.
-    ``rows``: {split: rows}. ``encoder``: the attacker's own trained encoder, in evaluation mode. ``inputs``: the
-    encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind. ``columns``: {party:
-    its columns}; only the judge and the auxiliary rows use them. ``seed``: of all that an attack draws.
+    ``rows``: {split: rows}. ``encoder``: the attacker's own encoder, in evaluation mode, if a phase has trained it.
+    ``inputs``: the encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind.
+    ``columns``: {party: its columns}; only the judge and the auxiliary rows use them. ``seed``: of all that an attack
+    draws.
     """
 
     attacker: str
@@ -112,8 +113,11 @@ class Attack:
     """The type that a module of ``kinds`` exports as ``ATTACK``, and an entry point of ``vfl.attacks`` names.
 
     ``about``: one sentence. ``by``: the role of the attacker. ``play``: returns its figures, or raises UnfitError.
+    ``reads``: ``gradients`` or ``embeddings`` whose rows a phase names, or the kind of a phase whose messages it knows,
+    such as ``secureboost``. A run without them refuses the attack. '': the attack itself says if it is unfit.
     """
 
     about: str
     by: Role
     play: Callable[[Scene], Sequence[Figure]]
+    reads: str = ""

@@ -56,4 +56,4 @@ def play(scene: Scene) -> list[Figure]:
     return found
 
 
-ATTACK = Attack("columns from embeddings", "active", play)
+ATTACK = Attack("columns from embeddings", "active", play, "embeddings")

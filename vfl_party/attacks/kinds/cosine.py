@@ -67,4 +67,4 @@ def _direction(g_KD: Tensor) -> Tensor:
     return functional.normalize(unit_KD.sum(dim=0), dim=0)
 
 
-ATTACK = Attack("labels from the direction of each row's gradient", "passive", play)
+ATTACK = Attack("labels from the direction of each row's gradient", "passive", play, "gradients")

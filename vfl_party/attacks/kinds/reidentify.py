@@ -37,4 +37,4 @@ def play(scene: Scene) -> list[Figure]:
     return found
 
 
-ATTACK = Attack("which row of a table an embedding is of", "active", play)
+ATTACK = Attack("which row of a table an embedding is of", "active", play, "embeddings")
