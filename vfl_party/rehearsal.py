@@ -20,6 +20,7 @@ from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
 from vfl_party.attacks.scene import Batch, Columns, Figure, Scene, UnfitError
 from vfl_party.attacks.sizes import Seen, Sizes, told
+from vfl_party.data.preprocess import HIDDEN, UNKNOWN
 from vfl_party.declared import Exchange, Role, Sent
 from vfl_party.filter import Tensors
 from vfl_party.party import Assembled
@@ -219,12 +220,18 @@ class Rehearsal:
         if features is None or preprocessor is None:
             return None
         values = features.x.flatten(1)
-        of_category = zip(preprocessor.categorical_names, preprocessor.vocabularies, strict=True)
-        hot = [f"{column}={word}" for column, words in of_category for word in ("missing", *words)]
-        every = (*preprocessor.numeric_names, *(hot if preprocessor.one_hot else ()))
-        if len(every) != values.shape[1]:  # pixels
-            every = tuple(f"x{number}" for number in range(values.shape[1]))
-        return Columns(every, values)
+        numbers, groups = preprocessor.numeric_names, dict[str, range]()
+        names = [*numbers]
+        for column, words in zip(preprocessor.categorical_names, preprocessor.vocabularies, strict=True):
+            groups[column] = range(len(names), len(names) + 1 + len(words))
+            names += [f"{column}={word}" for word in ("missing", *words)]
+        if features.categories is not None:
+            codes = features.categories.cpu()
+            hot = torch.where(codes == UNKNOWN, -1, (codes - HIDDEN).clamp_min(0))
+            return Columns(tuple(names), values, hot, groups)
+        if len(names) != values.shape[1]:  # pixels
+            return Columns(tuple(f"x{number}" for number in range(values.shape[1])), values)
+        return Columns(tuple(names), values, groups=groups)
 
 
 def _missing(reads: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +79,33 @@ def test_an_exchange_without_the_defence_is_attacked_by_itself_and_named(tmp_pat
     assert any("p1: mean of columns, by exchange: splitnn/embedding R² " in text for text in one.found[0].elsewhere)
     assert "not played on exchanges of too few rows: splitnn/validation of p1 (57 rows)" in " ".join(one.found[0].notes)
     assert "leave without it" in one._repr_html_()
+
+
+def test_categories_are_the_same_table_whatever_the_encoder(tmp_path: Path) -> None:
+    from vfl.library.simulate import rehearse
+
+    words = ["red", "green", "", "blue"]
+    lines = [f"r{n},{n * 7 % 13},{words[n % 4]},{'yes' if n % 3 else 'no'}" for n in range(60)]
+    (tmp_path / "shop.csv").write_text("\n".join(["id,orders,colour,due", *lines]))
+    parties: dict[str, dict[str, object]] = {
+        "p0": {"label": "due", "columns": ["orders"]},
+        "p1": {"columns": ["orders", "colour"]},
+    }
+    source: dict[str, object] = {"source": str(tmp_path / "shop.csv"), "id": "id"}
+    found = []
+    for number, kind in enumerate(("mlp", "tabular")):
+        made = cases.recipe(2, task=BINARY | {"positive": "yes"}, phase={"epochs": 1, "batch_size": 16})
+        made["model"]["encoder"] = {"kind": kind, "hidden": [4]}
+        made["simulate"] = {"parties": {name: source | more for name, more in parties.items()}}
+        (tmp_path / f"record{number}").mkdir()
+        rehearsal = Rehearsal(tmp_path / f"record{number}")
+        rehearse(vfl.Recipe.from_dict(made), {}, tmp_path / "runs", rehearsal.attach, quiet=True)
+        columns = rehearsal.scene("p0", 1).columns["p1"]
+        assert dict(columns.groups) == {"colour": range(1, 5)}
+        assert columns.names == ("orders", *(f"colour={word}" for word in ("missing", "blue", "green", "red")))
+        found.append(columns.table(np.arange(60)))
+    assert found[0].shape == (60, 5)
+    assert torch.equal(*found)
 
 
 def test_attacks_that_do_not_know_a_method_refuse_it_in_a_line(tmp_path: Path) -> None:

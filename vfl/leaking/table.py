@@ -51,10 +51,6 @@ def _of(spread: Spread | None) -> str:
     return "" if spread is None else str(spread)
 
 
-def _chance(line: Line) -> str:
-    return _of(line.chance) + (f" ({line.chance_high.mean:.3f})" if line.chance_high is not None else "")
-
-
 def _baselines(line: Line) -> str:
     return ", ".join(f"{name} {spread}" for name, spread in line.baselines.items())
 
@@ -77,6 +73,7 @@ _CELLS = (
     _Column("knows", lambda line: line.knows),
     _Column("leak", lambda line: f"{line.unit} {line.value}", "right"),
     _Column("95 % of batches", lambda line: _of(line.high), "right"),
-    _Column("chance (95 %)", _chance, "right"),
+    _Column("chance", lambda line: _of(line.chance), "right"),
+    _Column("95 %", lambda line: _of(line.chance_high), "right"),
     _Column("without any message", _baselines),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ class Pairs:
     """Rows that one sender sent in one exchange: some whose columns the attacker knows, and others that are judged.
 
     ``place``: the phase and the exchange. ``z_known``, ``values_known``: [K, D] and [K, F]. ``own``: what the attacker
-    has of the same rows by itself; None if it has no columns.
+    has of the same rows by itself; None if it has no columns. ``groups``: see ``Columns``.
     """
 
     sender: str
@@ -31,6 +31,7 @@ class Pairs:
     z_judged: Tensor
     values_judged: Tensor
     own: tuple[Tensor, Tensor] | None
+    groups: Mapping[str, range] = field(default_factory=dict)
 
 
 def pairs(scene: Scene) -> Iterator[Pairs]:
@@ -80,8 +81,9 @@ def _pairs(scene: Scene, sender: str, place: str, newest: Mapping[int, Tensor]) 
         place,
         columns.names,
         torch.stack([newest[row] for row in known.tolist()]),
-        columns.values[known].cpu(),
+        columns.table(known),
         torch.stack([newest[row] for row in judged.tolist()]),
-        columns.values[judged].cpu(),
-        None if own is None else (own.values[known].cpu(), own.values[judged].cpu()),
+        columns.table(judged),
+        None if own is None else (own.table(known), own.table(judged)),
+        columns.groups,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from vfl_common.config.models import TaskSettings
@@ -42,10 +43,26 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """A party's encoder inputs as a table of numbers: its columns' names and their values [N, F], scaled."""
+    """A party's encoder inputs as a table of numbers.
+
+    ``names``: of the table's columns. ``values``: [N, F], scaled. ``codes``: int64 [N, K], categories that are not
+    among the values; -1 is a category that training did not have. In the table they follow as columns of 0 and 1.
+    ``groups``: {column of categories: its columns of the table}; the last K are those of the codes.
+    """
 
     names: tuple[str, ...]
     values: Tensor
+    codes: Tensor | None = None
+    groups: Mapping[str, range] = field(default_factory=dict)
+
+    def table(self, rows: Rows) -> Tensor:
+        """Returns some rows of the table, float32 [B, len(names)], on the CPU."""
+        at = torch.from_numpy(rows)
+        found = [self.values[at.to(self.values.device)].cpu()]
+        if self.codes is not None:
+            for codes_N, group in zip(self.codes.T, [*self.groups.values()][-self.codes.shape[1] :], strict=True):
+                found.append((codes_N[at, None] == torch.arange(len(group))).float())
+        return torch.cat(found, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
