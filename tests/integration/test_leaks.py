@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import vfl
 from tests.harness import cases
 from tests.harness.here import vfl_here
 from tests.integration.test_in_process import parameters
+from vfl.leaking.picture import draw
+from vfl.leaking.result import Line, Rehearsed, Spread
 from vfl_common.errors import InputError
 from vfl_party.rehearsal import Rehearsal
 
@@ -146,6 +149,39 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert (tmp_path / "found" / "leaks.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    made = tables()
+    for name, more in (("plain", {}), ("noisy", {"iso": 5.0})):
+        vfl.Recipe.from_dict(tables(**more)).save(tmp_path / f"{name}.toml")
+    done = vfl_here("leaks", "plain.toml", "noisy.toml", "--attacks", "cosine,norm,columns", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"plain, seed {vfl.Recipe.from_dict(made).settings.seed}\n" in done.stderr
+    assert done.stderr.index("plain, seed") < done.stderr.index("noisy, seed")
+    assert " ".join(done.stdout.split()).startswith("plain: labels: all readable by cosine (AUC 1.00, known: 1 pos")
+    rows = done.stdout[done.stdout.index("beside each other") : done.stdout.index("plain: test")]
+    assert "lost beside plain" in rows
+    assert rows.index("cosine") < rows.index("norm")  # the worst first
+    same = vfl.leaks([made, made], attacks=["norm"], quiet=True)
+    assert [each.name for each in same.found] == [f"{made['name']} 1", f"{made['name']} 2"]
+
+
+def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
+    def line(attack: str, leak: float, **more: Any) -> Line:
+        return Line(attack, "p1", "labels", "nothing", "AUC", Spread((leak,)), chance=Spread((0.5,)), **more)
+
+    lines = tuple(line(f"a{number}", 0.5 + number / 30) for number in range(12))
+    detail = line("columns", 0.99, detail=True)
+    found = Rehearsed("one", (1,), "test auc", Spread((0.7,)), 1000, (*lines, detail))
+    other = Rehearsed("other", (1,), "test auc", Spread((0.6,)), 1000, (line("b", 1.0, high=Spread((1.0,))),))
+    figure = draw([found, other])
+    titles = [axes.get_title(loc="left").split(" ")[0] for axes in figure.axes if axes.get_visible()]
+    assert titles == ["b", "a11", "a10", "a9", "a8", "a7", "a6", "a5", "a4"]
+    assert figure.axes[0].get_ylabel() == "AUC, 95 % of batches"
+    assert figure.axes[1].get_ylabel() == "AUC"
+    assert "a3: labels, a2: labels" in figure.get_supxlabel()
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"one, 1 kB", "other, 1 kB", "chance"}
+
+
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
     for args, said in (
@@ -155,6 +191,11 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         done = vfl_here("leaks", "plain.toml", *args, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert said in done.stderr
+    wrong = tables(transforms=[{"kind": "iso", "exchange": "embeding", "sent_by": "active", "amplifier": 1.0}])
+    vfl.Recipe.from_dict(wrong).save(tmp_path / "wrong.toml")
+    done = vfl_here("leaks", "wrong.toml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "wrong.toml: phases: splitnn: transforms: there is no exchange 'embeding'" in done.stderr
     with pytest.raises(InputError, match="at least one seed"):
         vfl.leaks(tables(), seeds=[])
 
@@ -168,10 +209,22 @@ def test_sizes_tell_how_many_rows_there_are() -> None:
     assert by_key["embedding", "p0"].sizes == up.sizes
 
 
-@pytest.mark.parametrize(("phase", "noted"), [({}, True), ({"iso": 1.0}, False)])
-def test_the_report_of_a_run_says_that_labels_can_be_read(
-    phase: dict[str, object], noted: bool, tmp_path: Path
+NOISE = {"kind": "clipped_gaussian", "sent_by": "passive", "clip": 1.0, "epsilon": 5.0, "delta": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("phase", "gradients", "embeddings"),
+    [
+        ({}, True, "splitnn, evaluate"),
+        ({"iso": 1.0}, False, "splitnn, evaluate"),
+        ({"transforms": [NOISE | {"exchange": name} for name in ("embedding", "validation")]}, True, "evaluate"),
+    ],
+)
+def test_the_report_of_a_run_says_that_labels_and_columns_can_be_read(
+    phase: dict[str, object], gradients: bool, embeddings: str, tmp_path: Path
 ) -> None:
     run = vfl.simulate(tables(**phase), out=tmp_path, quiet=True)
     words = " ".join(vfl_here("report", str(run.folder), cwd=tmp_path).stdout.split())
-    assert ("Gradients of splitnn leave as they are" in words) == noted
+    assert ("Gradients of splitnn leave as they are" in words) == gradients
+    assert f"Embeddings of {embeddings} leave as they are" in words
+    assert "in our rehearsals on a public data set, not on yours" in words

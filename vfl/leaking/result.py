@@ -68,6 +68,13 @@ class Line:
         """What is read, by whom and how, whatever exchange it is read from."""
         return self.attack, self.attacker, self.of, "" if self.place else self.knows, self.unit
 
+    @property
+    def excess(self) -> float:
+        """How much of the way is done from what is known without this message (0) to everything (1)."""
+        known = [*([self.chance.mean] if self.chance else []), *(each.mean for each in self.baselines.values())]
+        floor = max([*known, 0.0])
+        return (self.value.mean - floor) / (1 - floor) if floor < 1 else 0.0
+
 
 @dataclass(frozen=True)
 class Rehearsed:
@@ -111,6 +118,14 @@ class Rehearsed:
             for lines in found.values()
             if len(lines) > 1
         )
+
+
+def assets(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
+    """Returns the assets of all recipes but for details, the worst leak of any recipe first."""
+    most: dict[tuple[str, ...], float] = {}
+    for line in (line for each in found for line in each.worst if not line.detail):
+        most[line.asset] = max(line.excess, most.get(line.asset, line.excess))
+    return sorted(most, key=lambda asset: -most[asset])
 
 
 def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:

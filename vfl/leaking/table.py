@@ -9,6 +9,7 @@ from typing import Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from vfl.leaking.compare import in_short
 from vfl.leaking.result import REHEARSAL, Line, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
@@ -16,8 +17,8 @@ _SIZES = 3  # that are shown of one exchange
 
 
 def render(found: Sequence[Rehearsed]) -> Group:
-    """Returns a table for each recipe, with notes below it."""
-    parts: list[RenderableType] = []
+    """Returns what was found in short, then a table for each recipe with notes below it."""
+    parts: list[RenderableType] = [*in_short(found)]
     for each in found:
         utility = f"{each.metric} {each.utility}" if each.utility is not None else "no metric"
         seeds = f"{len(each.seeds)} seed{'s' if len(each.seeds) > 1 else ''}"
@@ -67,13 +68,13 @@ class _Column:
 
 _CELLS = (
     _Column("attack", lambda line: line.attack, whole=True),
-    _Column("by", lambda line: line.attacker),
+    _Column("attacker", lambda line: line.attacker),
     _Column("reads", lambda line: line.of),
     _Column("from", lambda line: line.place, whole=True),
     _Column("knows", lambda line: line.knows),
     _Column("leak", lambda line: f"{line.unit} {line.value}", "right"),
     _Column("95 % of batches", lambda line: _of(line.high), "right"),
     _Column("chance", lambda line: _of(line.chance), "right"),
-    _Column("95 %", lambda line: _of(line.chance_high), "right"),
+    _Column("95 % of chance", lambda line: _of(line.chance_high), "right"),
     _Column("without any message", _baselines),
 )

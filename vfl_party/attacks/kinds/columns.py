@@ -116,7 +116,7 @@ def _figures(sender: str, word: str, columns: Mapping[str, Mapping[str, float]],
     many = "columns" if word == "column" else "categories"
     yield figure(f"mean of {many}", lambda what: statistics.fmean(each[what] for each in columns.values()))
     best = max(columns.values(), key=lambda each: each[_FOUND])
-    yield figure(f"best-read {word}", lambda what: best[what])
+    yield figure(f"best-read {word}", lambda what: best[what], detail=True)
     if len(columns) <= _MOST_SHOWN:
         for name, own in columns.items():
             yield figure(name, own.__getitem__, detail=True)
