@@ -24,14 +24,17 @@ def render(found: Sequence[Rehearsed]) -> Group:
         seeds = f"{len(each.seeds)} seed{'s' if len(each.seeds) > 1 else ''}"
         title = f"{each.name}: {utility}, {size(each.payload_bytes)} sent, {seeds}"
         lines = each.worst
-        columns = [_CELLS[0], *(column for column in _CELLS[1:] if any(map(column.cell, lines)))]
+        places = {line.place for line in lines if line.place}
+        columns = [column for column in _CELLS if column.heading != "from" or len(places) > 1]
+        columns = [columns[0], *(column for column in columns[1:] if any(map(column.cell, lines)))]
         table = new_table(title)
         for column in columns:
             table.add_column(column.heading, justify=column.justify, no_wrap=column.whole)
         for line in lines:
             table.add_row(*(column.cell(line) for column in columns))
         warnings = [Text(gap, style="bold") for gap in each.gaps]
-        notes = [Text(note, style="dim") for note in (*each.elsewhere, *each.notes)]
+        where = [f"Columns and rows are read from {place}." for place in places if len(places) == 1]
+        notes = [Text(note, style="dim") for note in (*where, *each.elsewhere, *each.notes)]
         shown = table if lines else Text(f"{title}\nNo attack was played.")
         parts += [shown, *warnings, *notes, Text(), *([_sizes(each), Text()] if each.sizes else [])]
     return Group(*parts, Text(REHEARSAL, style="dim"))
@@ -52,8 +55,12 @@ def _of(spread: Spread | None) -> str:
     return "" if spread is None else str(spread)
 
 
+def _chance(line: Line) -> str:
+    return _of(line.chance) + (f" ({line.chance_high.mean:.3f})" if line.chance_high is not None else "")
+
+
 def _baselines(line: Line) -> str:
-    return ", ".join(f"{name} {spread}" for name, spread in line.baselines.items())
+    return "\n".join(f"{name} {spread}" for name, spread in line.baselines.items())
 
 
 @dataclass(frozen=True)
@@ -72,9 +79,8 @@ _CELLS = (
     _Column("reads", lambda line: line.of),
     _Column("from", lambda line: line.place, whole=True),
     _Column("knows", lambda line: line.knows),
-    _Column("leak", lambda line: f"{line.unit} {line.value}", "right"),
+    _Column("leak", lambda line: f"{line.unit} {line.value}", "right", whole=True),
     _Column("95 % of batches", lambda line: _of(line.high), "right"),
-    _Column("chance", lambda line: _of(line.chance), "right"),
-    _Column("95 % of chance", lambda line: _of(line.chance_high), "right"),
-    _Column("without any message", _baselines),
+    _Column("chance (95 %)", _chance, "right", whole=True),
+    _Column("without any message", _baselines, whole=True),
 )
