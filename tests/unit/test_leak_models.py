@@ -71,6 +71,14 @@ def test_categories_are_decoded_and_stand_beside_the_most_frequent(noise: float)
     assert again.value < 0.02  # many rows have the same town
 
 
+def test_columns_of_one_value_are_nothing_to_read() -> None:
+    whole = linear_scene(0.0)
+    where = Scene(**{**whole.__dict__, "columns": {"p1": Columns(("same",), torch.ones(1200, 1))}})
+    for kind in ("columns", "reidentify"):
+        with pytest.raises(UnfitError, match="one value"):
+            play(kind, where)
+
+
 def test_when_the_decoder_learns_nothing_it_says_so() -> None:
     mean = play("columns", linear_scene(1e4))["p1: mean of columns R² 120 rows"]
     wanted = "from embeddings of splitnn and from shuffled embeddings (chance) the decoder learnt nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 from matplotlib import colormaps
@@ -22,8 +23,8 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
     """Draws what each attack reads: the 95 % quantile of batches, or the value if there are no batches.
 
     Of what an attack may know, a panel shows that with which it reads most. A recipe has one colour in all panels; the
-    area of a point grows with the bytes. The dashed line is chance, the mean over the recipes. Below stands what is
-    left out.
+    area of a point grows with the bytes. The dashed line is chance, or the best without any message if that is more;
+    the mean over the recipes. Below stands what is left out.
     """
     every = _panels(found)
     keys, rest = every[:_PANELS], every[_PANELS:]
@@ -39,12 +40,12 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
     if not keys:
         figure.text(0.5, 0.5, "No attack was played.", ha="center")
     metric = next((each.metric for each in found if each.metric), "metric")
-    figure.supxlabel(f"{metric}\n{_left_out(rest)}", fontsize=8)
+    figure.supxlabel(f"{metric}\n{_left_out(rest, across)}", fontsize=8)
     handles = [
         Line2D([], [], ls="", marker="o", color=_colour(number), label=f"{each.name}, {size(each.payload_bytes)}")
         for number, each in enumerate(found)
     ]
-    handles.append(Line2D([], [], color="0.5", ls="--", lw=0.8, label="chance"))
+    handles.append(Line2D([], [], color="0.5", ls="--", lw=0.8, label="chance, or without\nany message"))
     figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
     return figure
 
@@ -57,9 +58,9 @@ def _panels(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
     return list(most.values())
 
 
-def _left_out(rest: Sequence[tuple[str, ...]]) -> str:
+def _left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
     few = f"; {listed([f'{attack}: {of}' for attack, _, of, *_ in rest])}" if rest else ""
-    return f"Not drawn: single columns, and what the same attack reads with other knowledge{few}"
+    return fill(f"Not drawn: single columns, and what the same attack reads with other knowledge{few}", 46 * across)
 
 
 def _colour(number: int) -> Any:
@@ -80,9 +81,8 @@ def _panel(axes: Any, key: tuple[str, ...], found: Sequence[Rehearsed], largest:
         shown = line.high or line.value
         axes.errorbar([x], [shown.mean], yerr=[shown.sd], color=_colour(number), lw=1, capsize=2)
         axes.scatter([x], [shown.mean], s=area, color=_colour(number))
-    chances = [chance.mean for line in lines if (chance := line.chance_high or line.chance) is not None]
-    if chances:
-        axes.axhline(sum(chances) / len(chances), color="0.5", ls="--", lw=0.8)
+    floors = [line.chance_high.mean if line.chance_high is not None else line.floor for line in lines]
+    axes.axhline(sum(floors) / len(floors), color="0.5", ls="--", lw=0.8)
     what = f"known: {knows}" if knows else f"from {listed(list(dict.fromkeys(line.place for line in lines)))}"
     axes.set_title(f"{attack} by {attacker}: {of}\n{what}", fontsize=8, loc="left")
     axes.set_ylabel(f"{unit}, 95 % of batches" if lines[0].high is not None else unit, fontsize=8)

@@ -71,9 +71,12 @@ class Line:
     @property
     def excess(self) -> float:
         """How much of the way is done from what is known without this message (0) to everything (1)."""
-        known = [*([self.chance.mean] if self.chance else []), *(each.mean for each in self.baselines.values())]
-        floor = max([*known, 0.0])
-        return (self.value.mean - floor) / (1 - floor) if floor < 1 else 0.0
+        return (self.value.mean - self.floor) / (1 - self.floor) if self.floor < 1 else 0.0
+
+    @property
+    def floor(self) -> float:
+        """What is known without this message: the most of chance and all baselines, at least 0."""
+        return max(0.0, *(each.mean for each in (self.chance, *self.baselines.values()) if each is not None), 0.0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from vfl_common.text import listed
 from vfl_party.attacks.fitting import decode, explained, is_mean
 from vfl_party.attacks.pairs import Pairs, left_out, pairs
-from vfl_party.attacks.scene import Attack, Figure, Scene
+from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
 from vfl_party.seeds import derive_seed
 
 _MOST_SHOWN = 30  # columns of a party; of more, only mean and best are given
@@ -27,7 +27,8 @@ _FOUND, _CHANCE, _OWN, _FREQUENT = "found", "chance", "own columns", "most frequ
 def play(scene: Scene) -> list[Figure]:
     """Returns R² of each column of numbers and accuracy of each of categories, their means, and the best column.
 
-    R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError without enough rows.
+    R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError without enough rows
+    or columns.
     """
     found = []
     for each in pairs(scene):
@@ -46,8 +47,10 @@ def play(scene: Scene) -> list[Figure]:
         if figures and notes:
             figures[0] = replace(figures[0], note=f"{each.sender}: {'; '.join(notes)}")
         found += figures
+    if not found:
+        raise UnfitError("all columns have one value")
     few = left_out(scene)
-    if few and found:
+    if few:
         found[-1] = replace(found[-1], note=f"not played on exchanges of too few rows: {listed(few)}")
     return found
 

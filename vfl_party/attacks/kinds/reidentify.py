@@ -9,13 +9,16 @@ import torch
 
 from vfl_party.attacks.fitting import decode
 from vfl_party.attacks.pairs import pairs
-from vfl_party.attacks.scene import Attack, Figure, Scene
+from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
 
 CANDIDATES = 500
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns the share of rows whose nearest candidate is the right one; chance: one of the candidates."""
+    """Returns the share of rows whose nearest candidate is the right one; chance: one of the candidates.
+
+    Raises UnfitError without enough rows or columns.
+    """
     found = []
     for each in pairs(scene):
         n = min(CANDIDATES, len(each.z_judged))
@@ -38,6 +41,8 @@ def play(scene: Scene) -> list[Figure]:
         knows = f"{len(each.z_known)} rows, {n} candidates"
         of = f"rows of {each.sender}"
         found.append(Figure(of, knows, "accuracy", value, chance=1 / n, baselines=baselines, place=each.place))
+    if not found:
+        raise UnfitError("all columns have one value")
     return found
 
 
