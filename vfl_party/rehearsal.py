@@ -49,10 +49,10 @@ class Rehearsal:
     folder: Path
     every: int = 1
     parties: dict[str, Assembled] = field(default_factory=dict)
+    _begun: dict[str, list[Tensor]] = field(default_factory=dict)  # each encoder's parameters before the first phase
 
     def __post_init__(self) -> None:
         self.record = Record(self.folder, self.every)
-        self._begun: dict[str, list[Tensor]] = {}  # each encoder's parameters before the first phase
 
     def attach(self, name: str, party: Assembled) -> None:
         """Listens at all exchanges that a party's phases have opened; called once the party is assembled."""

@@ -181,7 +181,7 @@ def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
     assert titles == ["b", "a11", "a10", "a9", "a8", "a7", "a6", "a5", "a4"]
     assert figure.axes[0].get_ylabel() == "AUC, 95 % of batches"
     assert figure.axes[1].get_ylabel() == "AUC"
-    assert "a3: labels, a2: labels" in " ".join(figure.get_supxlabel().split())
+    assert "a3 by p1: labels, a2 by p1: labels" in " ".join(figure.get_supxlabel().split())
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"one, 1 kB", "other, 1 kB", _LINE}
 
 

@@ -59,7 +59,7 @@ def _panels(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
 
 
 def _left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
-    few = f"; {listed([f'{attack}: {of}' for attack, _, of, *_ in rest])}" if rest else ""
+    few = f"; {listed([f'{attack} by {attacker}: {of}' for attack, attacker, of, *_ in rest])}" if rest else ""
     return fill(f"Not drawn: single columns, and what the same attack reads with other knowledge{few}", 46 * across)
 
 

@@ -71,10 +71,9 @@ class Scene:
 
     ``gradients``: the batches of gradients that came to a passive party. ``embeddings``: {sender: the same of its
     embeddings}, at the active party. ``labels``: the class of each row, int64 [N]; -1 everywhere in a regression.
-    ``rows``: {split: rows}. ``encoder``: the attacker's own encoder, in evaluation mode, if a phase has trained it.
-    ``inputs``: the encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind.
-    ``columns``: {party: its columns}; only the judge and the auxiliary rows use them. ``seed``: of all that an attack
-    draws.
+    ``rows``: {split: rows}. ``encoder``: the attacker's own trained encoder, in evaluation mode. ``inputs``: the
+    encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind. ``columns``: {party:
+    its columns}; only the judge and the auxiliary rows use them. ``seed``: of all that an attack draws.
     """
 
     attacker: str
