@@ -26,18 +26,15 @@ from rich.console import Console
 from benchmarks import studies
 from benchmarks.fedonce_charts import draw_comparison, draw_privacy, draw_scale
 from benchmarks.fedonce_numbers import print_privacy, print_reach, print_scale, write_curves
+from benchmarks.fedonce_recipes import Make, adam, mnist, phishing, places, uji
+from benchmarks.fedonce_trees import add_rows, counted, encrypted_line, lines_of, print_trees
 from benchmarks.memory import Watch
 from benchmarks.studies import EVALUATE, Done, Tables
 from vfl.studies.report import table
 from vfl_party.seeds import split_rows
 
-Make = Callable[[Path, Path], Tables]  # (folder of data, folder for the study's files) -> recipe
 MOST_ENVELOPE = 1.02  # message bytes of the upload over its payload
 QUICK_ROWS = 1000
-
-
-def adam(lr: float, weight_decay: float = 0.0) -> Tables:
-    return {"kind": "adam", "lr": lr, "weight_decay": weight_decay}
 
 
 @dataclass(frozen=True)
@@ -50,48 +47,6 @@ class Task:
     after: Callable[[Done], None]
     kept: tuple[str, ...] = ("results.csv", "results.png")
     seeds: str = "1,2,3,4,5"
-
-
-# --- data and models --------------------------------------------------------------------------------------------------
-
-
-def phishing(parties: int, hidden: list[int], top: list[int]) -> Make:
-    def make(data: Path, _own: Path) -> Tables:
-        source = {"source": str(data / "phishing.csv.gz"), "id": "id", "label": "y"}
-        model = {"embedding_size": 3, "encoder": {"kind": "mlp", "hidden": hidden}, "top": {"hidden": top}}
-        return studies.recipe("fedonce", parties, {"kind": "binary"}, model, {"scheme": "columns", "data": source})
-
-    return make
-
-
-def uji(parties: int, embedding_size: int, hidden: list[int], top: list[int]) -> Make:
-    """Predicts the longitude, scaled to [0, 1]: the paper does not say which of the two coordinates it takes."""
-
-    def make(data: Path, own: Path) -> Tables:
-        path = studies.write_uji(data, own, "LONGITUDE")
-        source = {"source": str(path), "id": "id", "label": "LONGITUDE", "scale": "minmax", "label_scale": "minmax"}
-        model = {"embedding_size": embedding_size, "encoder": {"kind": "mlp", "hidden": hidden}}
-        model["top"] = {"hidden": top}
-        return studies.recipe("fedonce", parties, {"kind": "regression"}, model, {"scheme": "columns", "data": source})
-
-    return make
-
-
-def mnist(data: Path, _own: Path) -> Tables:
-    """Omits batch normalisation, as the paper's CNN0 does: with it, learning from noise is worth 4 points less."""
-    source = {"source": str(data / "mnist10k.npz"), "label": "labels"}
-    encoder = {"kind": "cnn", "channels": [16, 32], "batch_norm": False}
-    model = {"embedding_size": 16, "encoder": encoder, "top": {"hidden": [128]}}
-    task = {"kind": "multiclass", "classes": 10}
-    return studies.recipe("fedonce", 4, task, model, {"scheme": "quadrants", "data": source})
-
-
-def places(data: Path, own: Path) -> Tables:
-    """Uses UJIIndoorLoc's building and floor, 520 columns: enough for 51 parties. Each method has its own roster."""
-    source = {"source": str(studies.write_uji(data, own, "place")), "id": "id", "label": "place", "scale": "minmax"}
-    model = {"embedding_size": 3, "encoder": {"kind": "mlp", "hidden": [30, 30]}, "top": {"hidden": [30]}}
-    task = {"kind": "multiclass", "classes": 13}
-    return studies.recipe("fedonce", 2, task, model, {"scheme": "columns", "data": source})
 
 
 # --- FedOnce-L0 and what it is compared with --------------------------------------------------------------------------
@@ -109,11 +64,12 @@ class Training:
     linear: Tables
     wide: Tables
     trees: Tables
+    boosted: Tables | None = None  # SecureBoost's
     outputs: int = 1
     table5: Tables | None = None  # the paper's head, if it differs from the chosen one
 
 
-def methods_of(training: Training, upload_bytes: int) -> list[Tables]:
+def methods_of(training: Training, rows: int, parties: int, upload_bytes: int) -> list[Tables]:
     """Makes the methods to compare. ``upload_bytes``: payload of FedOnce's upload, at which SplitNN-Comm stops."""
     local, head = {"kind": "fedonce", **training.local}, {"kind": "head", "own_encoder": "trained", **training.head}
     split, more = {"kind": "splitnn", **training.split}, {"kind": "splitnn", **training.more}
@@ -142,6 +98,8 @@ def methods_of(training: Training, upload_bytes: int) -> list[Tables]:
         {"name": "LightGBM", "finetune": trees},
         {"name": "LightGBM-Combine", "combined": True, "finetune": trees},
     ]
+    if training.boosted is not None:
+        lines += lines_of(training.boosted, rows, parties, upload_bytes)
     if training.table5 is not None:
         paper = [head | training.table5, EVALUATE]
         lines.insert(1, {"name": "FedOnce-L0-table5", "pretrain_of": "FedOnce-L0", "finetune": paper})
@@ -152,16 +110,19 @@ def comparison(make: Make, title: str, metric: str, parties: int, d: int, traini
     """Returns a function from the number of rows to the task: the upload's size depends on that number."""
 
     def task(rows: int) -> Task:
-        upload_bytes = 4 * training_rows(rows) * d * (parties - 1)
+        train = training_rows(rows)
+        upload_bytes = 4 * train * d * (parties - 1)
 
         def after(done: Done) -> None:
             check_upload(done, upload_bytes)
             print_reach(done)
             write_curves(done, done.folder / "curves.csv")
-            draw_comparison(done, title, done.folder / "results.png")
+            print_trees(done, rows, upload_bytes)
+            if done.of("FedOnce-L0"):
+                draw_comparison(done, title, done.folder / "results.png")
 
         kept = ("results.csv", "curves.csv", "results.png")
-        return Task(make, metric, methods_of(training, upload_bytes), after, kept)
+        return Task(make, metric, methods_of(training, train, parties, upload_bytes), after, kept)
 
     return task
 
@@ -187,6 +148,7 @@ def check_upload(done: Done, payload_bytes: int) -> None:
 
 WIDE: Tables = {"model.embedding_size": 30}  # nobody has to send it
 TREES: Tables = {"early_stopping": 50}
+BOOSTED: Tables = TREES | {"bins": 32}
 
 PHISHING = Training(
     local={"epochs": 100, "batch_size": 100, "optimizer": adam(1e-4, 1e-5)},  # Table 5
@@ -197,6 +159,7 @@ PHISHING = Training(
     linear={"epochs": 100, "batch_size": 100, "optimizer": adam(1e-3)},
     wide=WIDE,
     trees=TREES,
+    boosted=BOOSTED | {"depth": 7, "learning_rate": 0.1, "trees": 400},
     table5={"epochs": 300, "batch_size": 100, "optimizer": adam(1e-4, 1e-4)},
 )
 UJI = Training(
@@ -208,6 +171,7 @@ UJI = Training(
     linear={"epochs": 50, "batch_size": 100, "optimizer": adam(1e-3)},
     wide=WIDE,
     trees=TREES | {"trees": 1000},
+    boosted=BOOSTED | {"depth": 6, "learning_rate": 0.3, "trees": 300},
 )
 MNIST = Training(
     local={"epochs": 20, "batch_size": 128, "match_every": 3, "optimizer": adam(1e-3, 1e-5)},
@@ -349,7 +313,17 @@ def quick(task: Task) -> Task:
         made["simulate"]["data"]["limit"] = QUICK_ROWS
         return made
 
-    kept = ("FedOnce-L0", "FedOnce-L0-multi", "SplitNN", "SplitNN-Comm", "Solo", "Combine", "LightGBM", "k10")
+    kept = (
+        "FedOnce-L0",
+        "FedOnce-L0-multi",
+        "SplitNN",
+        "SplitNN-Comm",
+        "Solo",
+        "Combine",
+        "LightGBM",
+        "SecureBoost",
+        "k10",
+    )
     private = (*(f"{variant}-8" for variant in VARIANTS), "moments-fixed-inf")
     methods = [line for line in task.methods if line["name"] in (*kept, *private)]
     shorter = [
@@ -372,15 +346,28 @@ def _one_epoch(phase: Tables) -> Tables:
 @click.option("--methods", default="", help="Only these, with commas between.")
 @click.option("--jobs", default=1, show_default=True, help="Federations to run at once; the seconds depend on it.")
 @click.option("--solos", is_flag=True, help="Run Solo for every party, not only for the active one.")
+@click.option("--ou", is_flag=True, help="Also run SecureBoost-Comm with encryption, and compare bytes and trees.")
+@click.option("--add", is_flag=True, help="Put the results into the kept table beside those that are there.")
 @click.option("--quick", "short", is_flag=True, help="One seed, few rows, one epoch: only whether it still runs.")
 def main(
-    name: str, data: Path, seeds: str | None, out: Path, methods: str, jobs: int, solos: bool, short: bool
+    name: str,
+    data: Path,
+    seeds: str | None,
+    out: Path,
+    methods: str,
+    jobs: int,
+    solos: bool,
+    ou: bool,
+    add: bool,
+    short: bool,
 ) -> None:
     """Runs one table; skips runs that are already finished in --out."""
     rows = QUICK_ROWS if short else ROWS.get(name, 0)
     task = COMPARISONS[name](rows) if name in COMPARISONS else OTHERS[name]
     task = quick(task) if short else task
     task = with_solos(task, studies.roster(PARTIES[name])) if solos and name in COMPARISONS else task
+    if ou:
+        task = replace(task, methods=[*task.methods, encrypted_line(task.methods)])
     wanted = [int(seed) for seed in (seeds or task.seeds).split(",")]
     lines = [line for line in task.methods if not methods or line["name"] in methods.split(",")]
     study_name = f"fedonce-{name}{'-quick' if short else ''}"
@@ -390,11 +377,14 @@ def main(
     with watch:
         done = studies.run(study_name, base, study, out, 1 if name == "scale" else jobs)
     console = Console(width=160)
-    console.print(table(done.study, done.results))
+    results = [counted(done, each) for each in done.results]
+    console.print(table(done.study, results))
     if task.metric == "rmse":
-        console.print(table(done.study.model_copy(update={"metric": "rmse_scaled"}), done.results))
+        console.print(table(done.study.model_copy(update={"metric": "rmse_scaled"}), results))
     task.after(done)
-    if not short and not methods:
+    if add:
+        add_rows(done)
+    elif not short and not methods:
         studies.keep(done, task.kept)
 
 

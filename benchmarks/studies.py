@@ -125,12 +125,12 @@ def message_bytes(summary: Summary, phase: str, kind: str) -> int:
     return sum(link.message_bytes for link in links if (link.phase, link.kind) == (phase, kind))
 
 
-def curve(folder: Path, phase: str, metric: str) -> list[tuple[int, float]]:
-    """Returns (steps of the phase so far, ``metric`` of the validation rows) for each round of ``folder``'s run."""
+def curve(folder: Path, phase: str, metric: str, split: str = "validation") -> list[tuple[int, float]]:
+    """Returns (steps of the phase so far, ``metric`` of the split's rows) for each round of ``folder``'s run."""
     lines = [json.loads(line) for line in read_lines(folder / ACTIVE / "metrics.jsonl")]
     before = max((line["steps"] for line in lines[: _first(lines, phase)]), default=0)
     own = [line for line in lines if line["phase"] == phase]
-    return [(line["steps"] - before, line["metrics"]["validation"][metric]) for line in own]
+    return [(line["steps"] - before, line["metrics"][split][metric]) for line in own]
 
 
 def _first(lines: Sequence[Tables], phase: str) -> int:

@@ -87,6 +87,7 @@ class Party:
     ``splits``: see ``vfl_party.seeds.split_rows``; ``local`` may end with rows that only this party has.
     ``ids``: of the rows that are in ``splits``, but for those that only this party has.
     ``holdings``: {passive party: {split: rows}}, if the parties hold different rows; else empty.
+    ``others``: {other party: as it is before it joins}, in a forecast that has all parties' data; else empty.
     ``make_encoder``: for methods that train other encoders beside the party's own.
     ``encode``: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the recipe's precision
     and on all of the party's GPUs; by default ``models["encoder"]`` on one.
@@ -110,6 +111,7 @@ class Party:
     splits: dict[str, Rows]
     ids: Sequence[str] = ()
     holdings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    others: Mapping[str, Party] = field(default_factory=dict)
     make_encoder: MakeEncoder | None = None
     encode: Callable[..., Tensor] = field(default=_without_encoder)
     columns: Callable[[], Columns] | None = None

@@ -6,7 +6,7 @@ a declaration. It also fixes the chain through which tensors leave: transform ->
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -187,13 +187,18 @@ class Traffic:
     Exchanges with the same step key happen at the same time; those with different keys, one after the other. But of
     the steps of one round, an asking party has up to ``in_flight`` under way: it sends step t + in_flight - 1 before it
     waits for the answer of step t. Validation begins when all of them have been answered. ``parts``: so many successive
-    steps make one batch, all of which are answered before the next update.
+    steps make one batch, all of which are answered before the next update. ``step``: the exchange whose steps the phase
+    is for; empty: the first. ``after``: the number of rounds, if it is known -> what follows the last one. ``bound``:
+    why the sizes are the most that there can be, if they are.
     """
 
     occurrences: Iterable[Occurrence] = ()
     may_end_early: bool = False
     in_flight: int = 1
     parts: int = 1
+    step: str = ""
+    after: Callable[[int | None], Iterable[Occurrence]] | None = None
+    bound: str = ""
 
 
 @lru_cache(maxsize=1024)  # a phase expects few shapes, thousands of times

@@ -63,6 +63,9 @@ class Phase(ABC):
     # So a passive party may resume at any later round of the phase.
     lenient: bool = False
 
+    # Exchanges whose messages a rehearsal of attacks keeps as they are (``vfl_party.rehearsal``).
+    overheard: frozenset[str] = frozenset()
+
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:
         """Runs one round. Raises InterruptedRun, PeerError, LostError as Link and Hub do."""
@@ -73,6 +76,14 @@ class Phase(ABC):
         Only a rehearsal of attacks asks: it judges by the truth.
         """
         _ = exchange, step
+        return None
+
+    def behind(self, exchange: str) -> Tensor | None:
+        """Returns what the newest message of an exchange is about, and does not say; None if the phase does not say.
+
+        Only a rehearsal of attacks asks: it judges by the truth.
+        """
+        _ = exchange
         return None
 
     def state(self) -> Tree:

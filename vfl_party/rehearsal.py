@@ -18,7 +18,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.text import listed
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
-from vfl_party.attacks.scene import Batch, Columns, Figure, Scene, UnfitError
+from vfl_party.attacks.scene import Batch, Columns, Figure, Heard, Scene, UnfitError
 from vfl_party.attacks.sizes import Seen, Sizes, told
 from vfl_party.data.preprocess import HIDDEN, UNKNOWN
 from vfl_party.declared import Exchange, Role, Sent
@@ -53,6 +53,8 @@ class Rehearsal:
 
     def __post_init__(self) -> None:
         self.record = Record(self.folder, self.every)
+        (self.folder / "overheard").mkdir()
+        self.overheard = Record(self.folder / "overheard", self.every)
 
     def attach(self, name: str, party: Assembled) -> None:
         """Listens at all exchanges that a party's phases have opened; called once the party is assembled."""
@@ -67,6 +69,27 @@ class Rehearsal:
                 came = what == "came"
                 sender, receiver = (peer, me) if came else (me, peer)
                 self.record.note(exchange.name, step, tensors[tensor_name], sender, receiver, meant=not came)
+        if what == "came" and exchange.name in self._phase(me, step.phase).overheard:
+            (tensor,) = tensors.values()
+            self.overheard.note(exchange.name, step, tensor, peer, me)
+            behind = self._phase(peer, step.phase).behind(exchange.name)
+            if behind is not None:
+                self.overheard.note(exchange.name, step, behind, peer, me, meant=True)
+
+    def _phase(self, party: str, name: str) -> Phase:
+        return next(phase for phase in self.parties[party].phases if phase.name == name)
+
+    def _heard(self, attacker: str) -> Iterator[Heard]:
+        """Yields what was overheard between the attacker and others, in order."""
+        held: tuple[Key, Tensor] | None = None
+        for key, tensor in self.overheard.messages():
+            if attacker not in (key.sender, key.receiver):
+                continue
+            if held is not None:
+                yield _as_heard(*held, tensor if key.meant else None)
+            held = None if key.meant else (key, tensor)
+        if held is not None:
+            yield _as_heard(*held, None)
 
     def play(self, attacks: Sequence[str], seed: int) -> list[Played]:
         """Plays attacks, each by every party whose role it is for. Raises InputError if there is no such attack."""
@@ -155,6 +178,7 @@ class Rehearsal:
             encoder=own.models["encoder"].eval() if self._trained(attacker) else None,
             inputs=features.inputs if features is not None else None,
             make_encoder=own.make_encoder,
+            heard=partial(self._heard, attacker),
             columns={name: each for name in self.parties if (each := self._columns(name)) is not None},
         )
 
@@ -250,6 +274,10 @@ def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str
     leave = f"{listed(without)} {'leaves' if len(without) == 1 else 'leave'} without it"
     todo = "Name each exchange in its phase's transforms."
     return f"{transform} protects {what} of {listed(having)} only: {leave}. {todo}"
+
+
+def _as_heard(key: Key, tensor: Tensor, behind: Tensor | None) -> Heard:
+    return Heard(key.phase, key.exchange, key.round, key.sender, key.receiver, tensor, behind)
 
 
 def _classes(targets: Tensor | None, kind: str) -> Tensor:

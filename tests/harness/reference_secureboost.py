@@ -8,6 +8,7 @@ less than a part in 10^10 are equal, and the first one wins.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,7 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> Result:
         "min_gain": 0.0,
         "row_sample": 1.0,
         "column_sample": 1.0,
+        "goss": None,
         "early_stopping": None,
         "first_tree_own": False,
     } | recipe.phases[0].settings
@@ -163,9 +165,16 @@ def _boost(recipe: Recipe, s: dict[str, Any], columns: dict[str, list[Column]], 
             order = permutation(derive_seed(recipe.seed, phase, "columns", party, round_), len(own))
             count = max(1, round(s["column_sample"] * len(own)))
             chosen += [own[n] for n in (sorted(order[:count]) if s["column_sample"] < 1 else range(len(own)))]
-        before = scores.copy()
+        before, weights = scores.copy(), np.ones(len(y))
+        if s["goss"] is not None:
+            sizes = sum(abs(_derivatives(kind, before, y, k)[0]) for k in range(k_all))
+            digest = hashlib.sha256(y[train].tobytes()).hexdigest()
+            seed = derive_seed(derive_seed(recipe.seed, phase, "goss", digest), round_)
+            kept, others = _goss(np.asarray(sizes)[train], s["goss"]["top"], s["goss"]["rest"], seed)
+            rows = train[np.array(sorted(kept + others))]
+            weights[train[np.array(others)]] = (len(train) - len(kept)) / len(others)
         for k in range(k_all):
-            g, h = _derivatives(kind, before, y, k)
+            g, h = (weights * each for each in _derivatives(kind, before, y, k))
             tree = _Grower(s, chosen, g, h, train).grow(rows)
             update = np.zeros(len(y))
             tree.scores(np.arange(len(y)), update)
@@ -185,6 +194,15 @@ def _boost(recipe: Recipe, s: dict[str, Any], columns: dict[str, list[Column]], 
             tree.scores(np.arange(len(y)), update)
             scores[:, number % k_all] += update
     return Result(trees, scores, splits, losses, kind, y)
+
+
+def _goss(sizes: Floats, a: float, b: float, seed: int) -> tuple[list[int], list[int]]:
+    """Returns the a n rows with the largest gradients, and b n of the others; draws as the product does."""
+    n, tie = len(sizes), {int(row): at for at, row in enumerate(permutation(derive_seed(seed, "ties"), len(sizes)))}
+    ranked = sorted(range(n), key=lambda row: (-float(np.float32(sizes[row])), tie[row]))
+    kept, others = ranked[: round(a * n)], sorted(ranked[round(a * n) :])
+    drawn = permutation(derive_seed(seed, "rest"), len(others))[: round(b * n)]
+    return kept, [others[at] for at in drawn]
 
 
 def _derivatives(kind: str, scores: Floats, y: Floats, k: int) -> tuple[Floats, Floats]:

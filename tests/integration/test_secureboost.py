@@ -104,6 +104,9 @@ TASKS: dict[str, dict[str, Any]] = {
         (3, "binary", {"leaves": 5, "depth": 4, "lambda": 0.0, "min_gain": 0.5}),
         (2, "binary", {"row_sample": 0.7, "column_sample": 0.5, "first_tree_own": True}),
         (2, "binary", {"early_stopping": 2, "trees": 40, "learning_rate": 0.9}),
+        (2, "binary", {"goss": {"top": 0.2, "rest": 0.2}, "trees": 8, "early_stopping": 8}),
+        (3, "multiclass", {"goss": {"top": 0.3, "rest": 0.2}, "column_sample": 0.7, "trees": 3}),
+        (3, "regression", {"goss": {"top": 0.1, "rest": 0.5}, "first_tree_own": True}),
     ],
 )
 def test_trees_are_those_of_one_process(
@@ -134,6 +137,16 @@ def test_encryption_changes_no_tree(encryption: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("victim", "encryption"), [("p1", "none"), ("p0", "paillier"), ("server", "none")])
 def test_a_killed_process_changes_no_tree(victim: str, encryption: str, tmp_path: Path) -> None:
     settings = {"trees": 12, "row_sample": 0.8, "early_stopping": 12, "encryption": encryption, "key_bits": 1024}
+    check_killed(tmp_path, victim, settings)
+
+
+@pytest.mark.parametrize("victim", ["p1", "p0"])
+def test_a_killed_process_changes_no_tree_of_chosen_rows(victim: str, tmp_path: Path) -> None:
+    check_killed(tmp_path, victim, {"trees": 12, "goss": {"top": 0.2, "rest": 0.3}})
+
+
+def check_killed(tmp_path: Path, victim: str, settings: dict[str, Any]) -> None:
+    """Kills ``victim`` in the middle; the trees must be those of an undisturbed run, bit for bit."""
     tables = recipe(2, TASKS["binary"], **settings)
     _, whole = run(tmp_path / "whole", tables, made_table(tmp_path / "whole", 2, "binary"))
     data = made_table(tmp_path / "killed", 2, "binary")

@@ -20,10 +20,12 @@ from vfl_party import trained
 from vfl_party.homomorphic.none import PlainAdder, PlainKeys
 from vfl_party.methods.secureboost import active, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
-from vfl_party.methods.secureboost.entries import Layout, summed
+from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.forest import Forest, Split, Tree
 from vfl_party.methods.secureboost.growth import SETTLED, to_sum
 from vfl_party.methods.secureboost.objective import Fixed
+from vfl_party.methods.secureboost.sampling import by_gradient, parts
+from vfl_party.methods.secureboost.settings import GossSettings
 from vfl_party.methods.secureboost.walking import Walk
 from vfl_party.party import assemble, expected_rows, open_party
 from vfl_party.policies.encrypted import Encrypted
@@ -113,6 +115,9 @@ def test_a_column_of_many_categories_is_refused(tmp_path: Path, monkeypatch: pyt
         ({"encryption": "rsa"}, "encryption"),
         ({"key_bits": 512}, "key_bits"),
         ({"lambda": -1}, "lambda"),
+        ({"goss": {"top": 0.6, "rest": 0.5}}, "top = 0.6 and rest = 0.5 are more than all rows"),
+        ({"goss": {"top": 0.0}}, "goss"),
+        ({"goss": {}, "row_sample": 0.5}, "goss and row_sample both choose the rows of a round"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(phase: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -153,6 +158,35 @@ def test_no_encryption_is_said_in_check_log_and_summary(tmp_path: Path, caplog: 
     assert any("unencrypted" in each.sent for each in summary.exchanges)
 
 
+def test_chosen_rows_have_the_largest_gradients_and_weights_that_make_up_for_the_rest() -> None:
+    sizes = np.abs(np.random.default_rng(5).normal(size=200))
+    rows, weights = by_gradient(GossSettings(top=0.2, rest=0.1), sizes, seed=3)
+    kept, picked = rows[weights == 1.0], rows[weights != 1.0]
+    assert sorted(kept) == sorted(np.argsort(-sizes)[:40])
+    assert len(picked) == 20
+    assert weights.sum() == pytest.approx(200.0)
+    assert rows.tolist() == sorted(set(rows.tolist()))
+
+
+def test_every_row_that_is_not_kept_is_drawn_as_often() -> None:
+    """The weighted sum over 400 draws is the sum over all rows: GOSS is unbiased for the others."""
+    values, sizes = np.arange(50.0), np.arange(50.0)
+    sums = []
+    for seed in range(400):
+        rows, weights = by_gradient(GossSettings(top=0.2, rest=0.2), sizes, seed)
+        sums.append(float((values[rows] * weights).sum()))
+    error = np.std(sums) / np.sqrt(len(sums))
+    assert abs(np.mean(sums) - values.sum()) < 4 * error
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 50])
+def test_chosen_rows_are_as_many_as_both_sides_expect(count: int) -> None:
+    for goss in (GossSettings(), GossSettings(top=0.99, rest=0.01), GossSettings(top=0.01, rest=0.01)):
+        rows, weights = by_gradient(goss, np.ones(count), seed=1)
+        assert 2 <= len(rows) == sum(parts(count, goss)) <= count
+        assert np.isfinite(weights).all()
+
+
 # -- peers -------------------------------------------------------------------------------------------------------------
 
 
@@ -166,8 +200,8 @@ def peer_fails(folder: Path, made: Recipe) -> str:
 
 def test_sizes_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(passive.Shuffled):
-        def __init__(self, layout: Layout) -> None:
-            super().__init__(layout)
+        def __init__(self, layout: Layout, columns: list[Column]) -> None:
+            super().__init__(layout, columns)
             self.sizes = [1 << 40, *self.sizes[1:]]
 
     monkeypatch.setattr(passive, "Shuffled", Wrong)
@@ -190,6 +224,16 @@ def test_sums_that_cannot_be_are_refused(
     real = PlainAdder.wire
     monkeypatch.setattr(PlainAdder, "wire", lambda self, held: change(real(self, held)))
     assert words in peer_fails(tmp_path, recipe())
+
+
+def test_too_few_chosen_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fewer(*given: Any) -> Any:
+        rows, weights = by_gradient(*given)
+        return rows[1:], weights[1:]
+
+    monkeypatch.setattr(active, "by_gradient", fewer)
+    text = peer_fails(tmp_path, recipe(goss={"top": 0.25, "rest": 0.25}))
+    assert "p0 gives 31 rows to a round of secureboost, and goss asks for 32" in text
 
 
 def test_a_gradient_out_of_range_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +324,7 @@ def test_entries_sum_prefixes_with_and_without_missing_and_single_categories() -
     assert layout.sizes == (5, 2)
     codes = np.array([[0, 0], [1, 1], [2, 0], [3, 1]], np.int8)
     pairs = np.array([[1, 1], [10, 1], [100, 1], [1000, 1]])
-    got = summed(PlainAdder(), pairs, np.arange(4), codes, columns, layout)
+    got = summed(PlainAdder(), pairs, np.arange(4), codes, Plan.of(columns, layout))
     assert got[:, 0].tolist() == [1, 11, 1001, 1011, 111, 101, 1010]
     flags = np.array([False, False, True, True, False, False, False])
     assert layout.left(columns, flags) == (0, [True, False, False, True])

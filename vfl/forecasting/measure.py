@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ROUNDS = 2
 _STEPS = 40
-_SHORT = {"epochs": _ROUNDS, "rounds": _ROUNDS, "steps": _STEPS}
+_SHORT = {"epochs": _ROUNDS, "rounds": _ROUNDS, "trees": _ROUNDS, "steps": _STEPS}
 
 
 def measured(outlook: Outlook, network: Network) -> Network:

@@ -117,6 +117,8 @@ def notes(forecast: Forecast, network: Network) -> list[str]:
         if phase.at_most:
             text = f"{phase.name} may end early, so its numbers are upper bounds"
             found.append(f"{text}; --rounds {phase.name}=N counts N rounds.")
+        if phase.bound:
+            found.append(f"{phase.name}: {phase.bound}.")
     found += _of_time(forecast, network)
     found.append("Not counted: the sessions with the server (control), which grow with time.")
     found.append(WORDS)

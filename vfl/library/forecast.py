@@ -20,7 +20,7 @@ class Forecast:
     """The bytes that a recipe will send, counted exactly; the sessions with the server are not in it.
 
     ``total``: of all phases; ``by_phase``: {phase: bytes}; ``rows``: that all parties hold. Of a phase with early
-    stopping, it is the most that may be sent.
+    stopping, or one that grows trees, it is the most that may be sent.
     """
 
     def __init__(self, counted: Counted) -> None:

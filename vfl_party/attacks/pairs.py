@@ -34,6 +34,11 @@ class Pairs:
     groups: Mapping[str, range] = field(default_factory=dict)
 
 
+def known_rows(count: int) -> int:
+    """Returns of how many of ``count`` rows the attacker knows the columns."""
+    return min(_MOST, max(_LEAST, int(_SHARE * count)))
+
+
 def pairs(scene: Scene) -> Iterator[Pairs]:
     """Yields the pairs of each sender whose columns are known, exchange by exchange.
 
@@ -73,7 +78,7 @@ def _newest(batches: Iterator[Batch]) -> dict[str, dict[int, Tensor]]:
 
 def _pairs(scene: Scene, sender: str, place: str, newest: Mapping[int, Tensor]) -> Pairs:
     rows = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation([*newest])
-    count = min(_MOST, max(_LEAST, int(_SHARE * len(rows))))
+    count = known_rows(len(rows))
     known, judged = rows[:count], rows[count : count + _JUDGED]
     columns, own = scene.columns[sender], scene.columns.get(scene.attacker)
     return Pairs(

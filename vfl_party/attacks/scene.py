@@ -42,6 +42,22 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
+class Heard:
+    """One message of an exchange that a phase lets a rehearsal overhear, as it is.
+
+    ``behind``: what it is about and does not say, if the sender's phase knows; for judges, not for attackers.
+    """
+
+    phase: str
+    exchange: str
+    round: int
+    sender: str
+    receiver: str
+    tensor: Tensor
+    behind: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Columns:
     """A party's encoder inputs as a table of numbers.
 
@@ -73,7 +89,8 @@ class Scene:
     embeddings}, at the active party. ``labels``: the class of each row, int64 [N]; -1 everywhere in a regression.
     ``rows``: {split: rows}. ``encoder``: the attacker's own trained encoder, in evaluation mode. ``inputs``: the
     encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind. ``columns``: {party:
-    its columns}; only the judge and the auxiliary rows use them. ``seed``: of all that an attack draws.
+    its columns}; only the judge and the auxiliary rows use them. ``heard``: the messages from and to the attacker that
+    phases let be overheard, in order. ``seed``: of all that an attack draws.
     """
 
     attacker: str
@@ -88,6 +105,7 @@ class Scene:
     inputs: Callable[[Rows], tuple[Tensor, ...]] | None = None
     make_encoder: Callable[[str], nn.Module] | None = None
     columns: Mapping[str, Columns] = field(default_factory=dict)
+    heard: Callable[[], Iterator[Heard]] = field(default=lambda: iter(()))
 
     @property
     def classes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -118,6 +119,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     if recipe.simulate is not None and outlook.folder is not None:
         tried = try_parties(recipe, outlook.folder, outlook.load)  # what another party would refuse is refused here too
         assembled = tried[name]
+        assembled.party.others = {other: each.party for other, each in tried.items() if other != name}
     else:
         assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)
     return assembled.party, len(assembled.prepared.table)
@@ -145,11 +147,16 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
         stated, settings = load_method(phase.kind).traffic, parse_settings(phase)
         traffic = stated(party, phase.name, settings) if stated is not None else Traffic()
         most = limits.pop(phase.name, None) if traffic.may_end_early else None
-        runs = count.add(party, _first_rounds(traffic.occurrences, most), traffic.in_flight, traffic.parts)
-        at_most, unknown, trips = traffic.may_end_early and most is None, stated is None, _trips(runs)
+        runs = count.of(party, traffic, most)
         phases.append(
             PhaseForecast(
-                name=phase.name, kind=phase.kind, round_trips=trips, at_most=at_most, unknown=unknown, runs=runs
+                name=phase.name,
+                kind=phase.kind,
+                round_trips=_trips(runs),
+                at_most=traffic.may_end_early and most is None,
+                unknown=stated is None,
+                bound=traffic.bound,
+                runs=runs,
             )
         )
     if limits:
@@ -194,14 +201,21 @@ class _Count:
         self.exchanges: list[ExchangeSummary] = []
         self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
 
+    def of(self, party: Party, traffic: Traffic, rounds: int | None) -> tuple[StepRun, ...]:
+        """Adds a phase's first ``rounds`` (None: all), and what follows them; see ``add``."""
+        last = traffic.after(rounds) if traffic.after is not None else ()
+        whole = itertools.chain(_first_rounds(traffic.occurrences, rounds), last)
+        return self.add(party, whole, traffic.in_flight, traffic.parts, traffic.step)
+
     def add(
-        self, party: Party, occurrences: Iterable[Occurrence], in_flight: int = 1, parts: int = 1
+        self, party: Party, occurrences: Iterable[Occurrence], in_flight: int = 1, parts: int = 1, trains: str = ""
     ) -> tuple[StepRun, ...]:
         """Returns the steps that were added, one for each step key and peer. Raises InputError if there are too many.
 
-        ``party``: any one; except for their policies, all have the same chains. ``in_flight``, ``parts``: see ``Runs``.
+        ``party``: any one; except for their policies, all have the same chains. ``in_flight``, ``parts``, ``trains``:
+        see ``Runs``.
         """
-        recipe, runs = party.recipe, Runs(in_flight, parts)
+        recipe, runs = party.recipe, Runs(in_flight, parts, trains)
         passives, everybody = (tuple(each.name for each in of) for of in (recipe.passives, recipe.parties))
         chains: dict[int, Chains] = {}
         for number, each in enumerate(occurrences):

@@ -39,7 +39,8 @@ class PhaseForecast(_Model):
     """One phase.
 
     ``round_trips``: steps that are answered; ``at_most``: it may end early (early stopping); ``unknown``: its method
-    states no traffic, so it is not counted. ``runs``: what their time follows from.
+    states no traffic, so it is not counted; ``bound``: why the numbers are upper bounds even if it does not end early,
+    empty if they are not. ``runs``: what their time follows from.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PhaseForecast(_Model):
     round_trips: int = 0
     at_most: bool = False
     unknown: bool = False
+    bound: str = ""
     runs: tuple[StepRun, ...] = ()
 
 

@@ -13,14 +13,14 @@ from vfl_party.forecast.result import StepRun
 class Runs:
     """Takes the exchanges of one phase in order.
 
-    ``in_flight``: of the exchange that comes first, for which the steps are made; 0 if the phase computes nothing.
-    ``parts``: steps of it that make one batch.
+    ``in_flight``: of the exchange ``trains``, for which the steps are made (empty: the one that comes first); 0 if the
+    phase computes nothing. ``parts``: steps of it that make one batch.
     """
 
-    def __init__(self, in_flight: int, parts: int) -> None:
+    def __init__(self, in_flight: int, parts: int, trains: str = "") -> None:
         self._in_flight, self._parts = in_flight, parts
         self._counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()  # {(exchange, steps, sums): rounds}
-        self._trains = ""
+        self._trains = trains
         self._at: tuple[StepKey, str] | None = None
         self._run: tuple[str, str, int] | None = None  # exchange, peer, round
         self._steps = 0

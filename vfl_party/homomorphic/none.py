@@ -38,11 +38,13 @@ class PlainAdder:
     def buckets(self, held: Integers, rows: Integers, codes_NF: npt.NDArray[np.int8], size: int) -> Integers:
         """See ``Adder``."""
         columns = codes_NF.shape[1]
-        found = np.zeros((columns * size, 2), np.int64)
-        pairs = held[rows]
+        found = np.zeros((2, columns * size), np.int64)
+        pairs = np.ascontiguousarray(held[rows].T)  # g, then h: numpy adds in one dimension five times as fast
         for column in range(columns):
-            np.add.at(found, column * size + codes_NF[rows, column].astype(np.int64), pairs)
-        return found
+            places = column * size + codes_NF[rows, column].astype(np.int64)
+            for sums, values in zip(found, pairs, strict=True):
+                np.add.at(sums, places, values)
+        return np.ascontiguousarray(found.T)
 
     def take(self, held: Integers, places: Sequence[int]) -> Integers:
         """See ``Adder``."""

@@ -12,6 +12,7 @@ from vfl_party.methods.secureboost.active import ActiveSecureBoost
 from vfl_party.methods.secureboost.forest import NAME, Forest
 from vfl_party.methods.secureboost.passive import PassiveSecureBoost
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.methods.secureboost.traffic import traffic
 from vfl_party.methods.secureboost.walking import Walk
 
 
@@ -23,4 +24,4 @@ def _scores(party: Party, phase: str, settings: SecureBoostSettings) -> Walk:
     return Walk(party, phase, settings, "once")
 
 
-METHOD = Method(SecureBoostSettings, ActiveSecureBoost, PassiveSecureBoost, own=_own, scores=_scores)
+METHOD = Method(SecureBoostSettings, ActiveSecureBoost, PassiveSecureBoost, own=_own, scores=_scores, traffic=traffic)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,12 +13,14 @@ from vfl_party.homomorphic import CipherError, Integers, Keys, Wire, cipher_byte
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
-from vfl_party.methods.secureboost.entries import Layout, summed
+from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.exchanges import (
     BEST,
     KEY,
     MOST_ENTRIES,
+    OVERHEARD,
     PARTITION,
+    SAMPLE,
     STOP,
     VERDICT,
     gradients,
@@ -28,45 +28,22 @@ from vfl_party.methods.secureboost.exchanges import (
 )
 from vfl_party.methods.secureboost.forest import Tree
 from vfl_party.methods.secureboost.gains import Found, Gains, Sums
-from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, packed_bytes, sample, to_sum, where
+from vfl_party.methods.secureboost.growing import Growing
+from vfl_party.methods.secureboost.growth import SETTLED, Bools, open_nodes, packed_bytes, to_sum, where
 from vfl_party.methods.secureboost.objective import Doubles, Fixed, base, derivatives
+from vfl_party.methods.secureboost.sampling import by_gradient, sample, secret
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.walking import Walk, forest_of
 from vfl_party.metrics import evaluate, loss_fn
 from vfl_party.phase import Phase, RoundReport
 from vfl_party.phase import Tree as State
-from vfl_party.seeds import Rows
-
-
-@dataclass
-class Growing:
-    """One tree while it grows.
-
-    ``nodes``: of the routed rows; ``values``: of the leaf that each has reached. ``pairs``: g and h of the
-    sampled rows, [R, 2]. ``sizes``: of each passive party's entries. ``sums``: {party: {node: the sums of its entries}}
-    of the level before.
-    """
-
-    tree: Tree
-    gains: Gains
-    rows: Rows
-    pairs: Integers
-    nodes: Nodes
-    values: Doubles
-    layout: Layout
-    sizes: dict[str, list[int]]
-    in_sample: Bools
-    sums: dict[str, dict[int, Sums]] = field(default_factory=dict)
-    leaves: int = 1
-
-    def total(self, node: int) -> Sums:
-        """Returns the sums of g and h over the sampled rows of an open node."""
-        whole = self.pairs[self.nodes[self.rows] == node].sum(axis=0)
-        return Sums(whole[:1], whole[1:])
+from vfl_party.seeds import Rows, derive_seed
 
 
 class ActiveSecureBoost(Phase):
     """One round grows the trees of one round of boosting."""
+
+    overheard = OVERHEARD
 
     def __init__(self, party: Party, name: str, settings: SecureBoostSettings) -> None:
         self.name, self.rounds = name, settings.trees
@@ -88,6 +65,7 @@ class ActiveSecureBoost(Phase):
         self._gradients = party.answering(name, gradients(settings), bytes=width)
         self._sums = party.answering(name, sums(settings), bytes=width)
         self._partition = party.answering(name, PARTITION)
+        self._sample = party.answering(name, SAMPLE) if settings.goss is not None else None
         self._verdict = party.answering(name, VERDICT) if settings.early_stopping is not None else None
         self._walk = Walk(party, name, settings, "after the last tree")
         self._passives = [each.name for each in party.recipe.passives]
@@ -117,12 +95,12 @@ class ActiveSecureBoost(Phase):
             self._scores_NK = np.tile(np.array(self._forest.base), (len(self._routed), 1))
         if self._keys is None and self._passives:
             self._open(round_)
-        rows = sample(party.recipe.seed, self.name, round_, len(self._train), settings.row_sample)
         with_others = bool(self._passives) and (round_ > 0 or not settings.first_tree_own)
         before_NK = self._scores_NK.copy()
+        rows, weights_R = self._sampled(round_, before_NK, with_others)
         for k in range(outputs):
-            g_N, h_N = derivatives(party.recipe.task, before_NK[rows], self._y_N[rows], k)
-            growing = self._begin(round_, rows, g_N, h_N, with_others)
+            g_R, h_R = derivatives(party.recipe.task, before_NK[rows], self._y_N[rows], k)
+            growing = self._begin(round_, rows, g_R * weights_R, h_R * weights_R, with_others)
             self._grow(growing, round_)
             self._forest.trees.append(growing.tree)
             self._scores_NK[:, k] += growing.values
@@ -131,6 +109,23 @@ class ActiveSecureBoost(Phase):
         if not done and round_ + 1 < self.rounds:
             return RoundReport(outputs, metrics)
         return self._end(round_, metrics, done)
+
+    def _sampled(self, round_: int, scores_NK: Doubles, with_others: bool) -> tuple[Rows, Doubles]:
+        """Returns the rows of a round and their weights; with GOSS, tells the passive parties the rows."""
+        recipe, settings, count = self._party.recipe, self._settings, len(self._train)
+        if settings.goss is None:
+            rows = sample(recipe.seed, self.name, round_, count, settings)
+            return rows, np.ones(len(rows))
+        y_N, classes = self._y_N[:count], range(recipe.task.outputs)
+        g_KN = np.stack([derivatives(recipe.task, scores_NK[:count], y_N, k)[0] for k in classes])
+        seed = derive_seed(secret(recipe.seed, self.name, y_N), round_)
+        rows, weights_R = by_gradient(settings.goss, np.abs(g_KN).sum(axis=0), seed)
+        if self._sample is not None and with_others:
+            step, chosen = self._step(round_), np.zeros(count, bool)
+            chosen[rows] = True
+            self._sample.collect(step)
+            self._sample.reply_all(step, self._passives, {"sampled": torch.from_numpy(np.packbits(chosen))})
+        return rows, weights_R
 
     def _end(self, round_: int, metrics: dict[str, dict[str, float]], done: bool) -> RoundReport:
         """Keeps the trees up to the best, and scores the splits."""
@@ -202,6 +197,7 @@ class ActiveSecureBoost(Phase):
         g, h = fixed.integers(g_N), fixed.integers(h_N)
         share, width = settings.column_sample, len(self._columns)
         own = sampled(party.recipe.seed, self.name, party.name, round_, width, share) if width else []
+        layout = Layout.of(self._columns, own)
         in_sample = np.zeros(count, bool)
         in_sample[rows] = True
         sizes = self._send(round_, g, h) if with_others else {}
@@ -212,7 +208,8 @@ class ActiveSecureBoost(Phase):
             np.stack([g, h], axis=1),
             np.zeros(count, np.uint8),
             np.zeros(count),
-            Layout.of(self._columns, own),
+            layout,
+            Plan.of(self._columns, layout),
             sizes,
             in_sample,
         )
@@ -280,7 +277,7 @@ class ActiveSecureBoost(Phase):
         found = {}
         for node in present:
             own = np.flatnonzero(nodes_R == node)
-            pairs = summed(PlainAdder(), of.pairs, own, codes_RF, self._columns, of.layout)
+            pairs = summed(PlainAdder(), of.pairs, own, codes_RF, of.plan)
             found[node] = Sums(pairs[:, 0], pairs[:, 1])
         return found
 

@@ -83,37 +83,74 @@ class Layout:
         raise ValueError("no entry is chosen")
 
 
-def summed(adder: Adder, held: Held, rows: Rows, codes_NF: Codes, columns: list[Column], layout: Layout) -> Held:
+@dataclass(frozen=True)
+class Plan:
+    """How sums of buckets become sums of entries, for one layout: places, as ``Adder.take`` wants them.
+
+    ``used``: the columns that have entries, with ``size`` buckets each. ``firsts``: for each code that a number's entry
+    reaches, the buckets of all columns. ``plain``, ``missing``: places among the running sums; ``ends``: the buckets
+    of missing cells. ``single``: the buckets of categories. ``order``: the places of the entries among all these.
+    """
+
+    used: tuple[int, ...]
+    size: int
+    firsts: tuple[list[int], ...]
+    plain: list[int]
+    missing: list[int]
+    ends: list[int]
+    single: list[int]
+    order: list[int]
+
+    @classmethod
+    def of(cls, columns: list[Column], layout: Layout) -> Plan:
+        """Returns the plan; without entries, an empty one."""
+        entries = layout.entries
+        used = sorted({entry.column for entry in entries})
+        place = {column: at for at, column in enumerate(used)}
+        size, width = max((columns[column].size for column in used), default=0), len(used)
+        with_missing = [at for at, entry in enumerate(layout.numbers) if entry.missing]
+        without = [at for at, entry in enumerate(layout.numbers) if not entry.missing]
+        order = [*without, *with_missing, *range(len(layout.numbers), len(entries))]
+        back = [0] * len(entries)
+        for at, entry in enumerate(order):
+            back[entry] = at
+
+        def running(at: int) -> int:
+            entry = layout.numbers[at]
+            return (entry.below - 1) * width + place[entry.column]
+
+        def bucket(column: int, code: int) -> int:
+            return place[column] * size + code
+
+        codes = max((entry.below for entry in layout.numbers), default=0)
+        return cls(
+            tuple(used),
+            size,
+            tuple([column * size + code for column in range(width)] for code in range(codes)),
+            [running(at) for at in without],
+            [running(at) for at in with_missing],
+            [bucket(column, columns[column].size - 1) for column in (layout.numbers[at].column for at in with_missing)],
+            [bucket(entry.column, entry.below) for each in layout.sets for entry in each],
+            back,
+        )
+
+
+def summed(adder: Adder, held: Held, rows: Rows, codes_NF: Codes, plan: Plan) -> Held:
     """Returns the sums over ``rows`` of each entry, in order; there is at least one.
 
     ``codes_NF``: of the rows that ``held`` has, all columns.
     """
-    entries = layout.entries
-    used = sorted({entry.column for entry in entries})
-    place = {column: at for at, column in enumerate(used)}
-    size, width = max(columns[column].size for column in used), len(used)
-    buckets = adder.buckets(held, rows, codes_NF[:, used], size)  # by column, then by code
-
-    def below(entry: Entry) -> int:
-        return (entry.below - 1) * width + place[entry.column]
-
-    parts, order = [], list[Entry]()
-    if layout.numbers:
-        prefixes = [adder.take(buckets, [column * size for column in range(width)])]
-        for code in range(1, max(entry.below for entry in layout.numbers)):
-            own = adder.take(buckets, [column * size + code for column in range(width)])
-            prefixes.append(adder.add(prefixes[-1], own))
+    used_NF = codes_NF if len(plan.used) == codes_NF.shape[1] else codes_NF[:, list(plan.used)]
+    buckets = adder.buckets(held, rows, used_NF, plan.size)  # by column, then by code
+    parts = []
+    if plan.firsts:
+        prefixes = [adder.take(buckets, plan.firsts[0])]
+        for of_code in plan.firsts[1:]:
+            prefixes.append(adder.add(prefixes[-1], adder.take(buckets, of_code)))
         running = adder.joined(prefixes)
-        plain = [entry for entry in layout.numbers if not entry.missing]
-        parts.append(adder.take(running, [below(entry) for entry in plain]))
-        more = [entry for entry in layout.numbers if entry.missing]
-        if more:
-            ends = [place[entry.column] * size + columns[entry.column].size - 1 for entry in more]
-            parts.append(adder.add(adder.take(running, [below(entry) for entry in more]), adder.take(buckets, ends)))
-        order += plain + more
-    single = [entry for each in layout.sets for entry in each]
-    if single:
-        parts.append(adder.take(buckets, [place[entry.column] * size + entry.below for entry in single]))
-        order += single
-    at = {entry: number for number, entry in enumerate(order)}
-    return adder.take(adder.joined(parts), [at[entry] for entry in entries])
+        parts.append(adder.take(running, plan.plain))
+        if plan.missing:
+            parts.append(adder.add(adder.take(running, plan.missing), adder.take(buckets, plan.ends)))
+    if plan.single:
+        parts.append(adder.take(buckets, plan.single))
+    return adder.take(adder.joined(parts), plan.order)

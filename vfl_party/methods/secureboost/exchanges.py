@@ -8,6 +8,7 @@ from vfl_party.methods.secureboost.settings import SecureBoostSettings
 
 BEST, STOP = 1, 2  # bits of the active party's verdict on a round
 MOST_ENTRIES = 1 << 17  # of a party, in a tree
+OVERHEARD = frozenset({"sums", "partition"})  # what attacks of a rehearsal look at
 
 KEY = Exchange(
     "key",
@@ -21,6 +22,7 @@ PARTITION = Exchange(
     Sent(Kind.ROWS, {"nodes": u8("rows")}),
     when="every level of a tree",
 )
+SAMPLE = Exchange("sample", NOTHING, Sent(Kind.ROWS, {"sampled": u8("packed")}), when="every round")
 VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.seeds import Rows, derive_seed, permutation
+from vfl_party.seeds import Rows
 
 SETTLED = 255  # instead of a node: the row is in a leaf
 Nodes = npt.NDArray[np.uint8]
@@ -29,14 +29,6 @@ def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
         for node in present
         if node ^ 1 not in present or (counts[node], node & 1) < (counts[node ^ 1], (node ^ 1) & 1)
     ]
-
-
-def sample(seed: int, phase: str, round_: int, count: int, share: float) -> Rows:
-    """Returns the places of the training rows that a round's trees learn from, ascending; at least two."""
-    if share == 1.0:
-        return np.arange(count, dtype=np.int64)
-    order = permutation(derive_seed(seed, phase, "rows", round_), count)
-    return np.sort(order[: max(2, round(share * count))])
 
 
 def where(nodes_N: Nodes, nodes: list[int]) -> Rows:

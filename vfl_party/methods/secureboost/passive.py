@@ -7,18 +7,30 @@ import secrets
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
 from vfl_party.context import Party
 from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu, key_room
 from vfl_party.homomorphic.scheme import Held
-from vfl_party.methods.secureboost.columns import Codes, coded, learn, sampled
+from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
-from vfl_party.methods.secureboost.entries import Layout, summed
-from vfl_party.methods.secureboost.exchanges import BEST, KEY, PARTITION, STOP, VERDICT, gradients, sums
+from vfl_party.methods.secureboost.entries import Layout, Plan, summed
+from vfl_party.methods.secureboost.exchanges import (
+    BEST,
+    KEY,
+    OVERHEARD,
+    PARTITION,
+    SAMPLE,
+    STOP,
+    VERDICT,
+    gradients,
+    sums,
+)
 from vfl_party.methods.secureboost.forest import Tree
-from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, sample, to_sum
+from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, packed_bytes, to_sum
+from vfl_party.methods.secureboost.sampling import drawn, sample
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.walking import Walk, forest_of
 from vfl_party.phase import Phase, RoundReport
@@ -29,8 +41,8 @@ from vfl_party.seeds import Rows
 class Shuffled:
     """The entries of one tree in an order that is drawn anew and never told: numbers, then each set, sets shuffled."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, columns: list[Column]) -> None:
+        self.layout, self.plan = layout, Plan.of(columns, layout)
         draw = secrets.SystemRandom()
         ends = np.cumsum([0, *layout.sizes]).tolist()
         blocks = [list(range(begin, end)) for begin, end in itertools.pairwise(ends)]
@@ -44,6 +56,8 @@ class Shuffled:
 
 class PassiveSecureBoost(Phase):
     """One round grows the trees of one round of boosting."""
+
+    overheard = OVERHEARD
 
     def __init__(self, party: Party, name: str, settings: SecureBoostSettings) -> None:
         self.name, self.rounds = name, settings.trees
@@ -59,9 +73,11 @@ class PassiveSecureBoost(Phase):
         self._gradients = party.asking(name, gradients(settings), bytes=width)
         self._sums = party.asking(name, sums(settings), bytes=width)
         self._partition = party.asking(name, PARTITION)
+        self._sample = party.asking(name, SAMPLE) if settings.goss is not None else None
         self._verdict = party.asking(name, VERDICT) if settings.early_stopping is not None else None
         self._walk = Walk(party, name, settings, "after the last tree")
         self._adder: Adder | None = None
+        self._offered: Shuffled | None = None  # of the tree that grows
         self._best = 0
         self._batch = 0
 
@@ -71,14 +87,15 @@ class PassiveSecureBoost(Phase):
         if not self._forest.columns:
             self._forest.columns = self._columns
         own = self._adder or self._open(round_)
-        rows = sample(party.recipe.seed, self.name, round_, len(self._train), settings.row_sample)
+        with_others = round_ > 0 or not settings.first_tree_own
+        rows = self._sampled(round_) if with_others else self._train[:0]
         share = settings.column_sample
         chosen = sampled(party.recipe.seed, self.name, party.name, round_, len(self._columns), share)
         layout = Layout.of(self._columns, chosen)
         for number in range(outputs):
             tree = Tree()
-            if round_ or not settings.first_tree_own:
-                self._grow(tree, own, Shuffled(layout), rows, round_)
+            if with_others:
+                self._grow(tree, own, Shuffled(layout, self._columns), rows, round_)
             self._forest.trees.append(tree)
             party.tick(self.name, round_, self.rounds, number + 1, outputs)
         done = self._heard(round_)
@@ -89,6 +106,19 @@ class PassiveSecureBoost(Phase):
                 self._batch = self._walk.answer(round_, self._batch, party.rows(split))
             note_importance(party, self.name, self._forest.importance(), "number of splits")
         return RoundReport(outputs, done=done)
+
+    def _sampled(self, round_: int) -> Rows:
+        """Returns the rows of a round; with GOSS, asks for them. Raises PeerError if they are too few or too many."""
+        settings, count = self._settings, len(self._train)
+        if self._sample is None:
+            return sample(self._party.recipe.seed, self.name, round_, count, settings)
+        told = self._sample.swap(self._step(round_), {}, packed=packed_bytes(count))["sampled"]
+        rows = np.flatnonzero(np.unpackbits(told.cpu().numpy(), count=count))
+        if len(rows) != drawn(count, settings):
+            wanted = drawn(count, settings)
+            text = f"{self._peer} gives {len(rows)} rows to a round of {self.name}, and goss asks for {wanted}"
+            raise self._wrong(text)
+        return rows.astype(np.int64)
 
     def _open(self, round_: int) -> Adder:
         """Gets the public key of this generation. Raises PeerError if it cannot be used."""
@@ -106,6 +136,7 @@ class PassiveSecureBoost(Phase):
 
     def _grow(self, tree: Tree, own: Adder, entries: Shuffled, rows: Rows, round_: int) -> None:
         """Takes part in the growth of one tree."""
+        self._offered = entries
         depth, count = self._settings.depth, len(self._routed)
         sizes = torch.tensor(entries.sizes)
         reply = self._gradients.swap(self._step(round_), {"sizes": sizes}, rows=len(rows))
@@ -142,7 +173,7 @@ class PassiveSecureBoost(Phase):
         """Returns the sums of one node for the wire, in the secret order."""
         if not entries.order:
             return np.empty((0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8)
-        found = summed(own, held, rows, codes_RF, self._columns, entries.layout)
+        found = summed(own, held, rows, codes_RF, entries.plan)
         return own.wire(own.take(found, entries.order))
 
     def _split(
@@ -187,6 +218,14 @@ class PassiveSecureBoost(Phase):
     def _step(self, round_: int) -> StepKey:
         self._batch += 1
         return StepKey(self.name, round_, self._batch - 1)
+
+    def behind(self, exchange: str) -> Tensor | None:
+        """See ``Phase``: of the sums of a tree, the column of each entry of a number in the order of the wire."""
+        if exchange != "sums" or self._offered is None:
+            return None
+        of = self._offered
+        numbers = of.order[: of.sizes[0]]
+        return torch.tensor([of.layout.numbers[place].column for place in numbers], dtype=torch.int64)
 
     def state(self) -> State:
         return {"best": self._best}

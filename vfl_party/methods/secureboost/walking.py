@@ -29,6 +29,11 @@ def forest_of(party: Party) -> Forest:
     return found
 
 
+def rows_at_once(trees: int) -> int:
+    """Returns how many rows a message of the walk has, at most."""
+    return max(1, CELLS // max(1, trees))
+
+
 class Walk:
     """One party's side. ``rows`` of a call are the same at all parties, and so are the steps."""
 
@@ -42,7 +47,7 @@ class Walk:
             self._asking = party.asking(phase, exchange)
 
     def _chunks(self, rows: Rows) -> Iterator[Rows]:
-        size = max(1, CELLS // max(1, len(self._forest.trees)))
+        size = rows_at_once(len(self._forest.trees))
         return (rows[start : start + size] for start in range(0, len(rows), size))
 
     def _codes(self) -> Codes:

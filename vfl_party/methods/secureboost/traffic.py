@@ -1,0 +1,153 @@
+"""Lists the exchanges of trees before they grow.
+
+The recipe decides the sizes of keys, gradients, verdicts and the walk. The data decide how many nodes a tree has, and
+who owns its splits: the sizes of sums and of the rows' sides are the most that depth and leaves allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from vfl_common.bundle import StepKey
+from vfl_party.context import Party
+from vfl_party.declared import Exchange, Occurrence, Traffic
+from vfl_party.homomorphic import cipher_bytes, key_room
+from vfl_party.methods.secureboost.columns import Column, learn, sampled
+from vfl_party.methods.secureboost.common import routed
+from vfl_party.methods.secureboost.entries import Layout
+from vfl_party.methods.secureboost.exchanges import KEY, PARTITION, SAMPLE, VERDICT, gradients, sums, walk
+from vfl_party.methods.secureboost.growth import packed_bytes
+from vfl_party.methods.secureboost.sampling import drawn
+from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.methods.secureboost.walking import rows_at_once
+
+FEWER = (
+    "a tree may have fewer nodes than its depth allows, so sums and the rows' sides are upper bounds; the rest is exact"
+)
+
+
+def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
+    """See ``Method.traffic``. Another party's sums are left out, and ``bound`` says so, if its columns are not here."""
+    known = {
+        each.name: learn(each, settings.bins, each.rows("train"))
+        for each in (party, *party.others.values())
+        if each.role == "passive" and each.columns is not None
+    }
+    unknown = [each.name for each in party.recipe.passives if each.name not in known]
+    growth = Growth(party, name, settings, known)
+    bound = FEWER
+    if unknown:
+        most = sum(growth.summed(level) for level in range(settings.depth)) * growth.width
+        text = f"the sums of {', '.join(unknown)} are not counted, because they depend on columns that are not here"
+        bound = (
+            f"{bound}; {text} (a recipe with [simulate] has them): at most {most:,} bytes a tree for each split offered"
+        )
+    stops = settings.early_stopping is not None
+    return Traffic(growth.rounds(), stops, step="gradients", after=growth.walk, bound=bound)
+
+
+@dataclass
+class Growth:
+    """The exchanges of a phase. ``known``: {passive party: its columns}, of those that are here."""
+
+    party: Party
+    name: str
+    settings: SecureBoostSettings
+    known: Mapping[str, list[Column]]
+
+    def __post_init__(self) -> None:
+        self.width = cipher_bytes(self.settings.encryption, self.settings.key_bits)
+        self._gradients, self._sums, self._walk = gradients(self.settings), sums(self.settings), walk()
+        self._at = StepKey(self.name, 0, 0)
+
+    def summed(self, level: int) -> int:
+        """Returns of how many nodes of a level sums are sent, at most: of two brothers one."""
+        return max(1, min(1 << level, 2 * (self._leaves - 1)) // 2)
+
+    @property
+    def _leaves(self) -> int:
+        return self.settings.leaves or 1 << self.settings.depth
+
+    @cached_property
+    def _routed(self) -> int:
+        return len(routed(self.party, self.settings))
+
+    def rounds(self) -> Iterator[Occurrence]:
+        """Gives the exchanges of all rounds, without the walk."""
+        settings = self.settings
+        for round_ in range(settings.trees):
+            self._at = StepKey(self.name, round_, 0)
+            if round_ == 0:
+                yield self._next(KEY, room=key_room(settings.encryption, settings.key_bits))
+            if round_ or not settings.first_tree_own:
+                yield from self._trees(round_)
+            if settings.early_stopping is not None:
+                yield self._next(VERDICT)
+
+    def _trees(self, round_: int) -> Iterator[Occurrence]:
+        """Gives the exchanges of the trees of one round."""
+        settings, count = self.settings, self._routed
+        train = len(self.party.rows("train"))
+        rows = drawn(train, settings)
+        if settings.goss is not None:
+            yield self._next(SAMPLE, packed=packed_bytes(train))
+        offered = {each.name: self._offered(each.name, round_) for each in self.party.recipe.passives}
+        for _ in range(self.party.recipe.task.outputs):
+            parts = {name: {"parts": len(sizes)} for name, sizes in offered.items()}
+            yield from self._each(self._gradients, parts, rows=rows, bytes=self.width)
+            for level in range(settings.depth):
+                entries = {
+                    name: {"sums": self.summed(level) * sum(sizes), "entries": sum(sizes)}
+                    for name, sizes in offered.items()
+                }
+                nodes = min(1 << level, 2 * (self._leaves - 1))
+                yield from self._each(self._sums, entries, nodes=nodes, bytes=self.width)
+                last = level + 1 == settings.depth
+                yield self._next(PARTITION, packed=packed_bytes(count), rows=0 if last else count)
+
+    def _offered(self, party: str, round_: int) -> tuple[int, ...]:
+        """Returns the sizes of a party's entries in a round; without its columns, none."""
+        if party not in self.known:
+            return (0,)
+        columns, share = self.known[party], self.settings.column_sample
+        chosen = sampled(self.party.recipe.seed, self.name, party, round_, len(columns), share)
+        return Layout.of(columns, chosen).sizes
+
+    def walk(self, rounds: int | None) -> Iterator[Occurrence]:
+        """Gives the exchanges after the last tree. ``rounds``: after which early stopping ends the phase, if known."""
+        settings = self.settings
+        ended = settings.trees if rounds is None else min(rounds, settings.trees)
+        stopped = ended < settings.trees and settings.early_stopping is not None
+        kept = max(0, ended - (settings.early_stopping or 0)) if stopped else ended
+        trees = kept * self.party.recipe.task.outputs
+        self._at = StepKey(self.name, ended - 1, self._steps(ended - 1))
+        most = rows_at_once(trees)
+        for split in settings.splits:
+            count = len(self.party.rows(split))
+            for start in range(0, count, most):
+                rows = min(most, count - start)
+                for level in range(settings.depth + 1):
+                    packed = packed_bytes(rows * trees) if level else 0
+                    down = 0 if level == settings.depth else rows
+                    yield self._next(self._walk, packed=packed, rows=down, trees=trees)
+
+    def _steps(self, round_: int) -> int:
+        """Returns how many steps a round has before the walk, at most."""
+        settings = self.settings
+        own = settings.first_tree_own and round_ == 0
+        grown = 0 if own else self.party.recipe.task.outputs * (1 + 2 * settings.depth) + (settings.goss is not None)
+        return (round_ == 0) + grown + (settings.early_stopping is not None)
+
+    def _next(self, exchange: Exchange, **sizes: int) -> Occurrence:
+        """Returns ``exchange`` at the next step."""
+        step = self._at
+        self._at = StepKey(step.phase, step.round, step.batch + 1)
+        return Occurrence.of(exchange, step, **sizes)
+
+    def _each(self, exchange: Exchange, sizes: Mapping[str, Mapping[str, int]], **all_: int) -> Iterator[Occurrence]:
+        """Gives ``exchange`` at the next step, with sizes of each passive party's own."""
+        step = self._next(exchange).step
+        for party, own in sizes.items():
+            yield Occurrence(step, exchange, tuple({**all_, **own}.items()), party)
