@@ -2,7 +2,8 @@
 
 Credit default (22 % positive; FATE's two organisations) and scikit-learn's digits, one against the rest (10 %
 positive). Each defence runs with each seed; what the passive party received is attacked. One table, one picture and one
-JSON file each; ``--quick``: one seed and few epochs, to try it out.
+JSON file each; ``--quick``: one seed and few epochs, to try it out. ``--only fedhssl``, ``--only active``:
+``leaks_fedhssl.py``, ``leaks_active.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 import vfl
+from benchmarks import leaks_active, leaks_fedhssl
 from vfl.leaking.picture import draw
 from vfl.leaking.result import Rehearsed, Spread, as_json
 from vfl.leaking.table import render
@@ -142,16 +144,23 @@ def baselines(found: dict[str, Rehearsed]) -> str:
 @click.command()
 @click.option("--data", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--seeds", default=5, show_default=True)
-@click.option("--only", multiple=True, type=click.Choice(["credit", "digits", "methods"]))
+@click.option("--only", multiple=True, type=click.Choice(["credit", "digits", "methods", "fedhssl", "active"]))
 @click.option("--quick", is_flag=True)
 def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
     console = Console(width=150, highlight=False)
     for which in only or ("credit", "digits", "methods"):
+        if which == "fedhssl":
+            leaks_fedhssl.run(data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
+            continue
         with tempfile.TemporaryDirectory() as place:
             own = Path(place)
             parties = digits(own) if which == "digits" else credit(data, own)
             epochs, batch_size = (25, 256) if which == "digits" else (12, 1024)
             epochs = 2 if quick else epochs
+            if which == "active":
+                plain = recipe("active", {}, parties, epochs=epochs, batch_size=batch_size, width=8)
+                leaks_active.run(plain, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
+                continue
             if which == "methods":
                 made = {
                     name: recipe(name, {}, parties, epochs=1, batch_size=1, width=8) | {"phases": [*phases, EVALUATE]}

@@ -14,16 +14,20 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.recipe import Recipe
+from vfl_common.text import listed
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
 from vfl_party.attacks.scene import Batch, Columns, Figure, Heard, Scene, UnfitError
 from vfl_party.attacks.sizes import Seen, Sizes, told
-from vfl_party.declared import Exchange
+from vfl_party.data.preprocess import HIDDEN, UNKNOWN
+from vfl_party.declared import Exchange, Role, Sent
 from vfl_party.filter import Tensors
 from vfl_party.party import Assembled
 from vfl_party.phase import Phase
 from vfl_party.seeds import derive_seed
 
+_ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}  # what attacks of a role read
 _WHAT = {Kind.GRADIENT: "dz", Kind.EMBEDDING: "z"}  # tensors that are recorded, by the kind of their bundle
 
 
@@ -45,6 +49,7 @@ class Rehearsal:
     folder: Path
     every: int = 1
     parties: dict[str, Assembled] = field(default_factory=dict)
+    _begun: dict[str, list[Tensor]] = field(default_factory=dict)  # each encoder's parameters before the first phase
 
     def __post_init__(self) -> None:
         self.record = Record(self.folder, self.every)
@@ -54,6 +59,7 @@ class Rehearsal:
     def attach(self, name: str, party: Assembled) -> None:
         """Listens at all exchanges that a party's phases have opened; called once the party is assembled."""
         self.parties[name] = party
+        self._begun[name] = [each.detach().cpu().clone() for each in self._weights(name)]
         for each in party.party.exchanges.values():
             each.tap = partial(self._hear, name, each.exchange)
 
@@ -90,10 +96,14 @@ class Rehearsal:
         found = []
         for name in attacks:
             attack = kinds.load(name, "attacks")
+            known = {of for (role, _), readable in self._readable().items() if role == attack.by for of in readable}
             for party in self.parties.values():
                 if party.party.role != attack.by:
                     continue
                 attacker = party.party.name
+                if attack.reads and attack.reads not in known:
+                    found.append(Played(name, attack.about, attacker, why_not=_missing(attack.reads)))
+                    continue
                 try:
                     figures = tuple(attack.play(self.scene(attacker, seed)))
                     found.append(Played(name, attack.about, attacker, figures))
@@ -118,6 +128,38 @@ class Rehearsal:
             seen.setdefault(size // max(1, rows), []).append(message)
         return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
 
+    def unknown(self, attacks: Sequence[str]) -> list[str]:
+        """Returns a sentence for each kind of phase that no attack of a role knows, and for untrained encoders."""
+        chosen, found = [kinds.load(name, "attacks") for name in attacks], []
+        for role, assets in _ASSETS.items():
+            reads = {attack.reads for attack in chosen if attack.by == role}
+            phases = [kind for (of, kind), readable in self._readable().items() if of == role and not readable & reads]
+            if reads and phases:
+                found.append(f"No attack on {assets} that was chosen knows {listed(phases)}; see docs/security.md.")
+        idle = [name for name, begun in self._begun.items() if begun and not self._trained(name)]
+        if idle:
+            found.append(f"No phase trains the encoder of {listed(idle)}: no attack is played on it.")
+        return found
+
+    def gaps(self) -> list[str]:
+        """Returns a sentence for each exchange whose embeddings or gradients lack a transform that others have."""
+        found: dict[str, None] = {}
+        for party in self.parties.values():
+            of_kind: dict[str, dict[str, set[str]]] = {}  # kind of tensors: {phase and exchange: transforms}
+            for (phase, name), opened in party.party.exchanges.items():
+                passive = party.party.role == "passive"
+                sent = opened.exchange.up if passive else opened.exchange.down
+                if opened.exchange.asks == "active" and sent.kind in _WHAT:
+                    used = _transforms(party.party.recipe, phase, name, sent, party.party.role)
+                    of_kind.setdefault(sent.kind.label, {})[f"{phase}/{name}"] = used
+            for kind, places in of_kind.items():
+                for transform in sorted(set().union(*places.values())):
+                    without = [place for place, own in places.items() if transform not in own]
+                    having = [place for place in places if place not in without]
+                    if without:
+                        found[_gap(f"{kind}s", transform, without, having)] = None
+        return list(found)
+
     def scene(self, attacker: str, seed: int) -> Scene:
         """Returns what ``attacker`` has, and the truth."""
         own = self.parties[attacker].party
@@ -133,12 +175,50 @@ class Rehearsal:
             seed=derive_seed(seed, "attack", attacker),
             gradients=partial(self._batches, active.name, attacker, "gradient"),
             embeddings={name: partial(self._batches, name, attacker, "embedding") for name in senders},
-            encoder=own.models["encoder"].eval() if "encoder" in own.models else None,
+            encoder=own.models["encoder"].eval() if self._trained(attacker) else None,
             inputs=features.inputs if features is not None else None,
             make_encoder=own.make_encoder,
             heard=partial(self._heard, attacker),
             columns={name: each for name in self.parties if (each := self._columns(name)) is not None},
         )
+
+    def _weights(self, name: str) -> list[Tensor]:
+        models = self.parties[name].party.models
+        return [*models["encoder"].parameters()] if "encoder" in models else []
+
+    def _trained(self, name: str) -> bool:
+        """Whether a phase, or the run that this one starts from, has trained a party's encoder."""
+        if "encoder" not in self.parties[name].party.models or self.parties[name].party.recipe.start is not None:
+            return "encoder" in self.parties[name].party.models
+        now, begun = self._weights(name), self._begun[name]
+        return not begun or any(not torch.equal(one.cpu(), other) for one, other in zip(now, begun, strict=True))
+
+    def _readable(self) -> dict[tuple[Role, str], set[str]]:
+        """Returns {(receiver's role, kind of a phase): what attacks can read of it}, if it sends tensors of rows.
+
+        It is the phase's kind, and gradients or embeddings if they came and the phase names their rows.
+        """
+        found: dict[tuple[Role, str], set[str]] = {}
+        of_kind = {phase.name: phase.kind for each in self.parties.values() for phase in each.party.recipe.phases}
+        for party in self.parties.values():
+            me = party.party
+            for (phase, _), opened in me.exchanges.items():
+                came = opened.exchange.down if me.role == "passive" else opened.exchange.up
+                if opened.exchange.asks == "active" and came.kind in _WHAT and came.tensors and phase in of_kind:
+                    found.setdefault((me.role, of_kind[phase]), {of_kind[phase]})
+        seen: set[tuple[str, str, str]] = set()
+        for key in self.record.keys():  # noqa: SIM118 - it is no dict
+            place = (key.phase, key.exchange, key.receiver)
+            if key.meant or place in seen or key.phase not in of_kind:
+                continue
+            seen.add(place)
+            party = self.parties[key.receiver]
+            asked = next(each for each in party.phases if each.name == key.phase)
+            if asked.rows_at(key.exchange, StepKey(key.phase, key.round, key.batch)) is not None:
+                role, exchange = party.party.role, party.party.exchanges[key.phase, key.exchange].exchange
+                kind = (exchange.down if role == "passive" else exchange.up).kind.label
+                found.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(f"{kind}s")
+        return found
 
     def _batches(self, sender: str, receiver: str, kind: str) -> Iterator[Batch]:
         """Yields the batches that one party sent another, of exchanges whose rows are known."""
@@ -157,19 +237,43 @@ class Rehearsal:
                 meant[key] = tensor
                 continue
             before = Key(key.phase, key.exchange, key.round, key.batch, key.sender, key.receiver, meant=True)
-            yield Batch(key.phase, key.round, key.batch, rows, tensor, meant.pop(before, None))
+            yield Batch(key.phase, key.round, key.batch, rows, tensor, meant.pop(before, None), key.exchange)
 
     def _columns(self, name: str) -> Columns | None:
         features, preprocessor = self.parties[name].party.features, self.parties[name].prepared.preprocessor
         if features is None or preprocessor is None:
             return None
         values = features.x.flatten(1)
-        of_category = zip(preprocessor.categorical_names, preprocessor.vocabularies, strict=True)
-        hot = [f"{column}={word}" for column, words in of_category for word in ("missing", *words)]
-        every = (*preprocessor.numeric_names, *(hot if preprocessor.one_hot else ()))
-        if len(every) != values.shape[1]:  # pixels
-            every = tuple(f"x{number}" for number in range(values.shape[1]))
-        return Columns(every, values)
+        numbers, groups = preprocessor.numeric_names, dict[str, range]()
+        names = [*numbers]
+        for column, words in zip(preprocessor.categorical_names, preprocessor.vocabularies, strict=True):
+            groups[column] = range(len(names), len(names) + 1 + len(words))
+            names += [f"{column}={word}" for word in ("missing", *words)]
+        if features.categories is not None:
+            codes = features.categories.cpu()
+            hot = torch.where(codes == UNKNOWN, -1, (codes - HIDDEN).clamp_min(0))
+            return Columns(tuple(names), values, hot, groups)
+        if len(names) != values.shape[1]:  # pixels
+            return Columns(tuple(f"x{number}" for number in range(values.shape[1])), values)
+        return Columns(tuple(names), values, groups=groups)
+
+
+def _missing(reads: str) -> str:
+    rows = reads in ("gradients", "embeddings")
+    return f"no {reads} came whose rows a phase names" if rows else f"there is no phase of kind {reads}"
+
+
+def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Role) -> set[str]:
+    """Returns the kinds of the transforms, the method's and the recipe's, through which a direction is sent."""
+    own = {use.kind for use in sent.through if use.role in (None, role)}
+    asked = [each for settings in recipe.phases if settings.name == phase for each in settings.transforms]
+    return own | {each.kind for each in asked if each.exchange == exchange and each.sent_by == role}
+
+
+def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:
+    leave = f"{listed(without)} {'leaves' if len(without) == 1 else 'leave'} without it"
+    todo = "Name each exchange in its phase's transforms."
+    return f"{transform} protects {what} of {listed(having)} only: {leave}. {todo}"
 
 
 def _as_heard(key: Key, tensor: Tensor, behind: Tensor | None) -> Heard:

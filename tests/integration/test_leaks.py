@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,10 +14,15 @@ import vfl
 from tests.harness import cases
 from tests.harness.here import vfl_here
 from tests.integration.test_in_process import parameters
+from vfl.leaking.picture import draw
+from vfl.leaking.result import Line, Rehearsed, Spread
 from vfl_common.errors import InputError
 from vfl_party.rehearsal import Rehearsal
 
 BINARY = {"kind": "binary"}
+
+
+_LINE = "chance, or without\nany message"
 
 
 def tables(**phase: object) -> dict[str, object]:
@@ -56,8 +63,77 @@ def test_the_same_seeds_give_the_same_figures_and_the_library_has_columns(tmp_pa
     assert columns["attacker"] == ["p1", "p2"]
     assert all(0.5 <= value <= 1 for value in columns["leak"])
     assert len(first.found[0].lines[0].value.values) == 2
-    assert any("direct by p1 was not played" in note for note in first.found[0].notes)
+    assert any("direct by p1, p2 was not played" in note for note in first.found[0].notes)
     assert len([*tmp_path.iterdir()]) == 2  # runs
+
+
+def test_an_exchange_without_the_defence_is_attacked_by_itself_and_named(tmp_path: Path) -> None:
+    """Embeddings of training are noise; those of evaluation leave as they are."""
+    noise = {"kind": "clipped_gaussian", "exchange": "embedding", "clip": 0.1, "epsilon": 0.5, "delta": 1e-5}
+    half = tables(transforms=[{**noise, "sent_by": "passive"}])
+    half["simulate"] = {"parties": cases.columns("sklearn:breast_cancer", 3, limit=569)}
+    one = vfl.leaks(half, attacks=["columns"], quiet=True)
+    found = {line.place: line.value.mean for line in one.found[0].lines if line.of == "p1: mean of columns"}
+    assert found["splitnn/embedding"] < 0.1
+    assert found["evaluate/embedding"] > 0.4
+    (shown,) = (line for line in one.found[0].worst if line.of == "p1: mean of columns")
+    assert shown.place == "evaluate/embedding"
+    assert one.found[0].gaps == (
+        "clipped_gaussian protects embeddings of splitnn/embedding only: splitnn/validation, evaluate/embedding leave "
+        "without it. Name each exchange in its phase's transforms.",
+    )
+    assert any("p1: mean of columns, by exchange: splitnn/embedding R² " in text for text in one.found[0].elsewhere)
+    assert "not played on exchanges of too few rows: splitnn/validation of p1 (57 rows)" in " ".join(one.found[0].notes)
+    assert "leave without it" in one._repr_html_()
+
+
+def test_categories_are_the_same_table_whatever_the_encoder(tmp_path: Path) -> None:
+    from vfl.library.simulate import rehearse
+
+    words = ["red", "green", "", "blue"]
+    lines = [f"r{n},{n * 7 % 13},{words[n % 4]},{'yes' if n % 3 else 'no'}" for n in range(60)]
+    (tmp_path / "shop.csv").write_text("\n".join(["id,orders,colour,due", *lines]))
+    parties: dict[str, dict[str, object]] = {
+        "p0": {"label": "due", "columns": ["orders"]},
+        "p1": {"columns": ["orders", "colour"]},
+    }
+    source: dict[str, object] = {"source": str(tmp_path / "shop.csv"), "id": "id"}
+    found = []
+    for number, kind in enumerate(("mlp", "tabular")):
+        made = cases.recipe(2, task=BINARY | {"positive": "yes"}, phase={"epochs": 1, "batch_size": 16})
+        made["model"]["encoder"] = {"kind": kind, "hidden": [4]}
+        made["simulate"] = {"parties": {name: source | more for name, more in parties.items()}}
+        (tmp_path / f"record{number}").mkdir()
+        rehearsal = Rehearsal(tmp_path / f"record{number}")
+        rehearse(vfl.Recipe.from_dict(made), {}, tmp_path / "runs", rehearsal.attach, quiet=True)
+        columns = rehearsal.scene("p0", 1).columns["p1"]
+        assert dict(columns.groups) == {"colour": range(1, 5)}
+        assert columns.names == ("orders", *(f"colour={word}" for word in ("missing", "blue", "green", "red")))
+        found.append(columns.table(np.arange(60)))
+    assert found[0].shape == (60, 5)
+    assert torch.equal(*found)
+
+
+def test_attacks_that_do_not_know_a_method_refuse_it_in_a_line(tmp_path: Path) -> None:
+    trees = tables() | {"phases": [{"kind": "secureboost", "trees": 2, "depth": 2, "encryption": "none"}]}
+    vfl.Recipe.from_dict(trees).save(tmp_path / "trees.toml")
+    chosen = "norm,cosine,completion,columns"
+    done = vfl_here("leaks", "trees.toml", "--attacks", chosen, "--out", "found", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    for said in (
+        "No attack was played.",
+        "No attack on labels that was chosen knows secureboost; see docs/security.md.",
+        "No attack on columns that was chosen knows secureboost; see docs/security.md.",
+        "No phase trains the encoder of p0, p1, p2: no attack is played on it.",
+        "norm, cosine by p1, p2 were not played: no gradients came whose rows a phase names",
+        "columns by p0 was not played: no embeddings came whose rows a phase names",
+        "completion by p1, p2 was not played: the attacker has no encoder",
+    ):
+        assert said in words
+    assert "What sizes tell" not in words
+    assert not (tmp_path / "found" / "leaks.png").exists()
+    assert json.loads((tmp_path / "found" / "leaks.json").read_text())["recipes"][0]["lines"] == []
 
 
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:
@@ -76,6 +152,39 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert (tmp_path / "found" / "leaks.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    made = tables()
+    for name, more in (("plain", {}), ("noisy", {"iso": 5.0})):
+        vfl.Recipe.from_dict(tables(**more)).save(tmp_path / f"{name}.toml")
+    done = vfl_here("leaks", "plain.toml", "noisy.toml", "--attacks", "cosine,norm,columns", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"plain, seed {vfl.Recipe.from_dict(made).settings.seed}\n" in done.stderr
+    assert done.stderr.index("plain, seed") < done.stderr.index("noisy, seed")
+    assert " ".join(done.stdout.split()).startswith("plain: labels: all readable by cosine (AUC 1.00, known: 1 pos")
+    rows = done.stdout[done.stdout.index("beside each other") : done.stdout.index("plain: test")]
+    assert "lost beside plain" in rows
+    assert rows.index("cosine") < rows.index("norm")  # the worst first
+    same = vfl.leaks([made, made], attacks=["norm"], quiet=True)
+    assert [each.name for each in same.found] == [f"{made['name']} 1", f"{made['name']} 2"]
+
+
+def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
+    def line(attack: str, leak: float, **more: Any) -> Line:
+        return Line(attack, "p1", "labels", "nothing", "AUC", Spread((leak,)), chance=Spread((0.5,)), **more)
+
+    lines = tuple(line(f"a{number}", 0.5 + number / 30) for number in range(12))
+    detail = line("columns", 0.99, detail=True)
+    found = Rehearsed("one", (1,), "test auc", Spread((0.7,)), 1000, (*lines, detail))
+    other = Rehearsed("other", (1,), "test auc", Spread((0.6,)), 1000, (line("b", 1.0, high=Spread((1.0,))),))
+    figure = draw([found, other])
+    titles = [axes.get_title(loc="left").split(" ")[0] for axes in figure.axes if axes.get_visible()]
+    assert titles == ["b", "a11", "a10", "a9", "a8", "a7", "a6", "a5", "a4"]
+    assert figure.axes[0].get_ylabel() == "AUC, 95 % of batches"
+    assert figure.axes[1].get_ylabel() == "AUC"
+    assert "a3 by p1: labels, a2 by p1: labels" in " ".join(figure.get_supxlabel().split())
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"one, 1 kB", "other, 1 kB", _LINE}
+
+
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
     for args, said in (
@@ -85,6 +194,11 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         done = vfl_here("leaks", "plain.toml", *args, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert said in done.stderr
+    wrong = tables(transforms=[{"kind": "iso", "exchange": "embeding", "sent_by": "active", "amplifier": 1.0}])
+    vfl.Recipe.from_dict(wrong).save(tmp_path / "wrong.toml")
+    done = vfl_here("leaks", "wrong.toml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "wrong.toml: phases: splitnn: transforms: there is no exchange 'embeding'" in done.stderr
     with pytest.raises(InputError, match="at least one seed"):
         vfl.leaks(tables(), seeds=[])
 
@@ -98,10 +212,22 @@ def test_sizes_tell_how_many_rows_there_are() -> None:
     assert by_key["embedding", "p0"].sizes == up.sizes
 
 
-@pytest.mark.parametrize(("phase", "noted"), [({}, True), ({"iso": 1.0}, False)])
-def test_the_report_of_a_run_says_that_labels_can_be_read(
-    phase: dict[str, object], noted: bool, tmp_path: Path
+NOISE = {"kind": "clipped_gaussian", "sent_by": "passive", "clip": 1.0, "epsilon": 5.0, "delta": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("phase", "gradients", "embeddings"),
+    [
+        ({}, True, "splitnn, evaluate"),
+        ({"iso": 1.0}, False, "splitnn, evaluate"),
+        ({"transforms": [NOISE | {"exchange": name} for name in ("embedding", "validation")]}, True, "evaluate"),
+    ],
+)
+def test_the_report_of_a_run_says_that_labels_and_columns_can_be_read(
+    phase: dict[str, object], gradients: bool, embeddings: str, tmp_path: Path
 ) -> None:
     run = vfl.simulate(tables(**phase), out=tmp_path, quiet=True)
     words = " ".join(vfl_here("report", str(run.folder), cwd=tmp_path).stdout.split())
-    assert ("Gradients of splitnn leave as they are" in words) == noted
+    assert ("Gradients of splitnn leave as they are" in words) == gradients
+    assert f"Embeddings of {embeddings} leave as they are" in words
+    assert "in our rehearsals on a public data set, not on yours" in words

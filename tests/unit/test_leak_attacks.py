@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_the_direction_gives_what_its_closed_form_says(kind: str) -> None:
             continue
         assert figure.value == pytest.approx(wanted, abs=0.02), knows
     if kind == "cosine":
-        assert len(play(kind, scene(signs))) == 4
+        assert [*play(kind, scene(signs))] == ["1 positive", "3 positives", "5 positives"]
 
 
 @pytest.mark.parametrize("kind", ["norm", "cosine", "clusters"])
@@ -111,6 +112,14 @@ def test_shuffled_labels_give_one_half(kind: str, monkeypatch: pytest.MonkeyPatc
         if figure.unit == "AUC":
             assert np.mean(tally.found) == pytest.approx(0.5, abs=0.02)
             assert np.mean(tally.chance) == pytest.approx(0.5, abs=0.02)
+
+
+def test_an_oracle_knows_a_gradient_without_its_noise_if_there_is_noise() -> None:
+    whole = scene(signs, batches=5)
+    noisy = [replace(batch, came=batch.came + 0.1) for batch in whole.gradients()]
+    found = play("cosine", Scene(**{**whole.__dict__, "gradients": replayed(noisy)}))
+    assert next(iter(found)) == "1 positive without its noise"
+    assert len(found) == 4
 
 
 def test_many_classes_are_found_by_direction() -> None:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness.scenes import labelled_scene, linear_scene, replayed
+from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
 from vfl_party.attacks import kinds
-from vfl_party.attacks.kinds.completion import KNOWN, stratified
-from vfl_party.attacks.scene import Figure, Scene, UnfitError
+from vfl_party.attacks.kinds.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
+from vfl_party.attacks.scene import Columns, Figure, Scene, UnfitError
+
+_BEST = "best-read category"
 
 
 def play(kind: str, where: Scene) -> dict[str, Figure]:
@@ -42,6 +44,49 @@ def test_what_own_columns_tell_stands_beside() -> None:
     assert found["p1: c1 R² 120 rows"].baselines["own columns"] < 0.1
 
 
+@pytest.mark.parametrize("noise", [0.1, 1e4])
+def test_categories_are_decoded_and_stand_beside_the_most_frequent(noise: float) -> None:
+    """One column of three categories, of which the embeddings tell all or nothing, and a number that never changes."""
+    made = torch.Generator().manual_seed(3)
+    codes_N1 = torch.multinomial(torch.tensor([0.2, 0.5, 0.3]), 1200, replacement=True, generator=made)[:, None]
+    codes_N1[::100] = -1  # categories that training did not have are not judged
+    hot = torch.eye(4)[codes_N1[:, 0]]
+    z = hot @ torch.randn(4, 5, generator=made) + noise * torch.randn(1200, 5, generator=made)
+    names = ("same", "town=missing", "town=Gera", "town=Kiel")
+    columns = Columns(names, torch.ones(1200, 1), codes_N1, {"town": range(1, 4)})
+    sent = replayed([of(z, np.arange(1200))])
+    whole = linear_scene(0.0)
+    where = Scene(**{**whole.__dict__, "embeddings": {"p1": sent}, "columns": {"p1": columns}})
+    found = play("columns", where)
+    figure = found["p1: town accuracy 120 rows"]
+    assert [figure.of for figure in found.values()] == [f"p1: {of}" for of in ("mean of categories", _BEST, "town")]
+    assert figure.baselines["most frequent"] == pytest.approx(0.5, abs=0.05)
+    if noise < 1:
+        assert figure.value > 0.95
+        assert (figure.chance or 1) < 0.6
+    else:
+        assert figure.value < 0.6
+    assert "1 column has one value and is left out" in found["p1: mean of categories accuracy 120 rows"].note
+    (again,) = play("reidentify", where).values()
+    assert again.value < 0.02  # many rows have the same town
+
+
+def test_columns_of_one_value_are_nothing_to_read() -> None:
+    whole = linear_scene(0.0)
+    where = Scene(**{**whole.__dict__, "columns": {"p1": Columns(("same",), torch.ones(1200, 1))}})
+    for kind in ("columns", "reidentify"):
+        with pytest.raises(UnfitError, match="one value"):
+            play(kind, where)
+
+
+def test_when_the_decoder_learns_nothing_it_says_so() -> None:
+    mean = play("columns", linear_scene(1e4))["p1: mean of columns R² 120 rows"]
+    wanted = "from embeddings of splitnn and from shuffled embeddings (chance) the decoder learnt nothing"
+    assert mean.note.startswith(f"p1: {wanted}")
+    assert mean.note.endswith("so these figures are the same")
+    assert mean.value == mean.chance
+
+
 def test_rows_are_found_again_only_if_their_embeddings_tell() -> None:
     (clear,) = play("reidentify", linear_scene(0.0)).values()
     (blurred,) = play("reidentify", linear_scene(1e4)).values()
@@ -57,12 +102,12 @@ def test_a_sender_of_too_few_rows_is_unfit() -> None:
 
 def test_completion_finds_what_training_put_into_the_encoder_and_nothing_else() -> None:
     informed, blind = play("completion", labelled_scene(True)), play("completion", labelled_scene(False))
-    for knows in (f"{KNOWN} labels, frozen", f"{KNOWN} labels, tuned"):
+    for knows, alone in ((FROZEN, "from scratch"), (TUNED, "from scratch"), (MIXMATCH, "from scratch, MixMatch")):
         found = informed[f"labels AUC {knows}"]
         assert found.value > 0.95
         assert max(found.baselines.values()) < 0.65
         none = blind[f"labels AUC {knows}"]
-        assert none.value == pytest.approx(none.baselines["from scratch"], abs=0.05)  # nothing beyond the baseline
+        assert none.value == pytest.approx(none.baselines[alone], abs=0.05)  # nothing beyond the baseline
     accuracy = blind[f"labels accuracy {KNOWN} labels, frozen"]
     assert accuracy.baselines["majority"] == pytest.approx(0.7, abs=0.03)
     assert set(accuracy.baselines) == {"from scratch", "own SSL, frozen", "own SSL, tuned", "majority"}

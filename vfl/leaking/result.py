@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
+
+from vfl_common.text import listed
 
 if TYPE_CHECKING:
     from vfl_party.attacks.scene import Figure
@@ -58,6 +60,23 @@ class Line:
     baselines: Mapping[str, Spread] = field(default_factory=dict)
     batches: int = 0
     skipped: int = 0
+    place: str = ""
+    detail: bool = False
+
+    @property
+    def asset(self) -> tuple[str, ...]:
+        """What is read, by whom and how, whatever exchange it is read from."""
+        return self.attack, self.attacker, self.of, "" if self.place else self.knows, self.unit
+
+    @property
+    def excess(self) -> float:
+        """How much of the way is done from what is known without this message (0) to everything (1)."""
+        return (self.value.mean - self.floor) / (1 - self.floor) if self.floor < 1 else 0.0
+
+    @property
+    def floor(self) -> float:
+        """What is known without this message: the most of chance and all baselines, at least 0."""
+        return max(0.0, *(each.mean for each in (self.chance, *self.baselines.values()) if each is not None), 0.0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,8 @@ class Rehearsed:
     """What was found with one recipe.
 
     ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``: what those of the messages of the
-    last seed tell anybody on the network.
+    last seed tell anybody on the network. ``gaps``: what is not protected as the
+    rest is, or was not attacked at all, a sentence each.
     """
 
     name: str
@@ -76,6 +96,39 @@ class Rehearsed:
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
     sizes: tuple[Sizes, ...] = ()
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> tuple[Line, ...]:
+        """The lines without those that read the same from another exchange, and find less there."""
+        most: dict[tuple[str, ...], Line] = {}
+        for line in self.lines:
+            before = most.get(line.asset)
+            if before is None or line.value.mean > before.value.mean:
+                most[line.asset] = line
+        return tuple(most.values())
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """A sentence for each asset that several exchanges give away: what each of them does."""
+        found: dict[tuple[str, ...], list[Line]] = {}
+        for line in self.lines:
+            if line.place and not line.detail:
+                found.setdefault(line.asset, []).append(line)
+        return tuple(
+            f"{lines[0].attack}, {lines[0].of}, by exchange: "
+            + ", ".join(f"{line.place} {line.unit} {line.value}" for line in lines)
+            for lines in found.values()
+            if len(lines) > 1
+        )
+
+
+def assets(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
+    """Returns the assets of all recipes but for details, the worst leak of any recipe first."""
+    most: dict[tuple[str, ...], float] = {}
+    for line in (line for each in found for line in each.worst if not line.detail):
+        most[line.asset] = max(line.excess, most.get(line.asset, line.excess))
+    return sorted(most, key=lambda asset: -most[asset])
 
 
 def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
@@ -88,6 +141,7 @@ def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
             "attack": line.attack,
             "attacker": line.attacker,
             "of": line.of,
+            "from": line.place,
             "knows": line.knows,
             "unit": line.unit,
             "leak": line.value.mean,
@@ -111,18 +165,21 @@ def as_json(found: Sequence[Rehearsed]) -> dict[str, Any]:
 
 def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     """Returns the lines over all seeds, and a note for each attack that could not be played. ``played``: by seed."""
-    found: dict[tuple[str, str, str, str, str], list[Figure]] = {}
+    found: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
     notes: dict[str, None] = {}
+    refused: dict[tuple[str, str], list[str]] = {}  # (why, attacker): attacks
     for of_seed in played:
         for each in of_seed:
             if each.why_not:
-                notes[f"{each.attack} by {each.attacker} was not played: {each.why_not}"] = None
+                names = refused.setdefault((each.why_not, each.attacker), [])
+                names += [each.attack] if each.attack not in names else []
+            notes |= dict.fromkeys(f"{each.attack}: {figure.note}" for figure in each.figures if figure.note)
             for figure in each.figures:
-                key = (each.attack, each.attacker, figure.of, figure.knows, figure.unit)
+                key = (each.attack, each.attacker, figure.of, figure.knows, figure.unit, figure.place)
                 found.setdefault(key, []).append(figure)
     lines = tuple(
         Line(
-            *key,
+            *key[:-1],
             Spread(tuple(figure.value for figure in figures)),
             Spread.of(figure.high for figure in figures),
             Spread.of(figure.chance for figure in figures),
@@ -133,10 +190,21 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
             },
             sum(figure.batches for figure in figures),
             sum(figure.skipped for figure in figures),
+            key[-1],
+            figures[0].detail,
         )
         for key, figures in found.items()
     )
-    return lines, tuple(notes)
+    return lines, (*notes, *_refusals(refused))
+
+
+def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
+    """Yields one sentence for all attacks, and all attackers, that were refused for the same reason."""
+    attackers: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (why, attacker), attacks in refused.items():
+        attackers.setdefault((why, tuple(attacks)), []).append(attacker)
+    for (why, attacks), names in attackers.items():
+        yield f"{listed(attacks)} by {listed(names)} {'was' if len(attacks) == 1 else 'were'} not played: {why}"
 
 
 def _plain(value: Any) -> Any:

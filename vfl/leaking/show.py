@@ -29,9 +29,12 @@ def show_leaks(found: Sequence[Rehearsed], *, as_json: bool, out: Path | None) -
         from vfl.leaking.picture import draw
 
         write_atomic(out / "leaks.json", to_json(written(found)) + "\n")
-        draw(found).savefig(out / "leaks.png", dpi=130)
+        written_to = [out / "leaks.json"]
+        if any(each.lines for each in found):
+            draw(found).savefig(out / "leaks.png", dpi=130)
+            written_to.append(out / "leaks.png")
         if not as_json:
-            click.echo(f"{out / 'leaks.json'}\n{out / 'leaks.png'}")
+            click.echo("\n".join(map(str, written_to)))
 
 
 def read_list(text: str | None, option: str, what: Callable[[str], T]) -> Sequence[T] | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from vfl.leaking.compare import in_short
 from vfl.leaking.result import REHEARSAL, Line, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
@@ -14,20 +17,26 @@ _SIZES = 3  # that are shown of one exchange
 
 
 def render(found: Sequence[Rehearsed]) -> Group:
-    """Returns a table for each recipe, with notes below it."""
-    parts: list[RenderableType] = []
+    """Returns what was found in short, then a table for each recipe with notes below it."""
+    parts: list[RenderableType] = [*in_short(found)]
     for each in found:
         utility = f"{each.metric} {each.utility}" if each.utility is not None else "no metric"
         seeds = f"{len(each.seeds)} seed{'s' if len(each.seeds) > 1 else ''}"
-        table = new_table(f"{each.name}: {utility}, {size(each.payload_bytes)} sent, {seeds}")
-        for heading in ("attack", "by", "reads", "knows"):
-            table.add_column(heading)
-        for heading in ("leak", "95 % of batches", "chance (95 %)"):
-            table.add_column(heading, justify="right")
-        table.add_column("without any message")
-        for line in each.lines:
-            table.add_row(*_cells(line))
-        parts += [table, *(Text(note, style="dim") for note in each.notes), Text(), _sizes(each), Text()]
+        title = f"{each.name}: {utility}, {size(each.payload_bytes)} sent, {seeds}"
+        lines = each.worst
+        places = {line.place for line in lines if line.place}
+        columns = [column for column in _CELLS if column.heading != "from" or len(places) > 1]
+        columns = [columns[0], *(column for column in columns[1:] if any(map(column.cell, lines)))]
+        table = new_table(title)
+        for column in columns:
+            table.add_column(column.heading, justify=column.justify, no_wrap=column.whole)
+        for line in lines:
+            table.add_row(*(column.cell(line) for column in columns))
+        warnings = [Text(gap, style="bold") for gap in each.gaps]
+        where = [f"Columns and rows are read from {place}." for place in places if len(places) == 1]
+        notes = [Text(note, style="dim") for note in (*where, *each.elsewhere, *each.notes)]
+        shown = table if lines else Text(f"{title}\nNo attack was played.")
+        parts += [shown, *warnings, *notes, Text(), *([_sizes(each), Text()] if each.sizes else [])]
     return Group(*parts, Text(REHEARSAL, style="dim"))
 
 
@@ -42,20 +51,36 @@ def _sizes(each: Rehearsed) -> RenderableType:
     return table
 
 
-def _cells(line: Line) -> tuple[str, ...]:
-    chance = _of(line.chance) + (f" ({line.chance_high.mean:.3f})" if line.chance_high is not None else "")
-    baselines = ", ".join(f"{name} {spread}" for name, spread in line.baselines.items())
-    return (
-        line.attack,
-        line.attacker,
-        line.of,
-        line.knows,
-        f"{line.unit} {line.value}",
-        _of(line.high),
-        chance,
-        baselines,
-    )
-
-
 def _of(spread: Spread | None) -> str:
     return "" if spread is None else str(spread)
+
+
+def _chance(line: Line) -> str:
+    return _of(line.chance) + (f" ({line.chance_high.mean:.3f})" if line.chance_high is not None else "")
+
+
+def _baselines(line: Line) -> str:
+    return "\n".join(f"{name} {spread}" for name, spread in line.baselines.items())
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column that is left out if all its cells are empty. ``whole``: its words are never broken."""
+
+    heading: str
+    cell: Callable[[Line], str]
+    justify: Literal["left", "right"] = "left"
+    whole: bool = False
+
+
+_CELLS = (
+    _Column("attack", lambda line: line.attack, whole=True),
+    _Column("attacker", lambda line: line.attacker),
+    _Column("reads", lambda line: line.of),
+    _Column("from", lambda line: line.place, whole=True),
+    _Column("knows", lambda line: line.knows),
+    _Column("leak", lambda line: f"{line.unit} {line.value}", "right", whole=True),
+    _Column("95 % of batches", lambda line: _of(line.high), "right"),
+    _Column("chance (95 %)", _chance, "right", whole=True),
+    _Column("without any message", _baselines, whole=True),
+)

@@ -13,6 +13,7 @@ from vfl.leaking.result import Rehearsed, Spread, as_columns, as_json, over_seed
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import rehearse
+from vfl_common.config.recipe import naming
 from vfl_common.errors import Code, InputError
 
 if TYPE_CHECKING:
@@ -90,22 +91,52 @@ def leaks(
         raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
     if out is not None and Path(out).exists() and not Path(out).is_dir():
         raise InputError(Code.FILE_INVALID, f"out: {out} is a file; give a folder")
-    found = []
-    for each in made:
+    labels, found = _labels(given, made), []
+    for label, source, each in zip(labels, given, made, strict=True):
         chosen = [each.settings.seed] if seeds is None else list(seeds)
-        played, runs, sizes = [], [], tuple[Sizes, ...]()
+        played, runs, sizes, gaps = [], [], tuple[Sizes, ...](), tuple[str, ...]()
         for seed in chosen:
-            with _folder(out) as place, tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
+            if not quiet and len(made) * len(chosen) > 1:
+                _tell(f"{label}, seed {seed}")
+            with (
+                naming(Path(source)) if isinstance(source, str | Path) else contextlib.nullcontext(),
+                _folder(out) as place,
+                tempfile.TemporaryDirectory(prefix="vfl-record-") as record,
+            ):
                 rehearsal = Rehearsal(Path(record), every)
                 run = rehearse(each.replace(seed=seed), data or {}, place, rehearsal.attach, quiet=quiet)
                 played.append(rehearsal.play(names, seed))
                 runs.append(run)
-                sizes = tuple(rehearsal.sizes())
+                sizes, gaps = tuple(rehearsal.sizes()), (*rehearsal.gaps(), *rehearsal.unknown(names))
         lines, notes = over_seeds(played)
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
-        found.append(Rehearsed(each.name, tuple(chosen), metric, utility, sent, lines, notes, sizes))
+        found.append(Rehearsed(label, tuple(chosen), metric, utility, sent, lines, notes, sizes, gaps))
     return Leaks(tuple(found))
+
+
+def _labels(given: Sequence[Given], made: Sequence[Recipe]) -> list[str]:
+    """Returns a label for each recipe: its name; of those with the same name the file, or the name and a number."""
+    names = [each.name for each in made]
+    if len(set(names)) == len(names):
+        return names
+    paths = [Path(each) if isinstance(each, str | Path) else None for each in given]
+    stems = [path.stem if path is not None else None for path in paths]
+    found = []
+    for number, (name, path, stem) in enumerate(zip(names, paths, stems, strict=True), 1):
+        if names.count(name) == 1:
+            found.append(name)
+        elif path is None:
+            found.append(f"{name} {number}")
+        else:
+            found.append(str(path) if stems.count(stem) > 1 else path.stem)
+    return found
+
+
+def _tell(text: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _utility(runs: Sequence[Run]) -> tuple[str, Spread | None]:

@@ -99,7 +99,7 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
         links = "; ".join(summary.bytes.disagreements)
         why = f" ({_WHY_DIFFERENT})" if summary.interruptions or summary.absences else ""
         parts += [Text(f"\nThe two ends counted different bytes on: {links}{why}", "yellow")]
-    if note := unprotected(summary):
+    for note in unprotected(summary):
         parts += [Text(f"\n{clean(note)}", "yellow")]
     if note := encryption(summary):
         parts += [Text(f"\n{clean(note)}", "yellow" if "NOT" in note else "")]

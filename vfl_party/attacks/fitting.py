@@ -122,6 +122,11 @@ def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) ->
     return found
 
 
+def is_mean(found_NF: Tensor) -> bool:
+    """Whether ``decode`` has found nothing better than the mean: then it gives all rows the same."""
+    return bool((found_NF == found_NF[:1]).all())
+
+
 def explained(found_NF: Tensor, truth_NF: Tensor) -> list[float]:
     """Returns R² of each column: 1 − (squared error) / (that of the column's mean); 0 for a constant column."""
     error = (found_NF.double() - truth_NF.double()).pow(2).mean(dim=0)

@@ -59,6 +59,12 @@ class Record:
             self._files.append(keys)
             self._held, self._bytes = {}, 0
 
+    def keys(self) -> Iterator[Key]:
+        """Yields the names of all messages, in the order in which they came."""
+        self.flush()
+        for keys in self._files:
+            yield from keys
+
     def messages(self, *, sender: str | None = None, receiver: str | None = None) -> Iterator[tuple[Key, Tensor]]:
         """Yields the messages between two parties (None: any), in the order in which they came."""
         self.flush()

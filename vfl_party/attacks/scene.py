@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from vfl_common.config.models import TaskSettings
@@ -23,7 +24,7 @@ class Batch:
     """What one message gave the attacker, and what its sender would have sent without its chain.
 
     ``rows``: of the message, in order. ``came``: [B, D], after the receiver has undone codecs. ``meant``: the same
-    before the sender's chain; None if the sender's side was not recorded.
+    before the sender's chain; None if the sender's side was not recorded. ``exchange``: its name in the phase.
     """
 
     phase: str
@@ -32,6 +33,12 @@ class Batch:
     rows: Rows
     came: Tensor
     meant: Tensor | None = None
+    exchange: str = ""
+
+    @property
+    def place(self) -> str:
+        """Phase and exchange, ``splitnn/embedding``."""
+        return f"{self.phase}/{self.exchange}" if self.exchange else self.phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +59,26 @@ class Heard:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """A party's encoder inputs as a table of numbers: its columns' names and their values [N, F], scaled."""
+    """A party's encoder inputs as a table of numbers.
+
+    ``names``: of the table's columns. ``values``: [N, F], scaled. ``codes``: int64 [N, K], categories that are not
+    among the values; -1 is a category that training did not have. In the table they follow as columns of 0 and 1.
+    ``groups``: {column of categories: its columns of the table}; the last K are those of the codes.
+    """
 
     names: tuple[str, ...]
     values: Tensor
+    codes: Tensor | None = None
+    groups: Mapping[str, range] = field(default_factory=dict)
+
+    def table(self, rows: Rows) -> Tensor:
+        """Returns some rows of the table, float32 [B, len(names)], on the CPU."""
+        at = torch.from_numpy(rows)
+        found = [self.values[at.to(self.values.device)].cpu()]
+        if self.codes is not None:
+            for codes_N, group in zip(self.codes.T, [*self.groups.values()][-self.codes.shape[1] :], strict=True):
+                found.append((codes_N[at, None] == torch.arange(len(group))).float())
+        return torch.cat(found, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +123,8 @@ class Figure:
     accuracy, R². ``value``: the leak; over several batches their median. ``high``: the 95 % quantile over batches, or
     None. ``chance``, ``chance_high``: both without what is read, from shuffled labels or a constant guess.
     ``baselines``: {what an attacker has without any message: its value}. ``batches``, ``skipped``: how many were judged
-    and left out.
+    and left out. ``place``: the phase and the exchange, if only one is read; of several the worst is shown.
+    ``detail``: whether another figure sums it up. ``note``: a sentence for below the table.
     """
 
     of: str
@@ -113,6 +137,9 @@ class Figure:
     baselines: Mapping[str, float] = field(default_factory=dict)
     batches: int = 0
     skipped: int = 0
+    place: str = ""
+    detail: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,8 +147,11 @@ class Attack:
     """The type that a module of ``kinds`` exports as ``ATTACK``, and an entry point of ``vfl.attacks`` names.
 
     ``about``: one sentence. ``by``: the role of the attacker. ``play``: returns its figures, or raises UnfitError.
+    ``reads``: ``gradients`` or ``embeddings`` whose rows a phase names, or the kind of a phase whose messages it knows,
+    such as ``secureboost``. A run without them refuses the attack. '': the attack itself says if it is unfit.
     """
 
     about: str
     by: Role
     play: Callable[[Scene], Sequence[Figure]]
+    reads: str = ""

@@ -43,4 +43,4 @@ def play(scene: Scene) -> list[Figure]:
     return [*found, groups.figure(f"nothing, by {classes}-means", "accuracy")]
 
 
-ATTACK = Attack("labels from likeness among the gradients of a batch", "passive", play)
+ATTACK = Attack("labels from likeness among the gradients of a batch", "passive", play, "gradients")

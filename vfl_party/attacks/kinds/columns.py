@@ -1,51 +1,128 @@
 """A decoder from embeddings to the sender's columns, learnt from rows that the active party knows both of.
 
-It knows a tenth of the rows, 50 to 2,000. Beside it stands the same decoder from the attacker's own columns alone,
-which correlate with the others' without any message, and from shuffled embeddings (chance).
+It knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange by itself. Beside it stands the same
+decoder from the attacker's own columns alone, which correlate with the others' without any message, and from shuffled
+embeddings (chance). Numbers are judged by R², categories by accuracy.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from vfl_party.attacks.fitting import decode, explained
-from vfl_party.attacks.pairs import pairs
-from vfl_party.attacks.scene import Attack, Figure, Scene
+from vfl_common.text import listed
+from vfl_party.attacks.fitting import decode, explained, is_mean
+from vfl_party.attacks.pairs import Pairs, left_out, pairs
+from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
 from vfl_party.seeds import derive_seed
 
-_MOST_SHOWN = 30  # columns of a party; of more, only mean and most are given
+_MOST_SHOWN = 30  # columns of a party; of more, only mean and best are given
+_FOUND, _CHANCE, _OWN, _FREQUENT = "found", "chance", "own columns", "most frequent"
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns R² of each column of each sender, their mean, and the most. 0 is as good as the column's mean."""
+    """Returns R² of each column of numbers and accuracy of each of categories, their means, and the best column.
+
+    R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError without enough rows
+    or columns.
+    """
     found = []
     for each in pairs(scene):
-        drawn = torch.Generator().manual_seed(derive_seed(scene.seed, "shuffled embeddings") % 2**63)
-        shuffled = each.z_known[torch.randperm(len(each.z_known), generator=drawn)]
-        r2 = explained(decode(each.z_known, each.values_known, each.z_judged, scene.seed), each.values_judged)
-        chance = explained(decode(shuffled, each.values_known, each.z_judged, scene.seed), each.values_judged)
-        own: list[float] = []
-        if each.own is not None:
-            own = explained(decode(each.own[0], each.values_known, each.own[1], scene.seed), each.values_judged)
-        knows = f"{len(each.z_known)} rows"
-
-        def figure(of: str, value: float, without: float, by_itself: float | None, knows: str = knows) -> Figure:
-            baselines = {} if by_itself is None else {"own columns": by_itself}
-            return Figure(of, knows, "R²", value, chance=without, baselines=baselines)
-
-        mean = statistics.fmean
-        found.append(figure(f"{each.sender}: mean of columns", mean(r2), mean(chance), mean(own) if own else None))
-        best = max(range(len(r2)), key=lambda column: r2[column])
-        of = f"{each.sender}: most of a column"
-        found.append(figure(of, r2[best], chance[best], own[best] if own else None))
-        if len(r2) <= _MOST_SHOWN:
-            found += [
-                figure(f"{each.sender}: {name}", r2[n], chance[n], own[n] if own else None)
-                for n, name in enumerate(each.names)
-            ]
+        guesses = _guesses(each, scene.seed)
+        like = Figure("", f"{len(each.z_known)} rows", "R²", 0.0, place=each.place)
+        words = {_FOUND: f"embeddings of {each.place}", _CHANCE: "shuffled embeddings (chance)", _OWN: _OWN}
+        nothing = [words[what] for what, guess in guesses.items() if is_mean(guess)]
+        notes = [_nothing(nothing)] if nothing else []
+        numbers, categories = _numbers(each, guesses), _categories(each, guesses)
+        constant = len(each.names) - sum(len(each.groups[name]) for name in each.groups) + len(each.groups)
+        constant -= len(numbers) + len(categories)
+        one = "column has one value and is" if constant == 1 else "columns have one value and are"
+        notes += [f"{constant} {one} left out"] if constant else []
+        figures = [*_figures(each.sender, "column", numbers, like)]
+        figures += _figures(each.sender, "category", categories, replace(like, unit="accuracy"))
+        if figures and notes:
+            figures[0] = replace(figures[0], note=f"{each.sender}: {'; '.join(notes)}")
+        found += figures
+    if not found:
+        raise UnfitError("all columns have one value")
+    few = left_out(scene)
+    if few:
+        found[-1] = replace(found[-1], note=f"not played on exchanges of too few rows: {listed(few)}")
     return found
 
 
-ATTACK = Attack("columns from embeddings", "active", play)
+def _nothing(of: list[str]) -> str:
+    same = ", so these figures are the same" if len(of) > 1 else ""
+    return f"from {' and from '.join(of)} the decoder learnt nothing, and gives the mean of the rows it knows{same}"
+
+
+def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
+    """Returns {what is decoded: the values [N, F] that it gives for the judged rows}."""
+    drawn = torch.Generator().manual_seed(derive_seed(seed, "shuffled embeddings") % 2**63)
+    shuffled = each.z_known[torch.randperm(len(each.z_known), generator=drawn)]
+    found = {
+        _FOUND: decode(each.z_known, each.values_known, each.z_judged, seed),
+        _CHANCE: decode(shuffled, each.values_known, each.z_judged, seed),
+    }
+    if each.own is not None:
+        found[_OWN] = decode(each.own[0], each.values_known, each.own[1], seed)
+    return found
+
+
+def _numbers(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Returns {column: {what is decoded: its R²}} of the columns of numbers with two values or more."""
+    in_groups = {place for group in each.groups.values() for place in group}
+    spread_F = each.values_judged.double().var(dim=0, correction=0)
+    r2 = {what: explained(guess, each.values_judged) for what, guess in guesses.items()}
+    return {
+        name: {what: values[place] for what, values in r2.items()}
+        for place, name in enumerate(each.names)
+        if place not in in_groups and spread_F[place] > 0
+    }
+
+
+def _categories(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Returns {column: {what is decoded: its accuracy}} of the columns of categories with two values or more.
+
+    Rows whose category is new are not judged. Beside them stands the most frequent value of the known rows.
+    """
+    found = {}
+    for name, group in each.groups.items():
+        part = slice(group.start, group.stop)
+        judged = each.values_judged[:, part].sum(dim=1) > 0
+        truth = each.values_judged[judged, part].argmax(dim=1)
+        if not (truth != truth[:1]).any():
+            continue
+
+        def share(guess_N: Tensor, truth: Tensor = truth) -> float:
+            return float((guess_N == truth).double().mean())
+
+        found[name] = {what: share(guess[judged, part].argmax(dim=1)) for what, guess in guesses.items()}
+        found[name][_FREQUENT] = share(each.values_known[:, part].sum(dim=0).argmax())
+    return found
+
+
+def _figures(sender: str, word: str, columns: Mapping[str, Mapping[str, float]], like: Figure) -> Iterator[Figure]:
+    """Yields mean, best and all of some columns."""
+    if not columns:
+        return
+
+    def figure(of: str, value: Callable[[str], float], *, detail: bool = False) -> Figure:
+        beside = {what: value(what) for what in next(iter(columns.values())) if what not in (_FOUND, _CHANCE)}
+        chance = value(_CHANCE)
+        return replace(like, of=f"{sender}: {of}", value=value(_FOUND), chance=chance, baselines=beside, detail=detail)
+
+    many = "columns" if word == "column" else "categories"
+    yield figure(f"mean of {many}", lambda what: statistics.fmean(each[what] for each in columns.values()))
+    best = max(columns.values(), key=lambda each: each[_FOUND])
+    yield figure(f"best-read {word}", lambda what: best[what], detail=True)
+    if len(columns) <= _MOST_SHOWN:
+        for name, own in columns.items():
+            yield figure(name, own.__getitem__, detail=True)
+
+
+ATTACK = Attack("columns from embeddings", "active", play, "embeddings")

@@ -1,61 +1,112 @@
 """Model completion: a passive party puts a head on its trained encoder (Fu et al., USENIX Security 2022).
 
-The attacker knows the labels of 80 rows, drawn class by class in proportion. Three baselines need no message: the most
-frequent class, the same head and rows on an encoder from scratch, and on one that the attacker has trained by itself
+The attacker knows the labels of 80 rows, drawn class by class in proportion. It leaves the encoder as it is (frozen),
+trains it with the head (tuned), or trains both with its other rows, too (MixMatch). Three baselines need no message:
+the most frequent class, the same attack on an encoder from scratch, and on one that the attacker has trained by itself
 without labels. What the trained encoder finds beyond them is what training with the others has given away.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vfl_party.attacks.fitting import classify, self_supervised
+from vfl_party.attacks.fitting import Inputs, classify, self_supervised
+from vfl_party.attacks.mixmatch import semi_supervised
 from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
 from vfl_party.attacks.scores import auc
 from vfl_party.seeds import Rows, derive_seed
 
 KNOWN = 80
+FROZEN, TUNED, MIXMATCH = f"{KNOWN} labels, frozen", f"{KNOWN} labels, tuned", f"{KNOWN} labels, MixMatch"
+_BESIDE = {  # of each attack: the attacks on other encoders that stand beside it
+    FROZEN: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
+    TUNED: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
+    MIXMATCH: ("from scratch, MixMatch", "own SSL, MixMatch"),
+}
 
 
 def play(scene: Scene) -> list[Figure]:
     """Judges heads on the test rows, or the validation rows. Raises UnfitError without an encoder or enough rows."""
-    classes = scene.classes
-    if scene.encoder is None or scene.inputs is None or scene.make_encoder is None:
+    found, beside, truth = recovered(scene), without(scene), scene.labels[_judged(scene)]
+    figures = []
+    for unit, score in (("accuracy", accuracy), *((("AUC", _auc),) if scene.classes == 2 else ())):
+        for knows, logits in found.items():
+            baselines = {name: score(beside[name], truth) for name in _BESIDE[knows]}
+            if unit == "accuracy":
+                baselines["majority"] = float(torch.bincount(truth).max()) / len(truth)
+            figures.append(Figure("labels", knows, unit, score(logits, truth), baselines=baselines))
+    return figures
+
+
+def recovered(scene: Scene) -> Mapping[str, Tensor]:
+    """Returns {what the attacker knows and does: its logits [N, classes] of the judged rows}. Raises UnfitError."""
+    known = _known(scene)
+    encoder = scene.encoder
+    if encoder is None:
         raise UnfitError("the attacker has no encoder")
-    judged = scene.rows["test"] if len(scene.rows["test"]) else scene.rows["validation"]
-    train = scene.rows["train"]
+    return {
+        FROZEN: known.logits(encoder, tuned=False),
+        TUNED: known.logits(encoder, tuned=True),
+        MIXMATCH: known.mixmatch(encoder),
+    }
+
+
+def without(scene: Scene) -> Mapping[str, Tensor]:
+    """Returns {an attack without any message: its logits}; they depend on rows and seed alone. Raises UnfitError."""
+    known = _known(scene)
+    make = scene.make_encoder
+    if make is None:
+        raise UnfitError("the attacker has no encoder")
+    fresh = make("attack from scratch").to(known.classes_K.device)
+    own = self_supervised(make("attack by itself").to(known.classes_K.device), known.train, scene.seed)
+    return {
+        "from scratch": known.logits(fresh, tuned=True),
+        "own SSL, frozen": known.logits(own, tuned=False),
+        "own SSL, tuned": known.logits(own, tuned=True),
+        "from scratch, MixMatch": known.mixmatch(fresh),
+        "own SSL, MixMatch": known.mixmatch(own),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What the attacker has: inputs of the rows whose labels it knows, those labels, its training and judged rows."""
+
+    x: Inputs
+    classes_K: Tensor  # noqa: N815 - the shape
+    train: Inputs
+    judged: Inputs
+    classes: int
+    seed: int
+
+    def logits(self, encoder: nn.Module, *, tuned: bool) -> Tensor:
+        return classify(encoder, self.x, self.classes_K, self.judged, self.classes, self.seed, tuned=tuned)
+
+    def mixmatch(self, encoder: nn.Module) -> Tensor:
+        return semi_supervised(encoder, self.x, self.classes_K, self.train, self.judged, self.classes, self.seed)
+
+
+def _known(scene: Scene) -> _Known:
+    classes, judged = scene.classes, _judged(scene)
+    train = scene.rows.get("local", scene.rows["train"])  # its own rows that are not labelled or aligned, too
+    train = train[train < len(scene.labels)]  # those that only this party has are not judged by a label
+    if scene.inputs is None:
+        raise UnfitError("the attacker has no encoder")
     if len(train) < 2 * KNOWN or not len(judged):
         raise UnfitError(f"it needs {2 * KNOWN} training rows, and test or validation rows")
     known = stratified(scene.labels, train, classes, scene.seed)
-    known_x, judged_x = scene.inputs(known), scene.inputs(judged)
-    y_K = scene.labels[known].to(known_x[0].device)
-    fresh = scene.make_encoder("attack from scratch").to(y_K.device)
-    own = self_supervised(scene.make_encoder("attack by itself").to(y_K.device), scene.inputs(train), scene.seed)
+    x = scene.inputs(known)
+    classes_K = scene.labels[known].to(x[0].device)
+    return _Known(x, classes_K, scene.inputs(train), scene.inputs(judged), classes, scene.seed)
 
-    def logits(encoder: torch.nn.Module, tuned: bool) -> Tensor:
-        return classify(encoder, known_x, y_K, judged_x, classes, scene.seed, tuned=tuned)
 
-    truth = scene.labels[judged]
-    found = {
-        f"{KNOWN} labels, frozen": logits(scene.encoder, False),
-        f"{KNOWN} labels, tuned": logits(scene.encoder, True),
-    }
-    beside = {
-        "from scratch": logits(fresh, True),
-        "own SSL, frozen": logits(own, False),
-        "own SSL, tuned": logits(own, True),
-    }
-    figures = []
-    for unit, score in (("accuracy", _accuracy), *((("AUC", _auc),) if classes == 2 else ())):
-        baselines = {name: score(each, truth) for name, each in beside.items()}
-        if unit == "accuracy":
-            baselines["majority"] = float(torch.bincount(truth).max()) / len(truth)
-        figures += [
-            Figure("labels", knows, unit, score(each, truth), baselines=baselines) for knows, each in found.items()
-        ]
-    return figures
+def _judged(scene: Scene) -> Rows:
+    return scene.rows["test"] if len(scene.rows["test"]) else scene.rows["validation"]
 
 
 def stratified(labels: Tensor, rows: Rows, classes: int, seed: int) -> Rows:
@@ -69,7 +120,8 @@ def stratified(labels: Tensor, rows: Rows, classes: int, seed: int) -> Rows:
     return np.sort(rows[np.array(found[:KNOWN])])
 
 
-def _accuracy(logits: Tensor, truth: Tensor) -> float:
+def accuracy(logits: Tensor, truth: Tensor) -> float:
+    """Returns the share of rows whose largest logit is that of their class."""
     return float((logits.argmax(dim=1) == truth).double().mean())
 
 

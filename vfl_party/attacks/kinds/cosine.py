@@ -15,26 +15,32 @@ _KNOWN = (1, 3, 5)  # positives of each batch; in a task of many classes: rows o
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Scores each row of a batch by its cosine to known positives: one before noise (the oracle), or 1, 3, 5 as sent.
+    """Scores each row of a batch by its cosine to known positives: 1, 3, 5 as they came, or one without its noise.
 
-    Known rows are not judged. In a task of many classes a row gets the class whose known rows are nearest.
+    The last is an oracle, which is left out if nothing changes the gradients on their way. Known rows are not judged.
+    In a task of many classes a row gets the class whose known rows are nearest.
     Raises UnfitError if no batch has enough rows of a class.
     """
     classes = scene.classes
     found = []
-    for count, oracle in ((1, True), *((count, False) for count in _KNOWN)):
+    oracles = [(1, True)] if any(_changed(batch) for batch in scene.gradients()) else []
+    for count, oracle in (*oracles, *((count, False) for count in _KNOWN)):
         tally, random = Tally(scene.seed), np.random.default_rng(derive_seed(scene.seed, "known", count))
         for batch in scene.gradients():
             _judge(tally, batch, scene.labels[batch.rows], classes, count, oracle, random)
         of = "positive" if classes == 2 else "row of each class"
         rows = of if count == 1 else f"{of}s" if classes == 2 else f"rows{of[3:]}"
-        knows = f"1 {of} before noise" if oracle else f"{count} {rows}"
+        knows = f"1 {of} without its noise" if oracle else f"{count} {rows}"
         try:
             found.append(tally.figure(knows, "AUC" if classes == 2 else "accuracy"))
         except UnfitError:
             if count == _KNOWN[0]:
                 raise
     return found
+
+
+def _changed(batch: Batch) -> bool:
+    return batch.meant is not None and not torch.equal(batch.meant, batch.came)
 
 
 def _judge(
@@ -67,4 +73,4 @@ def _direction(g_KD: Tensor) -> Tensor:
     return functional.normalize(unit_KD.sum(dim=0), dim=0)
 
 
-ATTACK = Attack("labels from the direction of each row's gradient", "passive", play)
+ATTACK = Attack("labels from the direction of each row's gradient", "passive", play, "gradients")

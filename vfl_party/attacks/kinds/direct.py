@@ -25,4 +25,4 @@ def play(scene: Scene) -> list[Figure]:
     return [tally.figure("nothing", "AUC" if classes == 2 else "accuracy")]
 
 
-ATTACK = Attack("labels as the negative element of each row's gradient", "passive", play)
+ATTACK = Attack("labels as the negative element of each row's gradient", "passive", play, "gradients")

@@ -138,7 +138,7 @@ def _judged(
 def _own(scene: Scene, rows: Rows) -> Numbers | None:
     """Returns what the attacker has of the rows by itself; None if it has no columns."""
     own = scene.columns.get(scene.attacker)
-    return None if own is None else own.values[rows].double().cpu().numpy()
+    return None if own is None else own.table(rows).double().numpy()
 
 
 def _unit(scene: Scene) -> str:
@@ -151,4 +151,4 @@ def one_hot(places_NT: Classes) -> Numbers:
     return np.concatenate(parts, axis=1).astype(np.float64)
 
 
-ATTACK = Attack("labels from the nodes of trees in which rows stand", "passive", play)
+ATTACK = Attack("labels from the nodes of trees in which rows stand", "passive", play, "secureboost")

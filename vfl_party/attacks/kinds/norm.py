@@ -17,4 +17,4 @@ def play(scene: Scene) -> list[Figure]:
     return [tally.figure("nothing", "AUC")]
 
 
-ATTACK = Attack("labels from the length of each row's gradient", "passive", play)
+ATTACK = Attack("labels from the length of each row's gradient", "passive", play, "gradients")

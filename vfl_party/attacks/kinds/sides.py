@@ -50,4 +50,4 @@ def telling(sides_SN: list[Numbers]) -> Tensor:
     return sides_NS[:, most_S <= 1 - _DIFFER / known_rows(len(sides_NS))]
 
 
-ATTACK = Attack("columns from the sides of splits", "active", play)
+ATTACK = Attack("columns from the sides of splits", "active", play, "secureboost")

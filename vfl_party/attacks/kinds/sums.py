@@ -75,4 +75,4 @@ def _nodes(tree: Told) -> Iterator[Numbers]:
             yield node[: len(tree.columns)].astype(np.float64)
 
 
-ATTACK = Attack("which sums of a tree are of one column", "active", play)
+ATTACK = Attack("which sums of a tree are of one column", "active", play, "secureboost")
