@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -193,18 +194,23 @@ def _table_vii(done: Sequence[Attacked], attacks: Sequence[str]) -> list[str]:
     ]
     for method, lambda_p in (("SplitNN", 0.0), ("FedLocal", 0.0), ("FedHSSL", PAPER)):
         for attack in attacks:
-            cells, products = [], dict[int, list[float]]()
+            cells: list[Any] = []
             for lambda_f in (0.0, *LAMBDAS):
                 runs = _of(done, method, lambda_p, lambda_f)
                 main = Spread.of(each.main for each in runs)
                 cells.append(f"{main} / {_mean(runs, attack)}" if main is not None else "")
-                for each in runs if lambda_f else []:
-                    assert each.main is not None
-                    lost = each.main * (1 - each.recovered[attack])
-                    products.setdefault(each.seed, []).append(lost)
-            cap = Spread.of(statistics.fmean(each) for each in products.values() if len(each) == len(LAMBDAS))
-            lines.append(f"| {method} | {attack} | " + " | ".join(cells) + f" | {cap or ''} |")
+            cells.append(cap([run for x in LAMBDAS for run in _of(done, method, lambda_p, x)], attack) or "")
+            lines.append(f"| {method} | {attack} | " + " | ".join(map(str, cells)) + " |")
     return lines
+
+
+def cap(runs: Sequence[Attacked], attack: str) -> Spread | None:
+    """Returns CAP over the seeds that have all of λf; None if none has. ``runs``: of one method."""
+    products: dict[int, list[float]] = {}
+    for each in runs:
+        if each.main is not None and each.lambda_f in LAMBDAS:
+            products.setdefault(each.seed, []).append(each.main * (1 - each.recovered[attack]))
+    return Spread.of(statistics.fmean(of_seed) for of_seed in products.values() if len(of_seed) == len(LAMBDAS))
 
 
 def _paper() -> list[str]:

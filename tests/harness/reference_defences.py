@@ -140,15 +140,43 @@ def clipped(clip: float, epsilon: float, delta: float) -> Up:
     return changed
 
 
+def nopeek(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """λ log dCor by its definition: the distances of all pairs of rows, and sums over them."""
+
+    def covariance(one: list[list[Tensor]], other: list[list[Tensor]]) -> Tensor:
+        """V² as the mean of a·b, plus the product of the means, minus twice the mean of products of row means."""
+        a, b = (torch.stack([torch.stack(row) for row in each]) for each in (one, other))
+        n = len(a)
+        first = (a * b).sum() / n**2
+        second = a.sum() / n**2 * b.sum() / n**2
+        third = sum((a[i].sum() / n * b[i].sum() / n for i in range(n)), torch.zeros(())) / n
+        return first + second - 2 * third
+
+    def distances(rows: Tensor) -> list[list[Tensor]]:
+        zero = torch.zeros((), dtype=rows.dtype)
+        return [
+            [zero if i == j else ((p - q) ** 2).sum().sqrt() for j, q in enumerate(rows)] for i, p in enumerate(rows)
+        ]
+
+    def loss(z: Tensor, x: Tensor) -> Tensor:
+        a, b = distances(z), distances(x)
+        squared = covariance(a, b) / (covariance(a, a) * covariance(b, b)).sqrt()
+        return weight * squared.sqrt().log()
+
+    return loss
+
+
 def train(
     tables: dict[str, Any],
     data: Mapping[str, Mapping[str, Any]],
     down: Callable[[], Down] | None = None,
     up: Callable[[], Up] | None = None,
+    own_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
     """Returns {party: its weights} after split training with a defence; ``concat``, a task of classes.
 
-    ``up``: a passive party's defence; each has its own. ``down``: the active party's.
+    ``up``: a passive party's defence; each has its own. ``down``: the active party's. ``own_loss``: a passive
+    party's own, of z and x, whose gradient is added to what comes back.
     """
     recipe = Recipe.model_validate(tables)
     phase, settings = recipe.phases[0].name, recipe.phases[0].settings
@@ -187,7 +215,14 @@ def train(
                     assert z is not None
                     assert leaf.grad is not None
                     of_class = torch.stack([grads[number] for grads in each_class])
-                    z.backward(leaf.grad if changed is None else changed(leaf.grad, y.reshape(-1), of_class))
+                    back = leaf.grad if changed is None else changed(leaf.grad, y.reshape(-1), of_class)
+                    features = passives[number].features
+                    if own_loss is not None and features is not None:
+                        alone = z.detach().double().requires_grad_()
+                        own_loss(alone, features.inputs(rows)[0].double()).backward()
+                        assert alone.grad is not None
+                        back = back + alone.grad.float()
+                    z.backward(back)
                 for party in parties.values():
                     party.optimizer.step()
     return {name: dict(party.models.state_dict()) for name, party in parties.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from vfl_common.config.recipe import Recipe
 TABLE = cases.columns("sklearn:breast_cancer", 3, limit=120)
 GRADIENTS = {"exchange": "embedding", "sent_by": "active"}
 EMBEDDINGS = {"exchange": "embedding", "sent_by": "passive"}
-DEFENCES: dict[str, tuple[dict[str, Any], dict[str, Callable[[], Any]]]] = {
+DEFENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "max_norm": (GRADIENTS | {"kind": "max_norm"}, {"down": reference.max_norm}),
     "marvell": (GRADIENTS | {"kind": "marvell", "scale": 2.0}, {"down": partial(reference.marvell, scale=2.0)}),
     "marvell of an error": (
@@ -64,6 +63,23 @@ def test_a_defence_gives_the_parameters_of_its_reference(
         assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3  # the defence does something
 
 
+def test_nopeek_gives_the_parameters_of_its_reference(tmp_path: Path, record_property: Any) -> None:
+    tables = cases.recipe(
+        3,
+        task={"kind": "binary"},
+        model={"top": {"hidden": [6]}},
+        phase={"epochs": 2, "batch_size": 24, "nopeek": 0.5},
+    )
+    data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
+    run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
+    got = {party: parameters(tmp_path / "run-1" / party) for party in data}
+    worst = largest_deviation(got, reference.train(tables, TABLE, own_loss=reference.nopeek(0.5)))
+    record_property("largest_deviation", worst)
+    print(f"nopeek: largest deviation {worst:.3g}")
+    assert worst <= TOLERANCE
+    assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3
+
+
 class Keyed(Federation):
     """A federation of programs whose noise has the reference's key."""
 
@@ -74,14 +90,13 @@ class Keyed(Federation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "victim"), [("marvell", "p0"), ("clipped_gaussian", "p1")])
+@pytest.mark.parametrize(("name", "victim"), [("marvell", "p0"), ("clipped_gaussian", "p1"), ("nopeek", "p1")])
 def test_a_killed_party_goes_on_with_its_noise_bit_for_bit(
     name: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vfl_party.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY))
-    tables = cases.recipe(
-        3, task={"kind": "binary"}, phase={"epochs": 60, "batch_size": 40, "transforms": [DEFENCES[name][0]]}
-    )
+    defence = {"nopeek": 0.5} if name == "nopeek" else {"transforms": [DEFENCES[name][0]]}
+    tables = cases.recipe(3, task={"kind": "binary"}, phase={"epochs": 60, "batch_size": 40, **defence})
     data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
     run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
     repository = Path(__file__).parents[2]

@@ -8,16 +8,18 @@ first, and keeps the scaled g of the step before; here both are the plain gradie
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from vfl_party.attacks.scene import Batch
+from vfl_party.seeds import Rows
 
 _LEAST, _MOST, _SMALL = 1.0, 5.0, 1e-7
 
@@ -51,13 +53,17 @@ def drift(batches: Iterable[Batch]) -> Iterator[float]:
     It is ‖z − z′‖ / ‖z′‖ over all rows of a round that the one before has, too. The active party needs only what it
     receives. A party that boosts its gradients moves faster than it would, which a rehearsal without boost shows.
     """
-    rounds: dict[tuple[str, int], dict[int, Tensor]] = {}
+    rounds: dict[tuple[str, int], list[Batch]] = {}
     for batch in batches:
-        rows = rounds.setdefault((batch.phase, batch.round), {})
-        rows.update(zip(batch.rows.tolist(), batch.came, strict=True))
-    keys = sorted(rounds)
-    for (phase, before), (same, now) in pairwise(keys):
-        both = [row for row in rounds[same, now] if row in rounds[phase, before]] if phase == same else []
-        if both:
-            old, new = (torch.stack([rounds[phase, each][row] for row in both]) for each in (before, now))
-            yield ((new - old).norm() / old.norm().clamp_min(1e-30)).item()
+        rounds.setdefault((batch.phase, batch.round), []).append(batch)
+    for (phase, before), (same, now) in pairwise(sorted(rounds)):
+        if phase == same:
+            rows, z = zip(*(_joined(rounds[phase, each]) for each in (before, now)), strict=True)
+            both, at_before, at_now = np.intersect1d(*rows, return_indices=True)
+            if len(both):
+                old, new = z[0][torch.from_numpy(at_before)], z[1][torch.from_numpy(at_now)]
+                yield ((new - old).norm() / old.norm().clamp_min(1e-30)).item()
+
+
+def _joined(batches: Sequence[Batch]) -> tuple[Rows, Tensor]:
+    return np.concatenate([each.rows for each in batches]), torch.cat([each.came for each in batches])

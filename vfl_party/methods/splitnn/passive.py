@@ -7,6 +7,7 @@ from vfl_common.link import StepPassed
 from vfl_party.absence import Following
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
+from vfl_party.methods.splitnn.nopeek import own_gradient
 from vfl_party.methods.splitnn.pipe import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
@@ -55,15 +56,18 @@ class PassiveSplitNN(Phase):
             if following is not None and following.is_over(step):
                 inputs = ()
             else:
-                z_BD = party.encode(*(inputs or features.inputs(rows)))
+                x = inputs or features.inputs(rows)
+                z_BD = party.encode(*x)
                 self._embedding.send(step, {"z": z_BD})
                 # The active party computes meanwhile:
                 training.zero_grad()
+                own_BD = own_gradient(z_BD, x, self._settings.nopeek) if self._settings.nopeek else None
                 if batch + 1 < len(steps):
                     inputs = features.inputs(steps[batch + 1][0])
                 try:
                     reply = self._embedding.receive(step, rows=len(z_BD))
-                    z_BD.backward(reply["dz"])  # type: ignore[no-untyped-call]
+                    dz_BD = reply["dz"] if own_BD is None else reply["dz"] + own_BD
+                    z_BD.backward(dz_BD)  # type: ignore[no-untyped-call]
                     training.step()
                     done += 1
                 except StepPassed as passed:

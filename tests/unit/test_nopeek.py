@@ -1,0 +1,57 @@
+"""Distance correlation: by its definition, where it is known, and what its gradient does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.harness.reference_defences import nopeek
+from vfl_common.errors import InputError
+from vfl_party.methods.splitnn import METHOD
+from vfl_party.methods.splitnn.nopeek import columns_of, log_dcor, own_gradient
+
+
+def some(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_value_and_its_gradient_are_those_of_the_definition() -> None:
+    z, x = some(12, 3), some(12, 5, seed=2)
+    exact = z.double().requires_grad_()
+    wanted = nopeek(0.7)(exact, x.double())
+    wanted.backward()
+    assert 0.7 * log_dcor(z, x).item() == pytest.approx(wanted.item(), abs=1e-6)
+    assert exact.grad is not None
+    assert (own_gradient(z, (x,), 0.7).double() - exact.grad).abs().max().item() < 1e-6
+
+
+def test_equal_up_to_turning_and_scale_is_one_and_independent_is_small() -> None:
+    x = some(400, 4)
+    turned = 3.0 * x @ torch.linalg.qr(some(4, 4, seed=3)).Q
+    assert log_dcor(turned, x).exp().item() == pytest.approx(1.0, abs=1e-5)
+    assert log_dcor(some(400, 4, seed=4), x).exp().item() < 0.25  # biased: not 0 in 400 rows
+
+
+def test_the_gradient_lowers_it() -> None:
+    x = some(100, 4)
+    start = x + 0.1 * some(100, 4, seed=5)  # at x itself it is largest, so that there is no gradient
+    z = start.clone()
+    for _ in range(100):
+        z -= 5.0 * own_gradient(z, (x,), 1.0)
+    assert log_dcor(z, x).item() < log_dcor(start, x).item() - 0.05
+
+
+def test_equal_embeddings_have_no_gradient() -> None:
+    assert own_gradient(torch.ones(6, 2), (some(6, 3),), 1.0).abs().max().item() == 0.0
+
+
+def test_categories_count_as_different_or_equal() -> None:
+    found = columns_of((some(3, 2), torch.tensor([[0, 2], [1, 2], [0, 1]])))
+    assert found.shape == (3, 2 + 2 * 3)
+    assert (found[0, 2:] - found[1, 2:]).norm().item() == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize("other", [{"in_flight": 2}, {"local_updates": 2}, {"micro_batches": 2}, {"cache": {}}])
+def test_it_is_refused_where_a_batch_is_not_whole(other: dict[str, object]) -> None:
+    with pytest.raises((InputError, ValueError), match="nopeek is for whole batches"):
+        METHOD.settings.model_validate({"epochs": 1, "nopeek": 1.0, **other})
