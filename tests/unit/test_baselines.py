@@ -162,6 +162,14 @@ def test_trees_take_the_recipe_s_own_phase_or_stop_early(here: Path) -> None:
 # -- what cannot be ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", BASELINES)
+def test_a_recipe_of_trees_without_a_model_has_each_baseline(kind: str, here: Path) -> None:
+    tables = recipe(phases=[{"kind": "secureboost", "encryption": "none"}])
+    del tables["model"]
+    made = Recipe.model_validate(baseline(tables, kind, here, "recipe.toml"))
+    assert [phase.kind for phase in made.phases] == ["gbdt" if kind.startswith("gbdt") else "secureboost"]
+
+
 def test_what_cannot_be_joined_is_one_sentence(here: Path) -> None:
     def told(given: dict[str, Any], kind: str = "combined") -> str:
         with pytest.raises(InputError) as refused:

@@ -89,7 +89,7 @@ class HeuAdder:
         if not len(rows):
             return self._zeros(columns * size)  # HEU cannot sum over no rows
         while begin < columns:
-            # Many columns at once, so a row is read once; but so many rows that adding up their pieces costs little.
+            # Many columns at once, so that a row is read once; enough rows that adding up their pieces costs little.
             together = min(len(rows), max(self._summing.room // columns, _LONG * size))
             end = min(columns, begin + max(1, self._summing.room // together))
             parts.append(self._column_sums(held, rows, np.ascontiguousarray(codes_NF[:, begin:end]), size))
