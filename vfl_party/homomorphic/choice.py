@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -15,19 +17,40 @@ SCHEMES: dict[Encryption, str] = {"ou": "Okamoto-Uchiyama", "paillier": "Paillie
 INSTALL = "pip install sf-heu==0.5.2b0"
 _WITH_HEU = b"H"
 _WITH_GMPY2 = b"G"
+_BEGUN: list[Any] = []  # HEU, once its threads have begun
 
 
 def heu() -> Any | None:
     """Returns the modules of HEU; None if it is not installed."""
     try:
-        return SimpleNamespace(numpy=importlib.import_module("heu.numpy"), phe=importlib.import_module("heu.phe"))
+        found = SimpleNamespace(numpy=importlib.import_module("heu.numpy"), phe=importlib.import_module("heu.phe"))
     except (ImportError, OSError):
         return None
+    _begin(found)
+    return found
+
+
+def _begin(library: Any) -> None:
+    """Lets HEU start its threads, of which it writes a line to standard output: that is for events alone."""
+    if _BEGUN:
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        library.numpy.setup(library.phe.SchemaType.Mock, 512).array([1] * 8, library.phe.BigintEncoderParams())
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    _BEGUN.append(library)
 
 
 def check(scheme: Encryption, where: str) -> None:
-    """Raises InputError that names ``where`` and the command that installs it if the scheme's library is missing."""
-    if scheme == "ou" and heu() is None:
+    """Raises InputError that names ``where`` and the command that installs it if the scheme's library is missing.
+
+    It also imports the library, before a party has joined and several threads report events.
+    """
+    if scheme != "none" and heu() is None and scheme == "ou":
         text = f'{where}: encryption = "ou" needs HEU, which cannot be imported here (it has a wheel for Python 3.11)'
         raise InputError(Code.CONFIG_INVALID, f'{text}; {INSTALL}, or take encryption = "paillier"')
 

@@ -1,7 +1,8 @@
 """Paillier's scheme over gmpy2: where HEU has no wheel.
 
-Randomness is that of Damgård, Jurik and Nielsen (2010): powers of one public base, from tables. Who has the private key
-computes modulo p² and q² and joins the two (CRT). Encryption: (1 + m n) · b^r mod n², with r of half the key's bits.
+Randomness is that of Damgård, Jurik and Nielsen (2010): powers of one base, from tables. Each side draws a base of its
+own: who adds would mask nothing with one that the key's owner has chosen badly. Who has the private key computes modulo
+p² and q² and joins the two (CRT). Encryption: (1 + m n) · b^r mod n², with r of half the key's bits.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Powers:
 
 
 class PaillierKeys:
-    """A private key of ``bits`` bits, and its public key: n, then the base of the randomness."""
+    """A private key of ``bits`` bits, and its public key, n."""
 
     def __init__(self, bits: int) -> None:
         self._bits, self._width = bits, bits // 4
@@ -51,9 +52,8 @@ class PaillierKeys:
         while p == q:
             q = _prime(bits // 2)
         self._p, self._q, n = p, q, p * q
-        x = gmpy2.mpz(secrets.randbelow(int(n) - 2) + 2)
-        base = gmpy2.powmod(n - x * x % n, n, n * n)
-        self.public = _bytes(n, bits // 8) + _bytes(base, self._width)
+        base = _base(n)
+        self.public = _bytes(n, bits // 8)
         self._n, self._p2, self._q2 = n, p * p, q * q
         self._powers = [Powers(base % square, square, bits // 2) for square in (self._p2, self._q2)]
         self._q2_inverse = gmpy2.invert(self._q2, self._p2)
@@ -89,19 +89,16 @@ class PaillierAdder:
 
     def __init__(self, public: bytes, bits: int) -> None:
         self._bits, self._width = bits, bits // 4
-        if len(public) != bits // 8 + self._width:
-            raise CipherError(f"its public key has {len(public)} bytes, and {bits // 8 + self._width} are wanted")
-        n = gmpy2.mpz(int.from_bytes(public[: bits // 8], "little"))
+        if len(public) != bits // 8:
+            raise CipherError(f"its public key has {len(public)} bytes, and {bits // 8} are wanted")
+        n = gmpy2.mpz(int.from_bytes(public, "little"))
         if n.bit_length() != bits or n % 2 == 0:
             raise CipherError(f"its public key is no odd number of {bits} bits")
-        self._n2 = n * n
-        self._base = gmpy2.mpz(int.from_bytes(public[bits // 8 :], "little"))
-        if not 1 < self._base < self._n2:
-            raise CipherError("the base in its public key is out of range")
+        self._n, self._n2 = n, n * n
 
     @cached_property
     def _powers(self) -> Powers:
-        return Powers(self._base, self._n2, self._bits // 2)
+        return Powers(_base(self._n), self._n2, self._bits // 2)
 
     def held(self, wire_N: Wire) -> Numbers:
         """See ``Adder``."""
@@ -143,6 +140,12 @@ def numbers(wire_N: Wire, modulus: gmpy2.mpz) -> Numbers:
     if not all(0 < each < modulus for each in found):
         raise CipherError("it is not a number between zero and the key's modulus")
     return _array(found)
+
+
+def _base(n: gmpy2.mpz) -> gmpy2.mpz:
+    """Draws an encryption of zero, whose powers are more of them."""
+    x = gmpy2.mpz(secrets.randbelow(int(n) - 2) + 2)
+    return gmpy2.powmod(n - x * x % n, n, n * n)
 
 
 def _array(values: Sequence[gmpy2.mpz]) -> Numbers:
