@@ -84,8 +84,9 @@ def _codec(bits: int) -> Tables:
 
 
 PLAIN = Setting()
-CANDIDATES = [Setting(bits, in_flight) for bits in (8, 4) for in_flight in (4, 6, 8)]
-CHOSEN = Setting(4, 4)  # on seed 11 the most in flight that lose at most 0.2 points on each task
+_PREDICT = (("predict_weights", True),)
+CANDIDATES = [Setting(4, in_flight, _PREDICT, 2) for in_flight in (4, 6, 8)]
+CHOSEN = CANDIDATES[1]
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,12 @@ def mnist(data: Path, _own: Path) -> Tables:
     return _recipe("mnist", 4, {"kind": "multiclass", "classes": 10}, {"scheme": "quadrants", "data": source})
 
 
-# Chosen on seed 11: credit and UJI by the plain run alone; MNIST also by what packed runs then lost (see the README).
+# The best learning rates of the plain run on seeds 11 to 13; "gentle": half of it, with more epochs (see the README).
 TASKS = {
     "credit": Task(credit, "auc", 12, 2e-3),
-    "uji": Task(uji, "accuracy", 12, 1e-3),
-    "mnist": Task(mnist, "accuracy", 30, 1e-3),
+    "uji": Task(uji, "accuracy", 12, 4e-3),
+    "mnist": Task(mnist, "accuracy", 20, 4e-3),
+    "mnist-gentle": Task(mnist, "accuracy", 30, 2e-3),
 }
 
 

@@ -60,6 +60,7 @@ class _Run:
         }
         self.active = self.parties[recipe.active.name]
         self.passives = {name: party for name, party in self.parties.items() if party is not self.active}
+        self.last: dict[str, list[Tensor]] = {}  # what the last update added to a party's parameters
         self.past: list[tuple[Rows, dict[str, Tensor], dict[str, Tensor]]] = []  # all exchanges: rows, {z}, {dz}
 
     def round(self, steps: list[tuple[int, Rows]]) -> None:
@@ -69,14 +70,22 @@ class _Run:
             party.models.train()
         for t, (epoch, rows) in enumerate(steps):
             while len(sent) < min(len(steps), t + in_flight):
-                sent.append({name: _embed(party, steps[len(sent)][1]) for name, party in self.passives.items()})
+                ahead = len(sent) - t if self.settings.get("predict_weights") else 0
+                sent.append(
+                    {
+                        name: _embed(party, steps[len(sent)][1], ahead, self.last.get(name, []))
+                        for name, party in self.passives.items()
+                    }
+                )
             self._rate(epoch)
             z = {name: each.detach() for name, (_, each) in sent[t].items()}
             dz = self._update_active(rows, z)
             for name, (encoder, each) in sent[t].items():
                 gradients = torch.autograd.grad(each, list(encoder.parameters()), dz[name])
                 parameters = list(self.passives[name].models.parameters())
+                before = [each.detach().clone() for each in parameters]
                 self._update(self.passives[name], dict(zip(parameters, gradients, strict=True)))
+                self.last[name] = [after.detach() - each for after, each in zip(parameters, before, strict=True)]
             self.past.append((rows, z, dz))
             self._local_updates()
 
@@ -151,9 +160,16 @@ class _Run:
                 group["lr"] = rate
 
 
-def _embed(party: _OneParty, rows: Rows) -> tuple[nn.Module, Tensor]:
-    """Returns a copy of a party's encoder, and its embeddings. The original's statistics move on as the copy's do."""
+def _embed(party: _OneParty, rows: Rows, ahead: int, last: list[Tensor]) -> tuple[nn.Module, Tensor]:
+    """Returns a copy of a party's encoder, and its embeddings. The original's statistics move on as the copy's do.
+
+    The copy is ``ahead`` updates like the ``last`` one further on.
+    """
     encoder = deepcopy(party.models["encoder"])
+    if ahead and last:
+        with torch.no_grad():
+            for parameter, change in zip(encoder.parameters(), last, strict=True):
+                parameter += ahead * change
     assert party.features is not None
     with party.own_random_numbers():
         z: Tensor = encoder(*party.features.inputs(rows))

@@ -22,9 +22,12 @@ from vfl_party.methods.splitnn.training import OwnTraining
 
 
 class Copies:
-    """Copies of an encoder's parameters, one for each batch under way: an update changes the parameters in place."""
+    """Copies of an encoder's parameters, one for each batch under way: an update changes the parameters in place.
 
-    def __init__(self, encoder: nn.Module, count: int) -> None:
+    ``last_update``: what the last update has added to each parameter, if copies are moved ahead.
+    """
+
+    def __init__(self, encoder: nn.Module, count: int, *, predicts: bool) -> None:
         self._own: list[Tensor] = list(encoder.parameters())
         place = {id(each): n for n, each in enumerate(self._own)}
         self._slots = [
@@ -36,14 +39,33 @@ class Copies:
         self._free = deque(
             [each.detach().clone().requires_grad_(each.requires_grad) for each in self._own] for _ in range(count)
         )
+        self.last_update = [torch.zeros_like(each) for each in self._own] if predicts else None
 
-    def take(self) -> list[Tensor]:
-        """Returns a copy of the parameters as they are now; it is overwritten when ``count`` others were taken."""
+    def take(self, ahead: int) -> list[Tensor]:
+        """Returns a copy of the parameters as they are now; it is overwritten when ``count`` others were taken.
+
+        ``ahead``: how many updates come before the one that uses it; so many of the last one are added if wanted.
+        """
         found = self._free[0]
         self._free.rotate(-1)
         with torch.no_grad():
             torch._foreach_copy_(found, self._own)
+            if self.last_update is not None and ahead:
+                torch._foreach_add_(found, self.last_update, alpha=ahead)
         return found
+
+    @contextmanager
+    def updated(self) -> Iterator[None]:
+        """Notes what the update within it adds to the parameters."""
+        last = self.last_update
+        if last is None:
+            yield
+            return
+        with torch.no_grad():
+            torch._foreach_copy_(last, self._own)
+            yield
+            torch._foreach_sub_(last, self._own)
+            torch._foreach_neg_(last)
 
     @contextmanager
     def used(self, weights: list[Tensor]) -> Iterator[None]:
@@ -91,30 +113,34 @@ class Pipe:
         self._in_flight = settings.in_flight
         self._local = PassiveLocal(party, settings, training) if settings.local else None
         self._copies: Copies | None = None
+        self._predicts = settings.predict_weights
+        self._last_update: list[Tensor] | None = None  # of a checkpoint, until there are copies
 
     def run(self, round_: int, rounds: int) -> tuple[int, int]:
         """Runs a round's steps; returns their number, and that of their exchanges."""
         party, training = self._party, self._training
         batches = training.batches.planned(round_)
         if self._in_flight > 1 and self._copies is None:  # made when the party's device is known to hold its models
-            self._copies = Copies(party.models["encoder"], self._in_flight)
+            self._copies = Copies(party.models["encoder"], self._in_flight, predicts=self._predicts)
+            if self._copies.last_update is not None and self._last_update is not None:
+                torch._foreach_copy_(self._copies.last_update, self._last_update)
         under_way: deque[_Sent] = deque()
         to_send = iter(batches)
         for batch, planned in enumerate(batches):
             while len(under_way) < self._in_flight and (following := next(to_send, None)) is not None:
-                under_way.append(self._send(round_, following))
+                under_way.append(self._send(round_, following, len(under_way)))
             self._update(round_, under_way.popleft())
             if planned.last:
                 training.end_epoch()
             party.tick(self._name, round_, rounds, batch + 1, len(batches))
         return len(batches), sum(len(each.parts) for each in batches)
 
-    def _send(self, round_: int, batch: Batch) -> _Sent:
-        """Sends a batch's embeddings, each part as soon as it is computed."""
+    def _send(self, round_: int, batch: Batch, ahead: int) -> _Sent:
+        """Sends a batch's embeddings, each part as soon as it is computed; ``ahead``: batches that are under way."""
         party, features = self._party, self._party.need_features()
         copies, weights = self._copies, None
         if copies is not None:
-            weights = copies.take()
+            weights = copies.take(ahead)
         sent = _Sent(batch, [], weights)
         for number, rows in enumerate(batch.parts, batch.first):
             inputs = features.inputs(rows)
@@ -134,15 +160,22 @@ class Pipe:
             z.backward(reply["dz"])  # type: ignore[no-untyped-call]
         if self._copies is not None and sent.weights is not None:
             self._copies.move_gradient(sent.weights)
-        training.step()
+        with self._copies.updated() if self._copies is not None else nullcontext():
+            training.step()
         if self._local is not None:
             me = self._party.name
             parts = [({me: z}, {me: dz}) for z, dz in zip(sent.z, dz_BD, strict=True)]
             self._local.update(batch.rows, parts)
 
     def state(self) -> dict[str, Any]:
-        return {} if self._local is None else self._local.state()
+        found = {} if self._local is None else self._local.state()
+        last = self._last_update if self._copies is None else self._copies.last_update
+        return found | ({} if last is None else {"last_update": {str(n): each for n, each in enumerate(last)}})
 
     def load_state(self, tree: dict[str, Any]) -> None:
         if self._local is not None:
             self._local.load_state(tree)
+        if self._predicts and "last_update" in tree:
+            self._last_update = [tree["last_update"][str(n)] for n in range(len(tree["last_update"]))]
+            if self._copies is not None and self._copies.last_update is not None:
+                torch._foreach_copy_(self._copies.last_update, self._last_update)

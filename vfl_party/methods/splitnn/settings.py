@@ -48,9 +48,10 @@ class SplitNNSettings(TrainingSettings):
     its embeddings, or the last embeddings of these rows (``cached``), or the others are combined alone (``skip``; with
     ``model.combine = "concat"`` this is the same as ``zeros``).
     ``in_flight`` (D): so many batches are under way: the embeddings of batch t + D - 1 leave before the gradient of
-    batch t has come. ``micro_batches`` (M): a batch is exchanged in M parts. ``local_updates`` (Q): so many updates a
-    batch, all but the first without an exchange (FedBCD-p, arXiv 1912.11187). ``cache``: updates on earlier batches
-    between two exchanges. All are defined in decision 0025.
+    batch t has come. ``predict_weights``: they are computed with the weights that the next updates would give if each
+    were as the last one (SpecTrain, arXiv 1809.02839). ``micro_batches`` (M): a batch is exchanged in M parts.
+    ``local_updates`` (Q): so many updates a batch, all but the first without an exchange (FedBCD-p, arXiv 1912.11187).
+    ``cache``: updates on earlier batches between two exchanges. All are defined in decision 0025.
     """
 
     validate_every: Annotated[int, Field(gt=0, le=1000)] = 1  # epochs; the batches of all of them are planned at once
@@ -62,6 +63,7 @@ class SplitNNSettings(TrainingSettings):
     late_policy: LatePolicy = "wait"
     deadline_s: Seconds | None = None
     in_flight: Annotated[int, Field(ge=1, le=64)] = 1
+    predict_weights: bool = False
     micro_batches: Annotated[int, Field(ge=1, le=64)] = 1
     local_updates: Annotated[int, Field(ge=1, le=100)] = 1
     cache: CacheSettings | None = None
@@ -90,6 +92,9 @@ class SplitNNSettings(TrainingSettings):
         if self.late_policy != "wait" and not self.plain:
             text = 'in_flight, micro_batches, local_updates and cache need late_policy = "wait"'
             raise ValueError(f"{text}; remove them, or the policy")
+        if self.predict_weights and (self.in_flight == 1 or self.local):
+            text = "predict_weights is for in_flight above 1, and for one update an exchange"
+            raise ValueError(f"{text}; remove it, or change in_flight, local_updates and cache")
         if self.micro_batches > 1 and self.iso:
             raise ValueError("iso is noise for whole batches; set micro_batches = 1, or remove iso")
         if self.nopeek and not self.plain:
