@@ -169,7 +169,7 @@ def _embed(party: _OneParty, rows: Rows, ahead: int, last: list[Tensor]) -> tupl
     if ahead and last:
         with torch.no_grad():
             for parameter, change in zip(encoder.parameters(), last, strict=True):
-                parameter += ahead * change
+                parameter.add_(change, alpha=ahead)
     assert party.features is not None
     with party.own_random_numbers():
         z: Tensor = encoder(*party.features.inputs(rows))

@@ -63,10 +63,10 @@ def test_a_saved_ring_goes_on() -> None:
 def test_a_gradient_of_a_copy_is_that_of_the_weights_then() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     model[2].bias.requires_grad_(False)
-    copies, x = Copies(model, 2), torch.randn(4, 2, generator=torch.Generator().manual_seed(1))
+    copies, x = Copies(model, 2, predicts=False), torch.randn(4, 2, generator=torch.Generator().manual_seed(1))
     model(x).sum().backward()
     want = [each.grad for each in model.parameters()]
-    weights = copies.take()
+    weights = copies.take(0)
     with copies.used(weights):
         z = model(x)
     with torch.no_grad():
@@ -94,8 +94,8 @@ def test_an_encoder_that_keeps_its_weights_elsewhere_is_refused() -> None:
             return x @ self.also[0]
 
     model = Hidden()
-    copies = Copies(model, 2)
-    weights = copies.take()
+    copies = Copies(model, 2, predicts=False)
+    weights = copies.take(0)
     with copies.used(weights):
         z = model(torch.ones(1, 2))
     z.sum().backward()
@@ -106,8 +106,8 @@ def test_an_encoder_that_keeps_its_weights_elsewhere_is_refused() -> None:
 def test_tied_weights_stay_tied() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
-    copies = Copies(model, 2)
-    weights = copies.take()
+    copies = Copies(model, 2, predicts=False)
+    weights = copies.take(0)
     assert len(weights) == 1
     with copies.used(weights):
         assert model[0].weight is model[1].weight is weights[0]
