@@ -56,9 +56,11 @@ def test_attacks_on_trees_have_figures_and_encryption_hides_only_sums() -> None:
     plain = vfl.leaks(tables(), attacks=ATTACKS, quiet=True).found[0]
     found = {(line.attack, line.attacker) for line in plain.lines}
     assert found == {("nodes", "p1"), ("nodes", "p2"), ("sides", "p0"), ("sums", "p0")}
-    assert not plain.notes
+    assert all("the decoder learnt nothing" in note for note in plain.notes)
     secret = vfl.leaks(tables(encryption="paillier", key_bits=1024), attacks=ATTACKS, quiet=True).found[0]
-    assert [note for note in secret.notes if "the sums are encrypted here" in note] == list(secret.notes)
+    others = [note for note in secret.notes if "the sums are encrypted here" not in note]
+    assert 0 < len(secret.notes) - len(others)
+    assert all("the decoder learnt nothing" in note for note in others)
     assert secret.lines
     for line in secret.lines:
         (other,) = (each for each in plain.lines if (each.attack, each.attacker, each.of, each.knows) == _key(line))
