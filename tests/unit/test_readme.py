@@ -37,7 +37,7 @@ PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a 
     "fedonce": {"epochs": 1},
     "head": {"epochs": 1, "deadline_s": 10},
     "gbdt": {},
-    "secureboost": {"early_stopping": 1, "encryption": "paillier"},
+    "secureboost": {"early_stopping": 1, "encryption": "paillier", "goss": {"top": 0.2, "rest": 0.3}},
     "mocosfl": {"epochs": 1, "batch_size": 16, "image": [1, 8, 8], "cut": 1},
     "probe": {},
 }
