@@ -85,7 +85,7 @@ def _codec(bits: int) -> Tables:
 
 PLAIN = Setting()
 _PREDICT = (("predict_weights", True),)
-CANDIDATES = [Setting(4, in_flight, _PREDICT, 2) for in_flight in (4, 6, 8)]
+CANDIDATES = [Setting(2, in_flight, _PREDICT) for in_flight in (4, 5, 6)]
 CHOSEN = CANDIDATES[1]
 
 
