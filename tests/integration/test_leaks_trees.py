@@ -59,7 +59,7 @@ def test_attacks_on_trees_have_figures_and_encryption_hides_only_sums() -> None:
     assert all("the decoder learnt nothing" in note for note in plain.notes)
     secret = vfl.leaks(tables(encryption="paillier", key_bits=1024), attacks=ATTACKS, quiet=True).found[0]
     others = [note for note in secret.notes if "the sums are encrypted here" not in note]
-    assert 0 < len(secret.notes) - len(others)
+    assert len(others) < len(secret.notes)
     assert all("the decoder learnt nothing" in note for note in others)
     assert secret.lines
     for line in secret.lines:
