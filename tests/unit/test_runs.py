@@ -116,6 +116,13 @@ def test_every_folder_is_one_line(runs: Path) -> None:
     assert "unfinished: it runs now, or was killed" in done.output
 
 
+def test_a_long_name_cuts_no_number(runs: Path) -> None:
+    process(runs / ("long-" * 11) / "bank", 50, "completed", finished=True)
+    finish(runs / ("long-" * 11), "binary")
+    (line,) = (line for line in invoke("runs").output.splitlines() if line.startswith("long-"))
+    assert line.split()[-5:] == ["0.85", "0.9", "10", "MB", "3.9"]
+
+
 def test_a_run_began_when_its_id_says_and_failed_if_a_process_says_so(runs: Path) -> None:
     copied = runs / "20251231-235900-case-1f2e"
     process(copied / "bank", 99)

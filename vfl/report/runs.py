@@ -22,6 +22,7 @@ from vfl_common.summary import Summary, load_summary
 from vfl_common.text import clean
 
 _MAIN = ("accuracy", "auc", "rmse")
+_WIDEST = 400  # characters of a line
 _MOST = 60  # characters of a name that somebody else chose
 
 
@@ -130,7 +131,8 @@ def show_runs(runs: list[Listed], others: list[Path], console: Console | None = 
         names = ", ".join(clean(path.name, _MOST) for path in others)
         parts += [Text(f"no run in {names}", "dim")]
     console = console or wide_console()
-    console.width = max(console.width, PIPE_WIDTH)  # a narrow terminal folds the lines; names stay whole
+    whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    console.width = max(console.width, PIPE_WIDTH, whole)  # a narrow terminal folds the lines; names and numbers stay
     console.print(Group(*parts))
 
 
