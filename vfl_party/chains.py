@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -153,8 +153,10 @@ def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> N
     for phase in recipe.phases:
         codecs.make(phase.codec, f"recipe: phases: {phase.name}")
         between = [each for (of, _), each in opened.items() if of == phase.name and each.asks == "active"]
-        if phase.codec != "identity" and not between:
-            text = f"recipe: phases: {phase.name}: codec: the phase exchanges nothing between parties"
+        sent = [of for each in between for of in (each.up, each.down)]
+        if phase.codec != "identity" and not _carries_float32(sent):
+            what = "carries no float32 numbers" if between else "exchanges nothing"
+            text = f"recipe: phases: {phase.name}: codec: the phase {what} between parties"
             raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
         names = [name for of, name in opened if of == phase.name]
         for each in phase.transforms:
@@ -189,11 +191,15 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
                 raise InputError(Code.CONFIG_INVALID, f"{where}: there is no exchange {table.exchange!r}; {hint}")
         up = [each.up for each in found] if table.direction != "down" else []
         sent = [*up, *([each.down for each in found] if table.direction != "up" else [])]
-        if not any(dtype is torch.float32 for each in sent for dtype, _ in each.tensors.values()):
+        if not _carries_float32(sent):
             what = f"exchange {table.exchange!r}" if table.exchange is not None else "what parties send each other"
             way = f" {table.direction}" if table.direction is not None else ""
             text = f"{what} carries no float32 numbers{way}"
             raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; remove the table, or name another exchange")
+
+
+def _carries_float32(sent: Iterable[Sent]) -> bool:
+    return any(dtype is torch.float32 for each in sent for dtype, _ in each.tensors.values())
 
 
 def _check_fits(recipe: Recipe, uses: Sequence[Use], filters: Sequence[Filter], sent: Sent, where: str) -> None:

@@ -18,7 +18,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party import codecs, plugins, policies, transforms
 from vfl_party.chain import Chain
-from vfl_party.chains import make_chains
+from vfl_party.chains import check_asked, make_chains
 from vfl_party.checkpoint import pack, unpack
 from vfl_party.context import Party
 from vfl_party.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
@@ -159,6 +159,16 @@ def test_a_codec_of_a_phase_that_exchanges_nothing_is_refused(codec: str, words:
     party = Party("p0", given_, torch.device("cpu"), {}, None, None, None, divide_rows(given_, 100))
     with pytest.raises(InputError, match=words):
         build_phases(given_, party)
+
+
+def test_a_codec_of_a_phase_without_float32_is_refused() -> None:
+    """Ciphertexts, bits and places are no numbers that a codec writes."""
+    from vfl_party.chains import check_asked
+
+    tables = cases.recipe(3) | {"phases": [{"kind": "secureboost", "trees": 1, "codec": "float16"}]}
+    sums = Exchange("sums", Sent(Kind.GRADIENT, {"ciphertexts": (torch.uint8, (4, 64))}), Sent(Kind.VERDICT, {}))
+    with pytest.raises(InputError, match="carries no float32 numbers between parties; remove it"):
+        check_asked(Recipe.model_validate(tables), {("secureboost", "sums"): sums})
 
 
 # -- codecs ---------------------------------------------------------------------------------------------------------

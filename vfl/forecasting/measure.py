@@ -29,7 +29,8 @@ def measured(outlook: Outlook, network: Network) -> Network:
 
     if outlook.recipe.simulate is None or outlook.folder is None:
         text = (
-            "--measure runs a few steps of all parties, so it needs a recipe with [simulate]; give --step-time instead"
+            "--measure runs a few steps of all parties, so it needs a recipe with [simulate.parties.NAME], the data of"
+            " each (how-to.md, section 1); give --step-time instead"
         )
         raise InputError(Code.CONFIG_INVALID, text)
     recipe = shortened(outlook.recipe)
