@@ -163,8 +163,6 @@ def test_a_codec_of_a_phase_that_exchanges_nothing_is_refused(codec: str, words:
 
 def test_a_codec_of_a_phase_without_float32_is_refused() -> None:
     """Ciphertexts, bits and places are no numbers that a codec writes."""
-    from vfl_party.chains import check_asked
-
     tables = cases.recipe(3) | {"phases": [{"kind": "secureboost", "trees": 1, "codec": "float16"}]}
     sums = Exchange("sums", Sent(Kind.GRADIENT, {"ciphertexts": (torch.uint8, (4, 64))}), Sent(Kind.VERDICT, {}))
     with pytest.raises(InputError, match="carries no float32 numbers between parties; remove it"):
