@@ -230,3 +230,10 @@ def test_the_report_of_a_run_says_that_labels_and_columns_can_be_read(
     assert ("Gradients of splitnn leave as they are" in words) == gradients
     assert f"Embeddings of {embeddings} leave as they are" in words
     assert "in our rehearsals on a public data set, not on yours" in words
+
+
+@pytest.mark.parametrize("twice", [{"attacks": ["norm", "cosine", "norm"]}, {"seeds": [0, 1, 0]}], ids=str)
+def test_what_is_named_twice_is_refused(twice: dict[str, Any]) -> None:
+    """It would count as two seeds, with no deviation between them."""
+    with pytest.raises(InputError, match="is there twice, and would count as two; name each once"):
+        vfl.leaks(tables(), quiet=True, **twice)

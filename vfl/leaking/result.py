@@ -84,8 +84,8 @@ class Rehearsed:
     """What was found with one recipe.
 
     ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``: what those of the messages of the
-    last seed tell anybody on the network. ``gaps``: what is not protected as the
-    rest is, or was not attacked at all, a sentence each.
+    last seed tell anybody on the network. ``gaps``: what is not protected as the rest is, or was not attacked at all,
+    a sentence each. ``every``: one of so many rounds was recorded.
     """
 
     name: str
@@ -97,6 +97,7 @@ class Rehearsed:
     notes: tuple[str, ...] = ()
     sizes: tuple[Sizes, ...] = ()
     gaps: tuple[str, ...] = ()
+    every: int = 1
 
     @property
     def worst(self) -> tuple[Line, ...]:

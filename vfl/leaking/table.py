@@ -41,7 +41,8 @@ def render(found: Sequence[Rehearsed]) -> Group:
 
 
 def _sizes(each: Rehearsed) -> RenderableType:
-    table = new_table("What sizes tell anybody on the network, although contents are encrypted")
+    part = f", of one round in {each.every:,} alone" if each.every > 1 else ""
+    table = new_table(f"What sizes tell anybody on the network, although contents are encrypted{part}")
     for heading in ("phase", "exchange", "from", "to", "payload bytes x messages", "tells"):
         table.add_column(heading)
     for line in each.sizes:

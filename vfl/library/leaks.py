@@ -89,6 +89,11 @@ def leaks(
         kinds.load(name, "attacks")
     if every < 1 or (seeds is not None and not seeds):
         raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
+    for what, of in (("attacks", names), ("seeds", [*map(str, seeds or [])])):
+        twice = next((each for each in of if of.count(each) > 1), None)
+        if twice is not None:
+            text = f"{what}: {twice} is there twice, and would count as two"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; name each once")
     if out is not None and Path(out).exists() and not Path(out).is_dir():
         raise InputError(Code.FILE_INVALID, f"out: {out} is a file; give a folder")
     labels, found = _labels(given, made), []
@@ -111,7 +116,7 @@ def leaks(
         lines, notes = over_seeds(played)
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
-        found.append(Rehearsed(label, tuple(chosen), metric, utility, sent, lines, notes, sizes, gaps))
+        found.append(Rehearsed(label, tuple(chosen), metric, utility, sent, lines, notes, sizes, gaps, every))
     return Leaks(tuple(found))
 
 
