@@ -9,15 +9,18 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from scipy.stats import norm as normal
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
+from torch.nn import functional
 
 from tests.harness.scenes import of, replayed, scene
 from vfl_common.bundle import StepKey
 from vfl_common.config.models import TaskSettings
 from vfl_common.errors import InputError
 from vfl_party.attacks import kinds
+from vfl_party.attacks.kinds.completion import KNOWN, stratified
 from vfl_party.attacks.record import Key, Record
 from vfl_party.attacks.scene import Figure, Scene, UnfitError
 from vfl_party.attacks.scores import Tally, auc, matched_accuracy
@@ -82,6 +85,46 @@ def test_the_direction_gives_what_its_closed_form_says(kind: str) -> None:
         assert figure.value == pytest.approx(wanted, abs=0.02), knows
     if kind == "cosine":
         assert [*play(kind, scene(signs))] == ["1 positive", "3 positives", "5 positives"]
+
+
+def rounds_of(count: int, size: int) -> Scene:
+    """The same 600 rows in each of ``count`` rounds, in batches of ``size``; ``signs``, drawn anew in each."""
+    random, labels = np.random.default_rng(3), torch.from_numpy(np.random.default_rng(4).choice(2, 600, p=[0.7, 0.3]))
+    found = []
+    for round_ in range(count):
+        for number, rows in enumerate(np.split(random.permutation(600), 600 // size)):
+            found.append(replace(of(signs(random, labels[rows]), rows, number), round=round_))
+    return Scene("p1", "passive", TaskSettings(kind="binary"), labels, {}, 5, gradients=replayed(found))
+
+
+@pytest.mark.parametrize("size", [1, 600])
+def test_over_all_rounds_a_row_has_the_sum_of_its_signs(size: int) -> None:
+    """Of 7 rounds: AUC = P(Bin(7, UP) > Bin(7, DOWN)) + P(they are equal) / 2, however small the batches are."""
+    more, fewer = binom(7, UP).pmf(range(8)), binom(7, DOWN).pmf(range(8))
+    wanted = sum(p * (fewer[:k].sum() + fewer[k] / 2) for k, p in enumerate(more))
+    figures = play("epochs", rounds_of(7, size))
+    assert [*figures] == ["nothing", "5 positives"]
+    for figure in figures.values():
+        assert figure.value == pytest.approx(wanted, abs=0.02)
+        assert figure.chance == pytest.approx(0.5, abs=0.1)
+    assert wanted > 0.98
+    assert play("epochs", rounds_of(1, size))["nothing"].value == pytest.approx(0.5 + (UP - DOWN) / 2, abs=0.05)
+
+
+def test_over_all_rounds_many_classes_are_told_by_known_rows() -> None:
+    figure = play("epochs", scene(lambda _, y_B: 5 * functional.one_hot(y_B, 4).double(), classes=4, size=100))
+    assert figure["5 rows of each class"].value == 1.0
+    with pytest.raises(UnfitError, match="no more than 5 rows"):
+        play("epochs", scene(nothing, classes=4, batches=1, size=12))
+
+
+def test_each_class_that_occurs_is_known_by_one_row_at_least() -> None:
+    labels = torch.tensor([0] * 900 + [1] * 900 + [2] * 3 + [3])
+    known = stratified(labels, np.arange(len(labels)), 5, 1)
+    assert len(known) == KNOWN
+    assert torch.bincount(labels[known])[2:].tolist() == [1, 1]
+    many = torch.arange(1000) % 100
+    assert len(np.unique(many[stratified(many, np.arange(1000), 100, 1)])) == 100
 
 
 @pytest.mark.parametrize("kind", ["norm", "cosine", "clusters"])

@@ -86,7 +86,10 @@ class Tally:
         fold = unit == "AUC"
         value, high = middle_and_high([folded(each) if fold else each for each in self.found])
         chance, chance_high = middle_and_high([folded(each) if fold else each for each in self.chance])
-        return Figure("labels", knows, unit, value, high, chance, chance_high, {}, len(self.found), self.skipped)
+        judged, total = len(self.found), len(self.found) + self.skipped
+        text = f"{judged:,} of {total:,} batches are judged; the others have too few rows of a class"
+        note = f"{text} (known: {knows})" if self.skipped else ""
+        return Figure("labels", knows, unit, value, high, chance, chance_high, {}, judged, self.skipped, note=note)
 
 
 def middle_and_high(values: Sequence[float]) -> tuple[float, float]:

@@ -110,14 +110,18 @@ def _judged(scene: Scene) -> Rows:
 
 
 def stratified(labels: Tensor, rows: Rows, classes: int, seed: int) -> Rows:
-    """Draws ``KNOWN`` of the rows, of each class in proportion and at least one if it occurs."""
+    """Draws ``KNOWN`` of the rows, of each class in proportion and at least one if it occurs.
+
+    If there are more classes than that, it draws one of each.
+    """
     random, y = np.random.default_rng(derive_seed(seed, "auxiliary labels")), labels.numpy()[rows]
     order = random.permutation(len(rows))
-    found: list[int] = []
-    for c in range(classes):
-        of_class = order[y[order] == c]
-        found += of_class[: max(1, round(KNOWN * len(of_class) / len(rows)))].tolist()
-    return np.sort(rows[np.array(found[:KNOWN])])
+    of_class = [each for c in range(classes) if len(each := order[y[order] == c])]
+    taken = [max(1, round(KNOWN * len(each) / len(rows))) for each in of_class]
+    while sum(taken) > max(KNOWN, len(taken)):  # each rare class has one, at the cost of those that have most
+        taken[int(np.argmax(taken))] -= 1
+    found = np.concatenate([each[:count] for each, count in zip(of_class, taken, strict=True)])
+    return np.sort(rows[found])
 
 
 def accuracy(logits: Tensor, truth: Tensor) -> float:
