@@ -29,13 +29,14 @@ from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results"
 Tables = dict[str, Any]
-PARTS = ("credit", "digits", "methods", "columns", "fedhssl", "active")
+PARTS = ("credit", "digits", "methods", "columns", "epochs", "fedhssl", "active")
 GRADIENTS = ("norm", "cosine", "clusters")
 MODELS = ("completion", "columns", "reidentify")
 COLUMNS = ("columns", "reidentify")
 DIGIT = 8
 EVALUATE = {"kind": "evaluate"}
 EVERY = 2  # epochs: every second one is attacked
+OVER_EPOCHS = ("none", "max norm", "iso 4", "marvell 4", "marvell 25", "label dp 1")  # read by all rounds together
 
 
 def defences() -> dict[str, Tables]:
@@ -162,9 +163,7 @@ def baselines(found: dict[str, Rehearsed]) -> str:
 @click.command()
 @click.option("--data", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--seeds", default=5, show_default=True)
-@click.option(
-    "--only", multiple=True, type=click.Choice(["credit", "digits", "methods", "columns", "fedhssl", "active"])
-)
+@click.option("--only", multiple=True, type=click.Choice(PARTS))
 @click.option("--quick", is_flag=True)
 def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
     console = Console(width=150, highlight=False)
@@ -192,12 +191,16 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
                 made = {
                     name: recipe(name, transform, parties, epochs=epochs, batch_size=batch_size)
                     for name, transform in defences().items()
+                    if which != "epochs" or name in OVER_EPOCHS
                 }
             found: dict[str, Rehearsed] = {}
             for name, each in made.items():
                 chosen = range(1, (1 if quick else seeds) + 1)
-                attacks = {"methods": MODELS, "columns": COLUMNS}.get(which, GRADIENTS)
-                found[name] = vfl.leaks(each, attacks=attacks, seeds=chosen, every=EVERY, quiet=True).found[0]
+                attacks = {"methods": MODELS, "columns": COLUMNS, "epochs": ("epochs", *GRADIENTS)}.get(
+                    which, GRADIENTS
+                )
+                every = 1 if which == "epochs" else EVERY
+                found[name] = vfl.leaks(each, attacks=attacks, seeds=chosen, every=every, quiet=True).found[0]
                 console.print(f"{which}, {name}: test AUC {found[name].utility}")
                 if not quick:  # after each run: what is there is kept if the next one fails
                     keep(which, costs(found) if attacks == GRADIENTS else baselines(found), [*found.values()])

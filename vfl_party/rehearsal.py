@@ -5,6 +5,8 @@ It needs all parties' rows in one place, so it is for research and for data that
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +28,8 @@ from vfl_party.filter import Tensors
 from vfl_party.party import Assembled
 from vfl_party.phase import Phase
 from vfl_party.seeds import derive_seed
+
+log = logging.getLogger(__name__)
 
 _ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}  # what attacks of a role read
 _WHAT = {Kind.GRADIENT: "dz", Kind.EMBEDDING: "z"}  # tensors that are recorded, by the kind of their bundle
@@ -105,10 +109,14 @@ class Rehearsal:
                     found.append(Played(name, attack.about, attacker, why_not=_missing(attack.reads)))
                     continue
                 try:
-                    figures = tuple(attack.play(self.scene(attacker, seed)))
+                    figures = _checked(attack.play(self.scene(attacker, seed)))
                     found.append(Played(name, attack.about, attacker, figures))
                 except UnfitError as why:
                     found.append(Played(name, attack.about, attacker, why_not=str(why)))
+                except Exception as error:  # somebody's own: the figures of the others are kept
+                    log.exception("the attack %s failed", name)
+                    words = f"it failed ({type(error).__name__}: {error}); correct the attack"
+                    found.append(Played(name, attack.about, attacker, why_not=words))
         return found
 
     def sizes(self) -> list[Sizes]:
@@ -259,6 +267,13 @@ class Rehearsal:
         if len(names) != values.shape[1]:  # pixels
             return Columns(tuple(f"x{number}" for number in range(values.shape[1])), values)
         return Columns(tuple(names), values, groups=groups)
+
+
+def _checked(figures: Sequence[Figure]) -> tuple[Figure, ...]:
+    """Raises ValueError if a figure is no number: it would stand above all others."""
+    if odd := next((each for each in figures if not math.isfinite(each.value)), None):
+        raise ValueError(f"its figure of {odd.of} is {odd.value}")
+    return tuple(figures)
 
 
 def _missing(reads: str) -> str:

@@ -17,6 +17,8 @@ from tests.integration.test_in_process import parameters
 from vfl.leaking.picture import draw
 from vfl.leaking.result import Line, Rehearsed, Spread
 from vfl_common.errors import InputError
+from vfl_party.attacks import kinds
+from vfl_party.attacks.scene import Attack, Figure
 from vfl_party.rehearsal import Rehearsal
 
 BINARY = {"kind": "binary"}
@@ -237,3 +239,23 @@ def test_what_is_named_twice_is_refused(twice: dict[str, Any]) -> None:
     """It would count as two seeds, with no deviation between them."""
     with pytest.raises(InputError, match="is there twice, and would count as two; name each once"):
         vfl.leaks(tables(), quiet=True, **twice)
+
+
+@pytest.mark.parametrize(
+    ("play", "words"),
+    [
+        (lambda _: 1 / 0, "broken by p1, p2 was not played: it failed (ZeroDivisionError"),
+        (lambda _: None, "broken by p1, p2 was not played: it failed (TypeError"),
+        (lambda _: [Figure("labels", "nothing", "AUC", float("nan"))], "its figure of labels is nan"),
+    ],
+    ids=["raises", "gives None", "gives NaN"],
+)
+def test_an_attack_that_fails_takes_no_other_figure_along(
+    play: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = kinds.load
+    broken = Attack("a broken one", "passive", play, "gradients")
+    monkeypatch.setattr(kinds, "load", lambda name, where: broken if name == "broken" else load(name, where))
+    found = vfl.leaks(tables(), attacks=["broken", "norm"], quiet=True).found[0]
+    assert {line.attack for line in found.lines} == {"norm"}
+    assert any(words in note for note in found.notes), found.notes

@@ -81,7 +81,8 @@ def wide_console() -> Console:
 
 def as_html(tables: Group) -> str:
     """Returns tables as HTML, for a notebook."""
-    console = Console(record=True, width=PIPE_WIDTH, file=io.StringIO(), force_jupyter=False)  # else it shows them, too
+    out = io.StringIO()
+    console = Console(record=True, width=PIPE_WIDTH, file=out, force_jupyter=False, markup=False)  # else it shows them
     console.print(tables)
     return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
 
