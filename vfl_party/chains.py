@@ -45,7 +45,8 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
         uses = [*sent.through, *_asked(settings, exchange, direction)]
         mine = [use for use in uses if use.role in (None, role) or not sends[direction]]
         filters: list[Filter] = [use.make(where) for use in mine]
-        _check_fits(recipe, mine, filters, sent, where)
+        parts = settings.settings.get("micro_batches", 1) if settings is not None else 1
+        _check_fits(recipe, mine, filters, sent, parts, where)
         if sends[direction]:
             filters.append(_allowed(policy, phase, exchange, sent, where))
         return Chain(filters, _codec(recipe, phase, exchange, direction, where))
@@ -202,10 +203,19 @@ def _carries_float32(sent: Iterable[Sent]) -> bool:
     return any(dtype is torch.float32 for each in sent for dtype, _ in each.tensors.values())
 
 
-def _check_fits(recipe: Recipe, uses: Sequence[Use], filters: Sequence[Filter], sent: Sent, where: str) -> None:
-    """Raises InputError if a transform is not for the recipe's task, or must know what this direction does not tell."""
+def _check_fits(
+    recipe: Recipe, uses: Sequence[Use], filters: Sequence[Filter], sent: Sent, parts: int, where: str
+) -> None:
+    """Raises InputError if a transform is not for the recipe's task, or must know what this direction does not tell.
+
+    Also if its noise depends on whole batches, and they are sent in ``parts``.
+    """
     for use, each in zip(uses, filters, strict=True):
-        tasks = transforms.load(use.kind, where).tasks
+        transform = transforms.load(use.kind, where)
+        tasks = transform.tasks
+        if transform.of_batch and parts > 1:
+            text = f"transform {use.kind} is noise for whole batches, and micro_batches sends each in {parts} parts"
+            raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; set micro_batches = 1, or remove the transform")
         if tasks and recipe.task.kind not in tasks:
             text = f"transform {use.kind} is for a task of kind {' or '.join(sorted(tasks))}"
             raise InputError(Code.CONFIG_INVALID, f"{where}: {text}, not {recipe.task.kind}; take iso or max_norm")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,11 +166,15 @@ class Rehearsal:
                     used = _transforms(party.party.recipe, phase, name, sent, party.party.role)
                     of_kind.setdefault(sent.kind.label, {})[f"{phase}/{name}"] = used
             for kind, places in of_kind.items():
-                for transform in sorted(set().union(*places.values())):
+                named = sorted(set().union(*places.values()))
+                variants = Counter(each.partition(" (")[0] for each in named)
+                for transform in named:
                     without = [place for place, own in places.items() if transform not in own]
                     having = [place for place in places if place not in without]
                     if without:
-                        found[_gap(f"{kind}s", transform, without, having)] = None
+                        short = transform.partition(" (")[0]
+                        shown = short if variants[short] == 1 else transform
+                        found[_gap(f"{kind}s", shown, without, having)] = None
         return list(found)
 
     def scene(self, attacker: str, seed: int) -> Scene:
@@ -282,10 +288,17 @@ def _missing(reads: str) -> str:
 
 
 def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Role) -> set[str]:
-    """Returns the kinds of the transforms, the method's and the recipe's, through which a direction is sent."""
-    own = {use.kind for use in sent.through if use.role in (None, role)}
+    """Returns the names of the transforms, the method's and the recipe's, through which a direction is sent."""
+    own = {_named(use.kind, use.settings) for use in sent.through if use.role in (None, role)}
     asked = [each for settings in recipe.phases if settings.name == phase for each in settings.transforms]
-    return own | {each.kind for each in asked if each.exchange == exchange and each.sent_by == role}
+    used = [each for each in asked if each.exchange == exchange and each.sent_by == role]
+    return own | {_named(each.kind, each.settings) for each in used}
+
+
+def _named(kind: str, settings: Mapping[str, Any]) -> str:
+    """Names a transform with its settings: a defence that is weaker elsewhere is another one."""
+    said = ", ".join(f"{key} = {value}" for key, value in sorted(settings.items()))
+    return f"{kind} ({said})" if said else kind
 
 
 def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:

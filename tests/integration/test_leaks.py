@@ -89,6 +89,15 @@ def test_an_exchange_without_the_defence_is_attacked_by_itself_and_named(tmp_pat
     assert "leave without it" in one._repr_html_()
 
 
+def test_a_defence_that_is_weaker_elsewhere_is_named(tmp_path: Path) -> None:
+    noise = {"kind": "clipped_gaussian", "clip": 0.1, "delta": 1e-5, "sent_by": "passive"}
+    weaker = [noise | {"exchange": "embedding", "epsilon": 0.5}, noise | {"exchange": "validation", "epsilon": 9.0}]
+    gaps = vfl.leaks(tables(transforms=weaker), attacks=["norm"], quiet=True).found[0].gaps
+    assert any(
+        "epsilon = 0.5) protects embeddings of splitnn/embedding only: splitnn/validation" in gap for gap in gaps
+    )
+
+
 def test_categories_are_the_same_table_whatever_the_encoder(tmp_path: Path) -> None:
     from vfl.library.simulate import rehearse
 

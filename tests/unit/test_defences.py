@@ -181,6 +181,17 @@ def test_what_a_defence_cannot_do_is_one_sentence(task: dict[str, Any], transfor
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "kind", [{"kind": "iso", "amplifier": 1.0}, {"kind": "max_norm"}, {"kind": "marvell", "scale": 1.0}]
+)
+def test_noise_of_a_batch_is_refused_for_parts_of_one(kind: dict[str, Any]) -> None:
+    """A part of one row has only its own length and class to hide among."""
+    given = recipe({"kind": "binary"}, sent_by="active", **kind)
+    given.phases[0].settings["micro_batches"] = 4
+    with pytest.raises(InputError, match="noise for whole batches, and micro_batches sends each in 4 parts"):
+        make_chains(given, "splitnn", embedding(SplitNNSettings(epochs=1)), "passive", AllowAll())
+
+
 def test_the_chain_says_what_the_defence_is() -> None:
     asked = recipe({"kind": "binary"}, kind="marvell", sent_by="active", scale=4.0)
     chains = make_chains(asked, "splitnn", embedding(SplitNNSettings(epochs=1)), "active", AllowAll())

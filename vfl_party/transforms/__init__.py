@@ -18,12 +18,14 @@ S = TypeVar("S", bound=Section)
 class Transform(Generic[S]):
     """The type that a module exports as ``TRANSFORM``: settings, and a function that makes a filter of them.
 
-    ``tasks``: the kinds of task that it is defined for; empty: all.
+    ``tasks``: the kinds of task that it is defined for; empty: all. ``of_batch``: its noise depends on all rows of a
+    batch, so a part of one would get too little.
     """
 
     settings: type[S]
     make: Callable[[S], Filter]
     tasks: frozenset[str] = frozenset()
+    of_batch: bool = False
 
 
 ROOM = Room("vfl.transforms", "transform", sys.modules[__name__], "TRANSFORM")

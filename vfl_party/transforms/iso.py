@@ -53,4 +53,4 @@ class IsoNoise(Filter):
         self._random.load_state(state)
 
 
-TRANSFORM = Transform(IsoSettings, lambda settings: IsoNoise(settings.amplifier))
+TRANSFORM = Transform(IsoSettings, lambda settings: IsoNoise(settings.amplifier), of_batch=True)

@@ -109,4 +109,4 @@ def _like(rows: Tensor, g_BD: Tensor) -> Tensor:
     return rows.to(g_BD.dtype).view_as(g_BD)
 
 
-TRANSFORM = Transform(MarvellSettings, Marvell, frozenset({"binary"}))
+TRANSFORM = Transform(MarvellSettings, Marvell, frozenset({"binary"}), of_batch=True)

@@ -51,4 +51,4 @@ class MaxNorm(Filter):
         self._random.load_state(state)
 
 
-TRANSFORM = Transform(MaxNormSettings, lambda _settings: MaxNorm())
+TRANSFORM = Transform(MaxNormSettings, lambda _settings: MaxNorm(), of_batch=True)
