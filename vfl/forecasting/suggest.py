@@ -232,7 +232,9 @@ def _toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
         now = phase.settings.get("in_flight", 1)
         if phase.name in scope.piped and now != best.in_flight:
             instead = f", instead of in_flight = {now}" if now != 1 else ""
-            lines.append(f"# into the table [[phases]] of {phase.name}{instead}:\nin_flight = {best.in_flight}\n")
+            predict = "# predict_weights = true    # sends nothing more, and helps with Adam or momentum\n"
+            more = predict if best.in_flight > 1 and "predict_weights" not in phase.settings else ""
+            lines.append(f"# into the table [[phases]] of {phase.name}{instead}:\nin_flight = {best.in_flight}\n{more}")
     tables, has = scope.wire(best.bits), recipe.wire or any(phase.codec != "identity" for phase in recipe.phases)
     theirs = "all tables [[wire]], and all keys codec of [[phases]]"
     if tables:
