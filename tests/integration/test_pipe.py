@@ -162,9 +162,14 @@ def test_in_the_middle_of_a_round_with_several_steps_in_flight(
     assert largest_deviation(got, undisturbed[kept]) == 0.0
 
 
+PRIVATE: dict[str, Any] = {"kind": "clipped_gaussian", "exchange": "embedding", "sent_by": "passive"}
+PRIVATE |= {"clip": 1.0, "epsilon": 1.0, "delta": 1e-5}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"transforms": [PRIVATE]}, ["clipped_gaussian", "batch normalisation", "the epsilon would not hold"]),
         ({"in_flight": 0}, ["in_flight", "greater than or equal to 1"]),
         ({"in_flight": 2, "late_policy": "zeros", "deadline_s": 1.0}, ["in_flight", 'late_policy = "wait"']),
         ({"local_updates": 2, "cache": {}}, ["local_updates or cache", "not both"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -119,6 +119,24 @@ def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) ->
     decoder.load_state_dict(kept)
     with torch.no_grad():
         found: Tensor = decoder((judged_ND - mean_D) / std_D) * std_F + mean_F
+    return found
+
+
+def decode_table(
+    known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int, groups: Iterable[range] = ()
+) -> Tensor:
+    """Returns what ``decode`` finds for the columns of numbers, and by itself for each of ``groups``, [N, F].
+
+    One decoder for all would give up on all if there are many columns that cannot be read, as those of a category with
+    many values.
+    """
+    parts = [[*group] for group in groups]
+    inside = {place for part in parts for place in part}
+    numbers = [place for place in range(values_KF.shape[1]) if place not in inside]
+    found = torch.empty(len(judged_ND), values_KF.shape[1])
+    for part in (numbers, *parts):
+        if part:
+            found[:, part] = decode(known_KD, values_KF[:, part], judged_ND, seed)
     return found
 
 

@@ -19,13 +19,14 @@ class Transform(Generic[S]):
     """The type that a module exports as ``TRANSFORM``: settings, and a function that makes a filter of them.
 
     ``tasks``: the kinds of task that it is defined for; empty: all. ``of_batch``: its noise depends on all rows of a
-    batch, so a part of one would get too little.
+    batch, so a part of one would get too little. ``of_row``: what it promises is of a message that depends on one row.
     """
 
     settings: type[S]
     make: Callable[[S], Filter]
     tasks: frozenset[str] = frozenset()
     of_batch: bool = False
+    of_row: bool = False
 
 
 ROOM = Room("vfl.transforms", "transform", sys.modules[__name__], "TRANSFORM")

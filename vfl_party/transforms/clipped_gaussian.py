@@ -75,4 +75,4 @@ class ClippedGaussian(Filter):
         self._random.load_state(state)
 
 
-TRANSFORM = Transform(ClippedGaussianSettings, ClippedGaussian)
+TRANSFORM = Transform(ClippedGaussianSettings, ClippedGaussian, of_row=True)

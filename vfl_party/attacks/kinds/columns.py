@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.text import listed
-from vfl_party.attacks.fitting import decode, explained, is_mean
+from vfl_party.attacks.fitting import decode_table, explained, is_mean
 from vfl_party.attacks.pairs import Pairs, left_out, pairs
 from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
 from vfl_party.seeds import derive_seed
@@ -64,12 +64,13 @@ def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
     """Returns {what is decoded: the values [N, F] that it gives for the judged rows}."""
     drawn = torch.Generator().manual_seed(derive_seed(seed, "shuffled embeddings") % 2**63)
     shuffled = each.z_known[torch.randperm(len(each.z_known), generator=drawn)]
+    groups = [*each.groups.values()]
     found = {
-        _FOUND: decode(each.z_known, each.values_known, each.z_judged, seed),
-        _CHANCE: decode(shuffled, each.values_known, each.z_judged, seed),
+        _FOUND: decode_table(each.z_known, each.values_known, each.z_judged, seed, groups),
+        _CHANCE: decode_table(shuffled, each.values_known, each.z_judged, seed, groups),
     }
     if each.own is not None:
-        found[_OWN] = decode(each.own[0], each.values_known, each.own[1], seed)
+        found[_OWN] = decode_table(each.own[0], each.values_known, each.own[1], seed, groups)
     return found
 
 

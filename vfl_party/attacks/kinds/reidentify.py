@@ -6,9 +6,10 @@ The active party has a table of the sender's columns of 500 people, from elsewhe
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from vfl_party.attacks.fitting import decode
-from vfl_party.attacks.pairs import pairs
+from vfl_party.attacks.fitting import decode_table
+from vfl_party.attacks.pairs import Pairs, pairs
 from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
 
 CANDIDATES = 500
@@ -25,25 +26,30 @@ def play(scene: Scene) -> list[Figure]:
         varies_F = each.values_known.std(dim=0) > 0  # the others tell no row from another
         if not varies_F.any():
             continue
-        values_KF = each.values_known[:, varies_F]
-        scale_F = values_KF.std(dim=0)
-        truth = each.values_judged[:n, varies_F] / scale_F
-        right = torch.arange(n)
-
-        def share(guess_NF: torch.Tensor, truth: torch.Tensor = truth, right: torch.Tensor = right) -> float:
-            return float((torch.cdist(guess_NF, truth).argmin(dim=1) == right).double().mean())
-
-        value = share(decode(each.z_known, values_KF, each.z_judged[:n], scene.seed) / scale_F)
+        value = _share(each, varies_F, each.z_known, each.z_judged[:n], scene.seed)
         baselines = {}
         if each.own is not None:
-            by_itself = decode(each.own[0], values_KF, each.own[1][:n], scene.seed) / scale_F
-            baselines = {"own columns": share(by_itself)}
+            baselines = {"own columns": _share(each, varies_F, each.own[0], each.own[1][:n], scene.seed)}
         knows = f"{len(each.z_known)} rows, {n} candidates"
         of = f"rows of {each.sender}"
         found.append(Figure(of, knows, "accuracy", value, chance=1 / n, baselines=baselines, place=each.place))
     if not found:
         raise UnfitError("all columns have one value")
     return found
+
+
+def _share(each: Pairs, varies_F: Tensor, known_KD: Tensor, judged_ND: Tensor, seed: int) -> float:
+    """Returns the share of rows that are nearest to their own decoded columns, in standard deviations.
+
+    Columns that the decoder cannot read, and gives all rows the same of, do not count.
+    """
+    guess_NF = decode_table(known_KD, each.values_known, judged_ND, seed, each.groups.values())
+    read_F = varies_F & (guess_NF != guess_NF[:1]).any(dim=0)
+    if not read_F.any():
+        return 1 / len(judged_ND)  # nothing is read: one of the candidates, by chance
+    scale_F = each.values_known[:, read_F].std(dim=0)
+    distance_NN = torch.cdist(guess_NF[:, read_F] / scale_F, each.values_judged[: len(judged_ND), read_F] / scale_F)
+    return float((distance_NN.argmin(dim=1) == torch.arange(len(judged_ND))).double().mean())
 
 
 ATTACK = Attack("which row of a table an embedding is of", "active", play, "embeddings")

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
+from vfl_party import transforms
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -31,6 +32,12 @@ class OwnTraining:
         if norms and min(batch_size, len(party.rows("train"))) < 2:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
+        if norms and (kind := _of_row(party, phase)):
+            text = (
+                f"recipe: phases: {phase}: transforms: {kind}: {party.name} has batch normalisation, with which a row's"
+            )
+            text = f"{text} embedding depends on its whole batch, so the epsilon would not hold"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; take an encoder without it")
         if norms and settings.micro_batches > 1:
             text = f"recipe: phases: {phase}: micro_batches: {party.name} has batch normalisation, whose statistics are"
             text = f"{text} of a whole batch; set micro_batches = 1, or take an encoder without it"
@@ -91,3 +98,11 @@ class OwnTraining:
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
         self._best = tree["best"]
+
+
+def _of_row(party: Party, phase: str) -> str:
+    """Returns the transform of this party's embeddings that is meant for messages of one row each; '' if none is."""
+    where = f"recipe: phases: {phase}: transforms"
+    uses = [each for settings in party.recipe.phases if settings.name == phase for each in settings.transforms]
+    mine = [each.kind for each in uses if each.sent_by == party.role == "passive" and each.exchange == "embedding"]
+    return next((kind for kind in mine if transforms.load(kind, where).of_row), "")
