@@ -103,6 +103,7 @@ class Rehearsal:
         for name in attacks:
             attack = kinds.load(name, "attacks")
             known = {of for (role, _), readable in self._readable().items() if role == attack.by for of in readable}
+            known |= self._encoders()
             for party in self.parties.values():
                 if party.party.role != attack.by:
                     continue
@@ -139,19 +140,14 @@ class Rehearsal:
         return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
 
     def unknown(self, attacks: Sequence[str]) -> list[str]:
-        """Returns a sentence for each kind of phase that no attack of a role knows, and for untrained encoders."""
+        """Returns a sentence for each kind of phase that no attack of a role knows."""
         chosen, found = [kinds.load(name, "attacks") for name in attacks], []
         for role, assets in _ASSETS.items():
             reads = {attack.reads for attack in chosen if attack.by == role}
-            phases = [kind for (of, kind), readable in self._readable().items() if of == role and not readable & reads]
-            heads = any(kinds.load(name, "attacks").reads == "" for name in attacks if role == "passive")
-            if heads and any(self._trained(name) for name in self._begun):
-                continue  # completion reads the encoder that a phase has trained, whatever it has sent
+            readable = {kind: here for (of, kind), here in self._readable().items() if of == role}
+            phases = [kind for kind, here in readable.items() if not (here | self._encoders()) & reads]
             if reads and phases:
                 found.append(f"No attack on {assets} that was chosen knows {listed(phases)}; see docs/security.md.")
-        idle = [name for name, begun in self._begun.items() if begun and not self._trained(name)]
-        if idle:
-            found.append(f"No phase trains the encoder of {listed(idle)}: no attack is played on it.")
         return found
 
     def gaps(self) -> list[str]:
@@ -209,6 +205,10 @@ class Rehearsal:
             return "encoder" in self.parties[name].party.models
         now, begun = self._weights(name), self._begun[name]
         return not begun or any(not torch.equal(one.cpu(), other) for one, other in zip(now, begun, strict=True))
+
+    def _encoders(self) -> set[str]:
+        """Returns {"encoder"} if phases have trained one, whatever they have sent."""
+        return {"encoder"} if any(self._trained(name) for name in self._begun) else set()
 
     def _readable(self) -> dict[tuple[Role, str], set[str]]:
         """Returns {(receiver's role, kind of a phase): what attacks can read of it}, if it sends tensors of rows.
@@ -283,6 +283,8 @@ def _checked(figures: Sequence[Figure]) -> tuple[Figure, ...]:
 
 
 def _missing(reads: str) -> str:
+    if reads == "encoder":
+        return "no phase trains an encoder"
     rows = reads in ("gradients", "embeddings")
     return f"no {reads} came whose rows a phase names" if rows else f"there is no phase of kind {reads}"
 

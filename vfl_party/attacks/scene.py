@@ -147,8 +147,9 @@ class Attack:
     """The type that a module of ``kinds`` exports as ``ATTACK``, and an entry point of ``vfl.attacks`` names.
 
     ``about``: one sentence. ``by``: the role of the attacker. ``play``: returns its figures, or raises UnfitError.
-    ``reads``: ``gradients`` or ``embeddings`` whose rows a phase names, or the kind of a phase whose messages it knows,
-    such as ``secureboost``. A run without them refuses the attack. '': the attack itself says if it is unfit.
+    ``reads``: ``gradients`` or ``embeddings`` whose rows a phase names, the ``encoder`` that phases have trained, or
+    the kind of a phase whose messages it knows, such as ``secureboost``. A run without them refuses the attack. '': the
+    attack itself says if it is unfit.
     """
 
     about: str

@@ -7,9 +7,8 @@ the rows scaled to length one). Many classes: k-means of these rows, its groups 
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch.nn import functional
 
+from vfl_party.attacks.directions import shared, unit
 from vfl_party.attacks.scene import Attack, Figure, Scene
 from vfl_party.attacks.scores import Tally
 from vfl_party.seeds import derive_seed
@@ -30,10 +29,9 @@ def play(scene: Scene) -> list[Figure]:
         if (seen - 1) % every:
             continue
         y_B = scene.labels[batch.rows].numpy()
-        unit_BD = functional.normalize(batch.came.double().flatten(1), dim=1)
+        unit_BD = unit(batch.came)
         if classes == 2:
-            shared_D = torch.linalg.svd(unit_BD, full_matrices=False).Vh[0]
-            tally.binary((unit_BD @ shared_D).numpy(), y_B == 1)
+            tally.binary((unit_BD @ shared(unit_BD)).numpy(), y_B == 1)
         if len(y_B) > classes and len(np.unique(unit_BD.numpy(), axis=0)) >= classes:
             means = KMeans(classes, n_init=4, random_state=derive_seed(scene.seed, "clusters") % 2**32)
             groups.groups(means.fit_predict(unit_BD.numpy()).astype(np.int64), y_B, classes)

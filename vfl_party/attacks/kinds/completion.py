@@ -133,4 +133,4 @@ def _auc(logits: Tensor, truth: Tensor) -> float:
     return auc((logits[:, 1] - logits[:, 0]).numpy(), truth.numpy() == 1)
 
 
-ATTACK = Attack("labels from a head on the trained encoder", "passive", play)
+ATTACK = Attack("labels from a head on the trained encoder", "passive", play, "encoder")

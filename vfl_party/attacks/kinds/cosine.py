@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from vfl_party.attacks.directions import towards, unit
 from vfl_party.attacks.scene import Attack, Batch, Figure, Scene, UnfitError
 from vfl_party.attacks.scores import Tally
 from vfl_party.seeds import derive_seed
@@ -54,9 +54,8 @@ def _judge(
         tally.skipped += 1
         return
     known = {c: random.choice(rows, count, replace=False) for c, rows in present.items()}
-    unit_BD = functional.normalize(batch.came.double().flatten(1), dim=1)
-    directions = [_direction(known_in[torch.from_numpy(rows)]) for rows in known.values()]
-    cosines_BC = (unit_BD @ torch.stack(directions).T).numpy()
+    directions = [towards(unit(known_in[torch.from_numpy(rows)])) for rows in known.values()]
+    cosines_BC = (unit(batch.came) @ torch.stack(directions).T).numpy()
     judged = np.setdiff1d(np.arange(len(y_B)), np.concatenate([*known.values()]))
     y = y_B.numpy()[judged]
     if classes == 2:
@@ -65,12 +64,6 @@ def _judge(
     names = np.array([*known], np.int64)
     among = np.isin(y, names)
     tally.named(names[cosines_BC[judged][among].argmax(axis=1)], y[among])
-
-
-def _direction(g_KD: Tensor) -> Tensor:
-    """Returns the direction of the mean of rows that are scaled to length one."""
-    unit_KD = functional.normalize(g_KD.double().flatten(1), dim=1)
-    return functional.normalize(unit_KD.sum(dim=0), dim=0)
 
 
 ATTACK = Attack("labels from the direction of each row's gradient", "passive", play, "gradients")

@@ -15,8 +15,8 @@ from itertools import groupby
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from vfl_party.attacks.directions import shared, towards, unit
 from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
 from vfl_party.attacks.scores import Classes, Numbers, Tally
 from vfl_party.seeds import Rows, derive_seed
@@ -25,45 +25,44 @@ _KNOWN = 5  # rows of each class; of two classes, positives
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Scores all rows that have had a gradient. Raises UnfitError if one class has too few of them."""
-    rounds = [*_rounds(scene)]
-    labels_N = scene.labels.numpy()
-    rows = np.unique(np.concatenate([each for each, _ in rounds])) if rounds else np.zeros(0, np.int64)
-    classes = [1] if scene.classes == 2 else [int(c) for c in np.unique(labels_N[rows])]
+    """Scores all rows that have had a gradient. Raises UnfitError if nothing can be judged."""
+    rounds, labels_N = [*_rounds(scene)], scene.labels.numpy()
+    if not rounds:
+        raise UnfitError("no gradient came")
+    rows = np.unique(np.concatenate([each for each, _ in rounds]))
+    found = []
     if scene.classes == 2:
-        guess_R = _shared(rounds, len(labels_N))[rows]
-        found = [_binary(scene, "nothing", guess_R, labels_N[rows])]
-    else:
-        found = []
-    random = np.random.default_rng(derive_seed(scene.seed, "known rows of all epochs"))
-    of_class = {c: rows[labels_N[rows] == c] for c in classes}
-    if not classes or min(map(len, of_class.values())) <= _KNOWN:
-        if not found:
-            raise UnfitError(f"a class has no more than {_KNOWN} rows")
-        return found
-    known = {c: random.choice(of, _KNOWN, replace=False) for c, of in of_class.items()}
-    scores_NC = _along(rounds, [*known.values()], len(labels_N))
-    judged = np.setdiff1d(rows, np.concatenate([*known.values()]))
-    if scene.classes == 2:
-        return [*found, _binary(scene, f"{_KNOWN} positives", scores_NC[judged, 0], labels_N[judged])]
-    tally = Tally(scene.seed)
-    tally.named(np.array([*known], np.int64)[scores_NC[judged].argmax(axis=1)], labels_N[judged])
-    return [_alone(tally.figure(f"{_KNOWN} rows of each class", "accuracy"))]
+        found.append(_binary(scene, "nothing", _shared(rounds, len(labels_N))[rows], labels_N[rows]))
+    classes = [1] if scene.classes == 2 else np.unique(labels_N[rows]).tolist()
+    of_class = [rows[labels_N[rows] == c] for c in classes]
+    if all(len(each) > _KNOWN for each in of_class):
+        random = np.random.default_rng(derive_seed(scene.seed, "known rows of all epochs"))
+        known = [random.choice(each, _KNOWN, replace=False) for each in of_class]
+        scores_NC = _along(rounds, known, len(labels_N))
+        judged = np.setdiff1d(rows, np.concatenate(known))
+        if scene.classes == 2:
+            found.append(_binary(scene, f"{_KNOWN} positives", scores_NC[judged, 0], labels_N[judged]))
+        else:
+            tally = Tally(scene.seed)
+            tally.named(np.array(classes)[scores_NC[judged].argmax(axis=1)], labels_N[judged])
+            found.append(_alone(tally.figure(f"{_KNOWN} rows of each class", "accuracy")))
+    if not found:
+        raise UnfitError(f"a class has no more than {_KNOWN} rows")
+    return found
 
 
 def _rounds(scene: Scene) -> Iterator[tuple[Rows, Tensor]]:
     """Yields the rows of each round, and their gradients scaled to length one, float64 [B, D]."""
     for _, batches in groupby(scene.gradients(), key=lambda batch: (batch.place, batch.round)):
         of = [*batches]
-        unit_BD = functional.normalize(torch.cat([each.came.double().flatten(1) for each in of]), dim=1)
-        yield np.concatenate([each.rows for each in of]), unit_BD
+        yield np.concatenate([each.rows for each in of]), torch.cat([unit(each.came) for each in of])
 
 
 def _shared(rounds: list[tuple[Rows, Tensor]], count: int) -> Numbers:
     """Returns each row's sum of places along its rounds' shared directions, [N]."""
     scores_N = np.zeros(count)
     for rows, unit_BD in rounds:
-        place_B = (unit_BD @ torch.linalg.svd(unit_BD, full_matrices=False).Vh[0]).numpy()
+        place_B = (unit_BD @ shared(unit_BD)).numpy()
         np.add.at(scores_N, rows, -place_B if place_B @ scores_N[rows] < 0 else place_B)
     return scores_N
 
@@ -75,7 +74,7 @@ def _along(rounds: list[tuple[Rows, Tensor]], known: list[Rows], count: int) -> 
         for c, of in enumerate(known):
             here = np.isin(rows, of)
             if here.any():
-                direction_D = functional.normalize(unit_BD[torch.from_numpy(here)].sum(dim=0), dim=0)
+                direction_D = towards(unit_BD[torch.from_numpy(here)])
                 np.add.at(scores_NC[:, c], rows, (unit_BD @ direction_D).numpy())
     return scores_NC
 

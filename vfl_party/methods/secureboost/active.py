@@ -9,22 +9,16 @@ from torch import Tensor
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.context import Party
-from vfl_party.homomorphic import CipherError, Integers, Keys, Wire, cipher_bytes, has_heu, key_room, make_keys
+from vfl_party.homomorphic import CipherError, Integers, Keys, Wire, has_heu, key_room, make_keys
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
-from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, routed
+from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, opened, routed
 from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.exchanges import (
     BEST,
-    KEY,
     MOST_ENTRIES,
     OVERHEARD,
-    PARTITION,
-    SAMPLE,
     STOP,
-    VERDICT,
-    gradients,
-    sums,
 )
 from vfl_party.methods.secureboost.forest import Tree
 from vfl_party.methods.secureboost.gains import Found, Gains, Sums
@@ -60,13 +54,7 @@ class ActiveSecureBoost(Phase):
         self._codes_NF: Codes = np.empty((len(self._routed), 0), np.int8)
         if self._columns:
             self._codes_NF = coded(party, self._columns)[self._routed]
-        width, room = (of(settings.encryption, settings.key_bits) for of in (cipher_bytes, key_room))
-        self._key = party.answering(name, KEY, room=room)
-        self._gradients = party.answering(name, gradients(settings), bytes=width)
-        self._sums = party.answering(name, sums(settings), bytes=width)
-        self._partition = party.answering(name, PARTITION)
-        self._sample = party.answering(name, SAMPLE) if settings.goss is not None else None
-        self._verdict = party.answering(name, VERDICT) if settings.early_stopping is not None else None
+        self._swaps = opened(party.answering, name, settings)
         self._walk = Walk(party, name, settings, "after the last tree")
         self._passives = [each.name for each in party.recipe.passives]
         self._keys: Keys | None = None
@@ -120,11 +108,11 @@ class ActiveSecureBoost(Phase):
         g_KN = np.stack([derivatives(recipe.task, scores_NK[:count], y_N, k)[0] for k in classes])
         seed = derive_seed(secret(recipe.seed, self.name, y_N), round_)
         rows, weights_R = by_gradient(settings.goss, np.abs(g_KN).sum(axis=0), seed)
-        if self._sample is not None and with_others:
+        if self._swaps.sample is not None and with_others:
             step, chosen = self._step(round_), np.zeros(count, bool)
             chosen[rows] = True
-            self._sample.collect(step)
-            self._sample.reply_all(step, self._passives, {"sampled": torch.from_numpy(np.packbits(chosen))})
+            self._swaps.sample.collect(step)
+            self._swaps.sample.reply_all(step, self._passives, {"sampled": torch.from_numpy(np.packbits(chosen))})
         return rows, weights_R
 
     def _end(self, round_: int, metrics: dict[str, dict[str, float]], done: bool) -> RoundReport:
@@ -163,17 +151,17 @@ class ActiveSecureBoost(Phase):
             self._best, self._least, verdict = round_ + 1, found, BEST
         done = round_ + 1 - self._best >= self._settings.early_stopping
         verdict |= STOP * done
-        if self._verdict is not None and self._passives:
+        if self._swaps.verdict is not None and self._passives:
             step = self._step(round_)
-            self._verdict.collect(step)
+            self._swaps.verdict.collect(step)
             told = torch.tensor([verdict], dtype=torch.uint8)
-            self._verdict.reply_all(step, self._passives, {"verdict": told})
+            self._swaps.verdict.reply_all(step, self._passives, {"verdict": told})
         return metrics, done
 
     def _open(self, round_: int) -> None:
         """Makes the keys of this generation, and sends the public one."""
         step, settings = self._step(round_), self._settings
-        received = self._key.collect(step)
+        received = self._swaps.key.collect(step)
         for party, tensors in received.items():
             sets, _ = tensors["facts"].tolist()
             if not 0 <= sets <= MOST_ENTRIES:
@@ -184,7 +172,7 @@ class ActiveSecureBoost(Phase):
         room = key_room(settings.encryption, settings.key_bits)
         written = len(public).to_bytes(4, "little") + public.ljust(room - 4, b"\0")
         key = torch.frombuffer(bytearray(written), dtype=torch.uint8)
-        self._key.reply_all(step, self._passives, {"key": key})
+        self._swaps.key.reply_all(step, self._passives, {"key": key})
 
     # -- one tree -------------------------------------------------------------------------------------------------
 
@@ -217,13 +205,13 @@ class ActiveSecureBoost(Phase):
         step = self._step(round_)
         assert self._keys is not None  # noqa: S101 - made by run_round
         ciphers = torch.from_numpy(self._keys.encrypt(g_N, h_N).copy())
-        received = self._gradients.collect(step, each={name: {"parts": n + 1} for name, n in self._sets.items()})
+        received = self._swaps.gradients.collect(step, each={name: {"parts": n + 1} for name, n in self._sets.items()})
         found = {party: tensors["sizes"].tolist() for party, tensors in received.items()}
         for party, sizes in found.items():
             if min(sizes) < 0 or sum(sizes) > MOST_ENTRIES:
                 raise self._wrong(party, f"says that it has {sum(sizes):,} splits to offer, which cannot be")
-        (name,) = self._gradients.exchange.down.tensors
-        self._gradients.reply_all(step, self._passives, {name: ciphers})
+        (name,) = self._swaps.gradients.exchange.down.tensors
+        self._swaps.gradients.reply_all(step, self._passives, {name: ciphers})
         return found
 
     def _grow(self, of: Growing, round_: int) -> None:
@@ -238,7 +226,7 @@ class ActiveSecureBoost(Phase):
             if of.sizes:
                 last = level + 1 == self._settings.depth
                 moved = torch.from_numpy(of.nodes[:0] if last else of.nodes.copy())
-                self._partition.reply_all(self._step(round_, -1), of.sizes, {"nodes": moved})
+                self._swaps.partition.reply_all(self._step(round_, -1), of.sizes, {"nodes": moved})
             if not open_nodes(of.nodes):
                 return
 
@@ -249,7 +237,7 @@ class ActiveSecureBoost(Phase):
             return found
         wanted = to_sum(of.nodes, of.in_sample)
         counts = {name: sum(sizes) for name, sizes in of.sizes.items()}
-        received = self._sums.collect(
+        received = self._swaps.sums.collect(
             self._step(round_), each={name: {"sums": len(wanted) * count} for name, count in counts.items()}
         )
         for party, tensors in received.items():
@@ -318,7 +306,7 @@ class ActiveSecureBoost(Phase):
                     chosen[at] = best[node][1].flags
             replies[party] = {"chosen": torch.from_numpy(chosen)}
         if replies:
-            self._sums.reply(step, replies)
+            self._swaps.sums.reply(step, replies)
 
     def _move(
         self, of: Growing, level: int, present: list[int], best: dict[int, tuple[str, Found]], round_: int
@@ -335,7 +323,7 @@ class ActiveSecureBoost(Phase):
                 lefts[node] = split.goes_left(self._codes_NF[here])
         if of.sizes:
             counts = {party: len(where(of.nodes, won[party])) for party in of.sizes}
-            received = self._partition.collect(
+            received = self._swaps.partition.collect(
                 self._step(round_), each={party: {"packed": packed_bytes(count)} for party, count in counts.items()}
             )
             for party, tensors in received.items():

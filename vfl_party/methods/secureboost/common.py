@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
-from vfl_party.homomorphic import check
+from vfl_party.homomorphic import check, cipher_bytes, key_room
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
 from vfl_party.methods.secureboost.entries import Layout
-from vfl_party.methods.secureboost.exchanges import MOST_ENTRIES
+from vfl_party.methods.secureboost.exchanges import KEY, MOST_ENTRIES, PARTITION, SAMPLE, VERDICT, gradients, sums
 from vfl_party.methods.secureboost.forest import Split
 from vfl_party.methods.secureboost.growth import Bools
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.seeds import Rows
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def routed(party: Party, settings: SecureBoostSettings) -> Rows:
@@ -41,6 +44,31 @@ def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
     if settings.encryption == "none" and party.recipe.passives:
         text = '%s: encryption = "none": the passive parties can read every gradient, and so the labels'
         log.warning(text, where, extra={"event": "advice"})
+
+
+@dataclass(frozen=True)
+class Opened(Generic[T]):
+    """This side of the phase's exchanges; ``sample`` and ``verdict`` only if the settings have them."""
+
+    key: T
+    gradients: T
+    sums: T
+    partition: T
+    sample: T | None
+    verdict: T | None
+
+
+def opened(open_: Callable[..., T], phase: str, settings: SecureBoostSettings) -> Opened[T]:
+    """Opens the exchanges with ``party.asking`` or ``party.answering``, in the same order at both sides."""
+    width, room = (of(settings.encryption, settings.key_bits) for of in (cipher_bytes, key_room))
+    return Opened(
+        open_(phase, KEY, room=room),
+        open_(phase, gradients(settings), bytes=width),
+        open_(phase, sums(settings), bytes=width),
+        open_(phase, PARTITION),
+        open_(phase, SAMPLE) if settings.goss is not None else None,
+        open_(phase, VERDICT) if settings.early_stopping is not None else None,
+    )
 
 
 def check_offered(party: Party, phase: str, settings: SecureBoostSettings, columns: list[Column]) -> None:

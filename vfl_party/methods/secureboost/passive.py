@@ -12,21 +12,23 @@ from torch import Tensor
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
 from vfl_party.context import Party
-from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu, key_room
+from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu
 from vfl_party.homomorphic.scheme import Held
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
-from vfl_party.methods.secureboost.common import begin, check_offered, made, note_constant, note_importance, routed
+from vfl_party.methods.secureboost.common import (
+    begin,
+    check_offered,
+    made,
+    note_constant,
+    note_importance,
+    opened,
+    routed,
+)
 from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.exchanges import (
     BEST,
-    KEY,
     OVERHEARD,
-    PARTITION,
-    SAMPLE,
     STOP,
-    VERDICT,
-    gradients,
-    sums,
 )
 from vfl_party.methods.secureboost.forest import Tree
 from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, packed_bytes, to_sum
@@ -68,14 +70,7 @@ class PassiveSecureBoost(Phase):
         check_offered(party, name, settings, self._columns)
         note_constant(party, name, self._columns)
         self._codes_NF = coded(party, self._columns)[self._routed]
-        bits = settings.key_bits
-        width, room = cipher_bytes(settings.encryption, bits), key_room(settings.encryption, bits)
-        self._key = party.asking(name, KEY, room=room)
-        self._gradients = party.asking(name, gradients(settings), bytes=width)
-        self._sums = party.asking(name, sums(settings), bytes=width)
-        self._partition = party.asking(name, PARTITION)
-        self._sample = party.asking(name, SAMPLE) if settings.goss is not None else None
-        self._verdict = party.asking(name, VERDICT) if settings.early_stopping is not None else None
+        self._swaps = opened(party.asking, name, settings)
         self._walk = Walk(party, name, settings, "after the last tree")
         self._adder: Adder | None = None
         self._offered: Shuffled | None = None  # of the tree that grows
@@ -111,9 +106,9 @@ class PassiveSecureBoost(Phase):
     def _sampled(self, round_: int) -> Rows:
         """Returns the rows of a round; with GOSS, asks for them. Raises PeerError if they are too few or too many."""
         settings, count = self._settings, len(self._train)
-        if self._sample is None:
+        if self._swaps.sample is None:
             return sample(self._party.recipe.seed, self.name, round_, count, settings)
-        told = self._sample.swap(self._step(round_), {}, packed=packed_bytes(count))["sampled"]
+        told = self._swaps.sample.swap(self._step(round_), {}, packed=packed_bytes(count))["sampled"]
         rows = np.flatnonzero(np.unpackbits(told.cpu().numpy(), count=count))
         if len(rows) != drawn(count, settings):
             wanted = drawn(count, settings)
@@ -124,7 +119,7 @@ class PassiveSecureBoost(Phase):
     def _open(self, round_: int) -> Adder:
         """Gets the public key of this generation. Raises PeerError if it cannot be used."""
         sets = sum(column.cuts is None for column in self._columns)
-        reply = self._key.swap(self._step(round_), {"facts": torch.tensor([sets, has_heu()])})
+        reply = self._swaps.key.swap(self._step(round_), {"facts": torch.tensor([sets, has_heu()])})
         written = reply["key"].cpu().numpy().tobytes()
         length = int.from_bytes(written[:4], "little")
         try:
@@ -140,7 +135,7 @@ class PassiveSecureBoost(Phase):
         self._offered = entries
         depth, count = self._settings.depth, len(self._routed)
         sizes = torch.tensor(entries.sizes)
-        reply = self._gradients.swap(self._step(round_), {"sizes": sizes}, rows=len(rows))
+        reply = self._swaps.gradients.swap(self._step(round_), {"sizes": sizes}, rows=len(rows))
         (ciphers,) = reply.values()
         try:
             held = own.held(ciphers.cpu().numpy())
@@ -154,16 +149,16 @@ class PassiveSecureBoost(Phase):
             members = [np.flatnonzero(nodes_N[rows] == node) for node in wanted]
             parts = [self._summed(own, held, each, codes_RF, entries) for each in members]
             wire = torch.from_numpy(np.concatenate(parts))
-            (name,) = self._sums.exchange.up.tensors
+            (name,) = self._swaps.sums.exchange.up.tensors
             step = self._step(round_)
-            told_ = self._sums.swap(step, {name: wire}, nodes=len(present), entries=len(entries.order))
+            told_ = self._swaps.sums.swap(step, {name: wire}, nodes=len(present), entries=len(entries.order))
             chosen = told_["chosen"].cpu().numpy().astype(bool)
             won = {node: flags for node, flags in zip(present, chosen, strict=True) if flags.any()}
             self._split(tree, level, won, entries, nodes_N, in_sample)
             left = [tree.splits[level, node].goes_left(self._codes_NF[nodes_N == node]) for node in won]
             bits = torch.from_numpy(np.packbits(np.concatenate([np.empty(0, bool), *left])))
             last = level + 1 == depth
-            moved = self._partition.swap(self._step(round_), {"left": bits}, rows=0 if last else count)
+            moved = self._swaps.partition.swap(self._step(round_), {"left": bits}, rows=0 if last else count)
             if last:
                 return
             nodes_N = self._checked(moved["nodes"].cpu().numpy(), nodes_N)
@@ -205,9 +200,9 @@ class PassiveSecureBoost(Phase):
 
     def _heard(self, round_: int) -> bool:
         """Asks whether the phase ends with this round."""
-        if self._verdict is None:
+        if self._swaps.verdict is None:
             return False
-        verdict = int(self._verdict.swap(self._step(round_), {})["verdict"][0])
+        verdict = int(self._swaps.verdict.swap(self._step(round_), {})["verdict"][0])
         if verdict & BEST:
             self._best = round_ + 1
         return bool(verdict & STOP)
