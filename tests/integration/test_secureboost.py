@@ -136,14 +136,14 @@ def test_encryption_changes_no_tree(encryption: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("victim", "encryption"), [("p1", "none"), ("p0", "paillier"), ("server", "none")])
 def test_a_killed_process_changes_no_tree(victim: str, encryption: str, tmp_path: Path) -> None:
-    trees = 60 if encryption == "none" else 12  # so many that it is killed before the last one
+    trees = 100 if encryption == "none" else 12  # so many that it is killed before the last one
     settings = {"trees": trees, "row_sample": 0.8, "early_stopping": trees, "encryption": encryption, "key_bits": 1024}
     check_killed(tmp_path, victim, settings)
 
 
 @pytest.mark.parametrize("victim", ["p1", "p0"])
 def test_a_killed_process_changes_no_tree_of_chosen_rows(victim: str, tmp_path: Path) -> None:
-    check_killed(tmp_path, victim, {"trees": 60, "goss": {"top": 0.2, "rest": 0.3}})
+    check_killed(tmp_path, victim, {"trees": 100, "goss": {"top": 0.2, "rest": 0.3}})
 
 
 def check_killed(tmp_path: Path, victim: str, settings: dict[str, Any]) -> None:
