@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.harness import cases, reference, reference_pipe
 from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
 from tests.integration.test_in_process import in_process, parameters
-from tests.integration.test_resume import held
+from tests.integration.test_resume import held, kill
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_party.forecast.count import forecast, outlook_of
@@ -143,18 +143,11 @@ def test_in_the_middle_of_a_round_with_several_steps_in_flight(
     """p1 and p2 are held; then their connections are cut, or one of the programs is killed."""
     tables = piped(3, encoder=NOISY, **STEPS, **KEPT[kept])
     with held(tmp_path, tables, DATA, received=30_000) as (federation, proxy):
-        if not victim:
-            proxy.cut()
+        if victim:
+            kill(federation, proxy, victim)
         else:
-            federation.programs[victim].kill()
-        if victim == "server":
-            federation.start_server(federation.address)
-        elif victim:
-            federation.programs["server"].wait_for("interrupted")
-            again = federation.start_party(victim)
-            if victim == cases.ACTIVE:
-                proxy.target = again.wait_for("ready")["address"]
-        proxy.release()
+            proxy.cut()
+            proxy.release()
         summary = federation.finish()
         if victim != "server":  # its new process knows nothing of the end of the old one
             assert summary["interruptions"] == bool(victim)

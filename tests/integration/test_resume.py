@@ -74,6 +74,19 @@ def held(
         yield federation, proxy
 
 
+def kill(federation: Federation, proxy: Proxy, victim: str) -> None:
+    """Kills a program of a federation that is held, starts it again, and lets the others go on."""
+    federation.programs[victim].kill()
+    if victim == "server":
+        federation.start_server(federation.address)
+    else:
+        federation.programs["server"].wait_for("interrupted")
+        again = federation.start_party(victim)
+        if victim == cases.ACTIVE:
+            proxy.target = again.wait_for("ready")["address"]
+    proxy.release()
+
+
 def parameters(federation: Federation) -> Parameters:
     return {name: federation.parameters(name) for name in federation.names}
 

@@ -12,7 +12,8 @@ import pytest
 
 from tests.harness import cases, reference_secureboost
 from tests.harness.federation import Federation
-from tests.integration.test_ssl_phases import run, run_with_kill
+from tests.integration.test_resume import held, kill
+from tests.integration.test_ssl_phases import run
 
 TOLERANCE = 1e-6
 
@@ -136,22 +137,27 @@ def test_encryption_changes_no_tree(encryption: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("victim", "encryption"), [("p1", "none"), ("p0", "paillier"), ("server", "none")])
 def test_a_killed_process_changes_no_tree(victim: str, encryption: str, tmp_path: Path) -> None:
-    trees = 100 if encryption == "none" else 12  # so many that it is killed before the last one
-    settings = {"trees": trees, "row_sample": 0.8, "early_stopping": trees, "encryption": encryption, "key_bits": 1024}
+    settings = {"trees": 12, "row_sample": 0.8, "early_stopping": 12, "encryption": encryption, "key_bits": 1024}
     check_killed(tmp_path, victim, settings)
 
 
 @pytest.mark.parametrize("victim", ["p1", "p0"])
 def test_a_killed_process_changes_no_tree_of_chosen_rows(victim: str, tmp_path: Path) -> None:
-    check_killed(tmp_path, victim, {"trees": 100, "goss": {"top": 0.2, "rest": 0.3}})
+    check_killed(tmp_path, victim, {"trees": 12, "goss": {"top": 0.2, "rest": 0.3}})
 
 
 def check_killed(tmp_path: Path, victim: str, settings: dict[str, Any]) -> None:
-    """Kills ``victim`` in the middle; the trees must be those of an undisturbed run, bit for bit."""
+    """Kills ``victim`` in the middle of a tree; the trees must be those of an undisturbed run, bit for bit."""
     tables = recipe(2, TASKS["binary"], **settings)
-    _, whole = run(tmp_path / "whole", tables, made_table(tmp_path / "whole", 2, "binary"))
+    summary, whole = run(tmp_path / "whole", tables, made_table(tmp_path / "whole", 2, "binary"))
     data = made_table(tmp_path / "killed", 2, "binary")
-    killed = run_with_kill(tmp_path / "killed", tables, data, victim)
+    down = sum(link["message_bytes"] for link in summary["bytes"]["by_link"] if link["sender"] == cases.ACTIVE)
+    with held(tmp_path / "killed", tables, data, received=down // 2) as (killed, proxy):
+        kill(killed, proxy, victim)
+        killed.finish()
+        started = [event for event in killed.programs["server"].seen() if event["event"] == "started"]
+    assert started[-1]["generation"] == 2
+    assert started[-1]["checkpoint"]  # it went on, and did not begin again
     for name in killed.names:
         assert forest(killed, name) == forest(whole, name)
 
