@@ -97,11 +97,13 @@ def _optimizer(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torc
 class Away:
     """When a party was absent: ``steps``, (epoch, batch).
 
-    ``saved``: if it was started again, the first step whose update its new process does not have.
+    ``saved``, ``back``: if it was started again, the first step whose update its new process does not have, and the
+    first step in which that process takes part.
     """
 
     steps: Collection[tuple[int, int]]
     saved: tuple[int, int] | None = None
+    back: tuple[int, int] | None = None
 
 
 def train(
@@ -199,7 +201,6 @@ def _train_without(
     names = {id(party): name for name, party in parties.items()}
     last: dict[tuple[str, int], Tensor] = {}
     saved: dict[str, Any] = {}
-    dead: set[str] = set()
     for epoch in range(settings["epochs"]):
         for party in ordered:
             party.models.train()
@@ -208,13 +209,11 @@ def _train_without(
             for name, of in away.items():
                 if of.saved == (epoch, batch):
                     saved[name] = deepcopy((parties[name].models.state_dict(), parties[name].optimizer.state_dict()))
+                if of.back == (epoch, batch):
+                    weights, moments = saved.pop(name)
+                    parties[name].models.load_state_dict(weights)
+                    parties[name].optimizer.load_state_dict(moments)
             gone = {name for name, of in away.items() if (epoch, batch) in of.steps}
-            dead |= saved.keys() & gone
-            for name in dead - gone:  # it is back
-                weights, moments = saved.pop(name)
-                parties[name].models.load_state_dict(weights)
-                parties[name].optimizer.load_state_dict(moments)
-            dead &= gone
             embeddings = []
             for party in ordered:
                 name, z = names[id(party)], None
