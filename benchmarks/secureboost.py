@@ -53,7 +53,9 @@ class Timed:
             began = time.process_time()
             result = act(*args)
             self._spent[name] += time.process_time() - began
-            self._counts[name] += len(args[1]) * args[2].shape[1] if name == "buckets" else _length(args[0])
+            self._counts[name] += _length(args[1] if name == "sums" else args[0]) if args else 1
+            if name == "wire":
+                self._counts["mask"] += len(result)
             return result
 
         return call
@@ -177,7 +179,8 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any) -> Tables:
     parts = {key: (spent[key] - first[0][key]) / after for key in spent}
     done = {key: (counts[key] - first[1][key]) / after for key in counts}
     costs = unit_costs(encryption)
-    limit = sum(done[key] * costs[key] for key in ("encrypt", "buckets", "wire", "decrypt"))
+    done["shift"] = done["wire"] - done["mask"]
+    limit = sum(done[key] * costs[key] for key in costs)
     width = cipher_bytes(encryption, BITS)
     return {
         "rows": name,
@@ -189,7 +192,7 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any) -> Tables:
         "unit seconds": costs,
         "limit s": limit,
         "ledger bytes a tree": sum(each.payload_bytes for each in entries if each.kind == "gradient") / trees,
-        "formula bytes a tree": (counts["encrypt"] + counts["wire"]) * width / trees,
+        "formula bytes a tree": (counts["encrypt"] + counts["mask"]) * width / trees,
         "unpacked bytes a tree": 2 * (counts["encrypt"] + counts["wire"]) * width / trees,
         "load": os.getloadavg()[0],
     }
@@ -201,7 +204,7 @@ def unit_costs(encryption: Any, count: int = 400) -> dict[str, float]:
     adds = adder(encryption, BITS, public)
     draw = np.random.default_rng(0)
     g, h = draw.integers(-(2**45), 2**45, count), draw.integers(0, 2**43, count)
-    found, codes = {}, draw.integers(0, 8, (count, 10)).astype(np.int8)
+    found: dict[str, float] = {}
 
     def of(name: str, number: int, act: Callable[[], Any]) -> Any:
         began = time.process_time()
@@ -211,19 +214,25 @@ def unit_costs(encryption: Any, count: int = 400) -> dict[str, float]:
 
     wire = of("encrypt", count, lambda: made.encrypt(g, h))
     held = adds.held(wire)
-    of("buckets", count * 10, lambda: adds.buckets(held, np.arange(count), codes, 8))
-    adds.wire(adds.take(held, [0]))  # makes what masks are made of
-    few = adds.take(held, list(range(50)))
-    sums = of("wire", 50, lambda: adds.wire(few))
-    of("decrypt", 50, lambda: made.decrypt(sums))
+    places = draw.integers(0, count, 20 * count)
+    of("sums", len(places), lambda: adds.sums(held, places, np.arange(100, len(places) + 1, 100)))
+    one, many = adds.take(held, [0]), adds.take(held, list(range(300)))
+    adds.wire(one)  # makes what masks are made of
+    of("mask", 20, lambda: [adds.wire(one) for _ in range(20)])
+    began = time.process_time()
+    sums = adds.wire(many)
+    found["shift"] = max(0.0, time.process_time() - began - len(sums) * found["mask"]) / max(1, 300 - len(sums))
+    of("decrypt", len(sums), lambda: made.decrypt(sums, 300))
     return found
 
 
 def show(results: list[Tables]) -> None:
-    table = Table("rows", "encryption", "wall s", "CPU s", "limit s", "encrypt", "add", "mask", "decrypt", "MB", "load")
+    table = Table(
+        "rows", "encryption", "wall s", "CPU s", "limit s", "encrypt", "sums", "add", "send", "decrypt", "MB", "load"
+    )
     for each in results:
         parts = each["parts"]
-        some = [f"{parts.get(key, 0.0):.2f}" for key in ("encrypt", "buckets", "wire", "decrypt")]
+        some = [f"{parts.get(key, 0.0):.2f}" for key in ("encrypt", "sums", "add", "wire", "decrypt")]
         seconds = [f"{each[key]:.2f}" for key in ("wall s a tree", "cpu s a tree", "limit s")]
         size = f"{each['ledger bytes a tree'] / 1e6:.2f} ({each['formula bytes a tree'] / 1e6:.2f})"
         table.add_row(each["rows"], each["encryption"], *seconds, *some, size, f"{each['load']:.1f}")

@@ -175,7 +175,8 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
     for name, model in party.party.models.items():
         count = sum(parameter.numel() for parameter in model.parameters())
-        yield Finding("model", True, f"{name}: {count:,} parameters")
+        size = f"{count:,} parameters" if count else "no parameters before training"  # trees grow
+        yield Finding("model", True, f"{name}: {size}")
     rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
     yield Finding("rounds", True, rounds)
     for each in party.leaves:

@@ -18,7 +18,7 @@ from vfl_common.errors import InputError
 from vfl_common.summary import Summary
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import Forecast, against
-from vfl_party.homomorphic import cipher_bytes
+from vfl_party.homomorphic import cipher_bytes, together
 
 ROWS, COLUMNS = 300, 6
 
@@ -119,7 +119,7 @@ def test_without_columns_the_sums_are_named_and_the_rest_is_counted(tmp_path: Pa
     width, train = cipher_bytes("paillier", 2048), 800
     (bound,) = (phase.bound for phase in said.phases if phase.kind == "secureboost")
     assert "the sums of p1, p2 are not counted" in bound
-    assert f"at most {4 * width:,} bytes a tree for each split offered" in bound
+    assert f"about {-(-4 * width // together('paillier', 2048)):,} bytes a tree for each split offered" in bound
     sent = [link.payload_bytes for link in said.links if link.sender == "p0" and link.kind == "gradient"]
     assert sent == [2 * train * width] * 2
     assert any(bound in sentence for sentence in notes(said, Network(1e8, 0.02)))

@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 from vfl_common.errors import Code, InputError
 from vfl_party.homomorphic.none import CIPHER_BYTES, PlainAdder, PlainKeys
+from vfl_party.homomorphic.packing import BITS
 from vfl_party.homomorphic.scheme import Adder, CipherError, Keys
 
 Encryption = Literal["ou", "paillier", "none"]
 SCHEMES: dict[Encryption, str] = {"ou": "Okamoto-Uchiyama", "paillier": "Paillier", "none": "no encryption"}
 INSTALL = "pip install sf-heu==0.5.2b0"
+_GUARD_BITS = 8  # of a plaintext, beside its sums
 _WITH_HEU = b"H"
 _WITH_GMPY2 = b"G"
 _BEGUN: list[Any] = []  # HEU, once its threads have begun
@@ -60,6 +62,12 @@ def cipher_bytes(scheme: Encryption, bits: int) -> int:
     return {"ou": bits // 8 + 2, "paillier": bits // 4, "none": CIPHER_BYTES}[scheme]
 
 
+def together(scheme: Encryption, bits: int) -> int:
+    """Returns how many sums one ciphertext carries on the wire, equal at all parties: as many as have room."""
+    room = {"ou": bits // 3, "paillier": bits, "none": BITS}[scheme]
+    return max(1, (room - _GUARD_BITS) // BITS)
+
+
 def key_room(scheme: Encryption, bits: int) -> int:
     """Returns the bytes that a public key may have on the wire, with four that say how many it has."""
     return 4 if scheme == "none" else bits // 2 + 64
@@ -97,9 +105,9 @@ def adder(scheme: Encryption, bits: int, public: bytes) -> Adder:
     if by == _WITH_HEU and library is not None:
         from vfl_party.homomorphic.heu import HeuAdder
 
-        return HeuAdder(library, scheme, key, bits, cipher_bytes(scheme, bits))
+        return HeuAdder(library, scheme, key, bits, cipher_bytes(scheme, bits), together(scheme, bits))
     if by == _WITH_GMPY2 and scheme == "paillier":
         from vfl_party.homomorphic.paillier import PaillierAdder
 
-        return PaillierAdder(key, bits)
+        return PaillierAdder(key, bits, together(scheme, bits))
     raise CipherError("its public key is of no scheme that can be used here")

@@ -12,17 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vfl_party.homomorphic import worker
-from vfl_party.homomorphic.packing import BITS, pack, unpack
+from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
 from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
 _NAMES = {"ou": "OU", "paillier": "Z-paillier"}  # with which HEU begins the text of a key
 _MODULUS = re.compile(r"\bn=([0-9A-F]+)")
-_LONG = 100  # times as many rows as buckets are in a piece of sums
 _EXTRA_BITS = 8  # the product of OU's primes may be a little longer than its name says
 
 
@@ -42,30 +40,30 @@ class HeuKeys:
         """See ``Keys``."""
         found = np.empty((len(g_N), self._width), np.uint8)
         for piece in self._encrypting.pieces(len(g_N)):
-            plain = np.empty((piece.stop - piece.start, 1), object)
-            plain[:, 0] = pack(g_N[piece], h_N[piece])
+            plain = np.empty(piece.stop - piece.start, object)
+            plain[:] = pack(g_N[piece], h_N[piece])
             ciphers = self._kit.encryptor().encrypt(self._kit.array(plain, self._encoder))
             found[piece] = to_wire(ciphers.serialize(), len(plain), self._width)
         return found
 
-    def decrypt(self, sums_M: Wire) -> tuple[Integers, Integers]:
+    def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
-        found = list[int]()
-        for piece in self._decrypting.pieces(len(sums_M)):
-            sums = from_wire(self._library, sums_M[piece], self._modulus, TAILS[self._scheme])
+        found, bits = list[int](), BITS * -(-count // max(1, len(wire)))
+        for piece in self._decrypting.pieces(len(wire)):
+            sums = from_wire(self._library, wire[piece], self._modulus, TAILS[self._scheme])
             try:
-                plain = self._kit.decryptor().decrypt_in_range(sums, BITS).to_numpy()
+                plain = self._kit.decryptor().decrypt_in_range(sums, bits).to_numpy()
             except RuntimeError:
                 raise CipherError("it decrypts to a number out of range, as one of another key does") from None
-            found += map(int, plain[:, 0])
-        return unpack(found)
+            found += map(int, plain)
+        return unpack(apart(found, count))
 
 
 class HeuAdder:
     """HEU with a public key. Long work is cut into pieces."""
 
-    def __init__(self, library: Any, scheme: str, public: bytes, bits: int, width: int) -> None:
-        self._library, self._scheme, self._width = library, scheme, width
+    def __init__(self, library: Any, scheme: str, public: bytes, bits: int, width: int, together: int) -> None:
+        self._library, self._scheme, self._width, self._together = library, scheme, width, together
         try:
             key = library.phe.PublicKey.load_from(public)
             self._kit, n = library.numpy.setup(key), _n(key, scheme)
@@ -77,37 +75,46 @@ class HeuAdder:
             raise CipherError(f"its public key is no odd number of about {bits} bits")
         self._evaluator = self._kit.evaluator()
         self._encoder = library.phe.BigintEncoder(schema(library, scheme))
-        self._summing, self._adding, self._masking = Pace(FAST), Pace(FAST), Pace(SLOW)
+        self._summing, self._adding, self._shifting, self._masking = Pace(FAST), Pace(FAST), Pace(SLOW), Pace(SLOW)
 
     def held(self, wire_N: Wire) -> Any:
         """See ``Adder``."""
         return from_wire(self._library, wire_N, self._modulus, TAILS[self._scheme])
 
-    def buckets(self, held: Any, rows: Integers, codes_NF: npt.NDArray[np.int8], size: int) -> Any:
+    def sums(self, held: Any, places_P: Integers, ends_G: Integers) -> Any:
         """See ``Adder``."""
-        columns, parts, begin = codes_NF.shape[1], list[Any](), 0
-        if not len(rows):
-            return self._zeros(columns * size)  # HEU cannot sum over no rows
-        while begin < columns:
-            # Many columns at once, so that a row is read once; enough rows that adding up their pieces costs little.
-            together = min(len(rows), max(self._summing.room // columns, _LONG * size))
-            end = min(columns, begin + max(1, self._summing.room // together))
-            parts.append(self._column_sums(held, rows, np.ascontiguousarray(codes_NF[:, begin:end]), size))
-            begin = end
+        begins = np.concatenate([[0], ends_G[:-1]])
+        room = self._summing.room
+        if int((ends_G - begins).max()) <= room:
+            return self._selected(held, places_P, begins, ends_G)
+        # A group that takes too long by itself is cut, and its parts are added up.
+        counts = -(-(ends_G - begins) // room)
+        firsts = np.cumsum(counts) - counts
+        numbers = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
+        cut_begins = np.repeat(begins, counts) + room * numbers
+        cut_ends = np.minimum(cut_begins + room, np.repeat(ends_G, counts))
+        parts = self._selected(held, places_P, cut_begins, cut_ends)
+        return self._selected(parts, np.arange(len(cut_ends)), firsts, firsts + counts)
+
+    def _selected(self, held: Any, places_P: Integers, begins_G: Integers, ends_G: Integers) -> Any:
+        """Returns the sums of groups, as many in a call as take little time."""
+        parts, first = list[Any](), 0
+        while first < len(ends_G):
+            fit = int(np.searchsorted(ends_G, begins_G[first] + self._summing.room, side="right"))
+            last = min(len(ends_G), max(first + 1, fit))
+            begin, end = int(begins_G[first]), int(ends_G[last - 1])
+            places = places_P[begin:end].tolist()  # HEU takes lists of Python's integers alone
+            groups = [places[a - begin : b - begin] for a, b in _bounds(begins_G[first:last], ends_G[first:last])]
+            with _usable(), self._summing.taking(end - begin):
+                parts.append(self._evaluator.batch_select_sum(held, groups))
+            first = last
         return self.joined(parts)
 
-    def _column_sums(self, held: Any, rows: Integers, codes_NF: npt.NDArray[np.int8], size: int) -> Any:
-        """Returns the sums of some columns, whose rows are cut if all of them take long."""
-        found, begin, columns = None, 0, codes_NF.shape[1]
-        while begin < len(rows):
-            piece = rows[begin : begin + max(1, self._summing.room // columns - size)]
-            member_N = np.zeros((1, len(codes_NF)), np.int8)
-            member_N[0, piece] = 1
-            with _usable(), self._summing.taking(columns * (len(piece) + size)):
-                sums = self._evaluator.feature_wise_bucket_sum(held, member_N, codes_NF, size, False)
-                found = sums if found is None else self._evaluator.add(found, sums)
-            begin += len(piece)
-        return found
+    def zero(self) -> Any:
+        """See ``Adder``."""
+        zero = self._kit.array(np.full(1, 0, object), self._encoder)
+        with _usable():
+            return self._kit.encryptor().encrypt(zero)
 
     def take(self, held: Any, places: Sequence[int]) -> Any:
         """See ``Adder``."""
@@ -118,7 +125,7 @@ class HeuAdder:
         parts = []
         for piece in self._adding.pieces(a_M.shape[0]):
             with _usable():
-                parts.append(self._evaluator.add(a_M[piece, :], b_M[piece, :]))
+                parts.append(self._evaluator.add(a_M[piece], b_M[piece]))
         return self.joined(parts)
 
     def joined(self, parts: Sequence[Any]) -> Any:
@@ -128,25 +135,41 @@ class HeuAdder:
         ends = np.cumsum([each.shape[0] for each in parts]).tolist()
         whole = parts[0][[0] * ends[-1]]
         for part, end in zip(parts, ends, strict=True):
-            whole[end - part.shape[0] : end, :] = part
+            whole[end - part.shape[0] : end] = part
         return whole
 
     def wire(self, held: Any) -> Wire:
         """See ``Adder``."""
-        found = np.empty((held.shape[0], self._width), np.uint8)
+        packed = self._packed(held)
+        found = np.empty((packed.shape[0], self._width), np.uint8)
         for piece in self._masking.pieces(len(found)):
             count = piece.stop - piece.start
-            zeros = self._kit.array(np.full((count, 1), 0, object), self._encoder)
+            zeros = self._kit.array(np.full(count, 0, object), self._encoder)
             with _usable():
-                masked = self._evaluator.add(held[piece, :], self._kit.encryptor().encrypt(zeros))
+                masked = self._evaluator.add(packed[piece], self._kit.encryptor().encrypt(zeros))
             found[piece] = to_wire(masked.serialize(), count, self._width)
         return found
 
-    def _zeros(self, count: int) -> Any:
-        """Returns encryptions of zero, all the same until ``wire`` masks them."""
-        zero = self._kit.array(np.full((1, 1), 0, object), self._encoder)
-        with _usable():
-            return self._kit.encryptor().encrypt(zero)[[0] * count]
+    def _packed(self, held: Any) -> Any:
+        """Packs as many sums as fit into each ciphertext."""
+        count = held.shape[0]
+        width = ciphers_for(count, self._together)
+        packed = held[slice(width * ((count - 1) // width), count)]
+        missing = width - packed.shape[0]
+        if missing:
+            packed = self.joined([packed, self.zero()[[0] * missing]])
+        for end in range(width * ((count - 1) // width), 0, -width):
+            packed = self.add(self._shifted(packed), held[slice(end - width, end)])
+        return packed
+
+    def _shifted(self, held: Any) -> Any:
+        """Returns ciphertexts of numbers that are 2^128 times as large."""
+        parts = []
+        for piece in self._shifting.pieces(held.shape[0]):
+            shift = self._kit.array(np.full(piece.stop - piece.start, 1 << BITS, object), self._encoder)
+            with _usable():
+                parts.append(self._evaluator.mul(held[piece], shift))
+        return self.joined(parts)
 
 
 @contextmanager
@@ -156,6 +179,10 @@ def _usable() -> Iterator[None]:
         yield
     except RuntimeError:
         raise CipherError("its public key or a ciphertext cannot be computed with") from None
+
+
+def _bounds(begins_G: Integers, ends_G: Integers) -> Iterator[tuple[int, int]]:
+    return zip(begins_G.tolist(), ends_G.tolist(), strict=True)
 
 
 def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
@@ -173,7 +200,7 @@ def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
     body[:, : len(head)] = np.frombuffer(head, np.uint8)
     body[:, len(head) : -len(tail)] = wire_N
     body[:, -len(tail) :] = np.frombuffer(tail, np.uint8)
-    start = bytes([0x94, 0xCE, *n.to_bytes(4, "big"), 1, 2, 0xDD, *n.to_bytes(4, "big")])
+    start = bytes([0x94, 0xCE, *n.to_bytes(4, "big"), 1, 1, 0xDD, *n.to_bytes(4, "big")])
     return library.numpy.CiphertextArray.load_from(start + body.tobytes())
 
 

@@ -1,6 +1,7 @@
 """Packs a pair of integers into one: g · 2^64 + h. Sums of packed pairs are packed pairs of sums.
 
 g may be negative, h may not; both sums stay below 2^62, so that neither reaches into the other: two guard bits each.
+Sums that have been added up are packed once more, several into one plaintext: the sum of s_t · 2^(128 t).
 """
 
 from __future__ import annotations
@@ -13,11 +14,28 @@ from vfl_party.homomorphic.scheme import CipherError, Integers
 
 BITS = 128  # of a packed pair, with its sign
 LIMIT = 1 << 62
+_HALF, _DIGIT = 1 << (BITS - 1), (1 << BITS) - 1
 
 
 def pack(g_N: Integers, h_N: Integers) -> list[int]:
     """Returns each pair as one integer."""
     return [(g << 64) + h for g, h in zip(g_N.tolist(), h_N.tolist(), strict=True)]
+
+
+def ciphers_for(count: int, together: int) -> int:
+    """Returns how many ciphertexts carry ``count`` sums, ``together`` at most in each."""
+    return -(-count // together)
+
+
+def apart(packed: Iterable[int], count: int) -> list[int]:
+    """Returns ``count`` sums of plaintexts that hold several: first the lowest of each plaintext, in order."""
+    found, rest = list[int](), list(packed)
+    for _ in range(ciphers_for(count, max(1, len(rest)))):
+        for at, value in enumerate(rest):
+            lowest = ((value + _HALF) & _DIGIT) - _HALF  # of a number with a sign
+            found.append(lowest)
+            rest[at] = (value - lowest) >> BITS
+    return found[:count]
 
 
 def unpack(packed: Iterable[int]) -> tuple[Integers, Integers]:

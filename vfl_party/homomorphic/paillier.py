@@ -15,7 +15,7 @@ import gmpy2
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.homomorphic.packing import pack, unpack
+from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 WINDOW = 8  # bits of an exponent that one look into a table covers
@@ -72,9 +72,9 @@ class PaillierKeys:
         b = whole % self._q2 * self._powers[1].of(exponent) % self._q2
         return b + (a - b) * self._q2_inverse % self._p2 * self._q2
 
-    def decrypt(self, sums_M: Wire) -> tuple[Integers, Integers]:
+    def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
-        return unpack([self._decrypted(each) for each in numbers(sums_M, self._n * self._n)])
+        return unpack(apart((self._decrypted(each) for each in numbers(wire, self._n * self._n)), count))
 
     def _decrypted(self, cipher: gmpy2.mpz) -> int:
         p, q = self._p, self._q
@@ -87,8 +87,8 @@ class PaillierKeys:
 class PaillierAdder:
     """Multiplies ciphertexts modulo n², which adds what they hold."""
 
-    def __init__(self, public: bytes, bits: int) -> None:
-        self._bits, self._width = bits, bits // 4
+    def __init__(self, public: bytes, bits: int, together: int) -> None:
+        self._bits, self._width, self._together = bits, bits // 4, together
         if len(public) != bits // 8:
             raise CipherError(f"its public key has {len(public)} bytes, and {bits // 8} are wanted")
         n = gmpy2.mpz(int.from_bytes(public, "little"))
@@ -104,16 +104,20 @@ class PaillierAdder:
         """See ``Adder``."""
         return numbers(wire_N, self._n2)
 
-    def buckets(self, held: Numbers, rows: Integers, codes_NF: npt.NDArray[np.int8], size: int) -> Numbers:
+    def sums(self, held: Numbers, places_P: Integers, ends_G: Integers) -> Numbers:
         """See ``Adder``."""
-        modulus, columns = self._n2, codes_NF.shape[1]
-        found = [gmpy2.mpz(1)] * (columns * size)
-        ciphers = held[rows].tolist()
-        for column in range(columns):
-            places = (column * size + codes_NF[rows, column].astype(np.int64)).tolist()
-            for place, cipher in zip(places, ciphers, strict=True):
-                found[place] = found[place] * cipher % modulus
+        modulus, found, begin, ciphers = self._n2, [], 0, held[places_P].tolist()
+        for end in ends_G.tolist():
+            total = ciphers[begin]
+            for cipher in ciphers[begin + 1 : end]:
+                total = total * cipher % modulus
+            found.append(total)
+            begin = end
         return _array(found)
+
+    def zero(self) -> Numbers:
+        """See ``Adder``; 1 encrypts zero."""
+        return _array([gmpy2.mpz(1)])
 
     def take(self, held: Numbers, places: Sequence[int]) -> Numbers:
         """See ``Adder``."""
@@ -129,9 +133,16 @@ class PaillierAdder:
 
     def wire(self, held: Numbers) -> Wire:
         """See ``Adder``."""
-        masked = (each * self._powers.of(secrets.randbits(self._bits // 2)) % self._n2 for each in held)
+        packed, modulus, shift = list[gmpy2.mpz](), self._n2, gmpy2.mpz(1) << BITS
+        count = ciphers_for(len(held), self._together)
+        for first in range(count):
+            *rest, total = held[first::count].tolist()
+            for cipher in reversed(rest):
+                total = gmpy2.powmod(total, shift, modulus) * cipher % modulus
+            packed.append(total)
+        masked = (each * self._powers.of(secrets.randbits(self._bits // 2)) % modulus for each in packed)
         out = b"".join(_bytes(each, self._width) for each in masked)
-        return np.frombuffer(out, np.uint8).reshape(len(held), self._width)
+        return np.frombuffer(out, np.uint8).reshape(count, self._width)
 
 
 def numbers(wire_N: Wire, modulus: gmpy2.mpz) -> Numbers:

@@ -29,8 +29,11 @@ class Keys(Protocol):
         """Encrypts each pair, with fresh randomness."""
         ...
 
-    def decrypt(self, sums_M: Wire) -> tuple[Integers, Integers]:
-        """Returns the pairs of sums. Raises CipherError if one is out of range."""
+    def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
+        """Returns the ``count`` pairs of sums that ``Adder.wire`` has packed.
+
+        Raises CipherError if one is out of range.
+        """
         ...
 
 
@@ -41,11 +44,12 @@ class Adder(Protocol):
         """Returns ciphertexts to compute with. Raises CipherError if one is out of range."""
         ...
 
-    def buckets(self, held: Held, rows: Integers, codes_NF: npt.NDArray[np.int8], size: int) -> Held:
-        """Returns the sums over ``rows`` of those with each code, [F * size], by column, then by code.
+    def sums(self, held: Held, places_P: Integers, ends_G: Integers) -> Held:
+        """Returns the sum of each group of ``places_P``; group g ends at ``ends_G[g]``, and none is empty."""
+        ...
 
-        ``codes_NF``: from 0 to ``size`` - 1, of all rows.
-        """
+    def zero(self) -> Held:
+        """Returns one encryption of zero, which ``wire`` will mask."""
         ...
 
     def take(self, held: Held, places: Sequence[int]) -> Held:
@@ -61,5 +65,8 @@ class Adder(Protocol):
         ...
 
     def wire(self, held: Held) -> Wire:
-        """Returns ciphertexts for the wire, each masked by a fresh encryption of zero."""
+        """Returns sums for the wire: as many as fit packed into one ciphertext, each masked by a fresh zero.
+
+        Of M sums and W ciphertexts, the first has the sums 0, W, 2 W, …: see ``packing.apart``.
+        """
         ...

@@ -9,7 +9,17 @@ from torch import Tensor
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.context import Party
-from vfl_party.homomorphic import CipherError, Integers, Keys, Wire, has_heu, key_room, make_keys
+from vfl_party.homomorphic import (
+    CipherError,
+    Integers,
+    Keys,
+    Wire,
+    ciphers_for,
+    has_heu,
+    key_room,
+    make_keys,
+    together,
+)
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, opened, routed
@@ -237,12 +247,12 @@ class ActiveSecureBoost(Phase):
             return found
         wanted = to_sum(of.nodes, of.in_sample)
         counts = {name: sum(sizes) for name, sizes in of.sizes.items()}
-        received = self._swaps.sums.collect(
-            self._step(round_), each={name: {"sums": len(wanted) * count} for name, count in counts.items()}
-        )
+        at_once = together(self._settings.encryption, self._settings.key_bits)
+        sizes = {name: {"sums": ciphers_for(len(wanted) * count, at_once)} for name, count in counts.items()}
+        received = self._swaps.sums.collect(self._step(round_), each=sizes)
         for party, tensors in received.items():
-            (wire,) = tensors.values()
-            whole, count = self._read(party, wire.cpu().numpy()), counts[party]
+            (wire,), count = tensors.values(), counts[party]
+            whole = self._read(party, wire.cpu().numpy(), len(wanted) * count)
             mine = {
                 node: Sums(whole.g[at * count : (at + 1) * count], whole.h[at * count : (at + 1) * count])
                 for at, node in enumerate(wanted)
@@ -267,10 +277,10 @@ class ActiveSecureBoost(Phase):
             found[node] = Sums(pairs[:, 0], pairs[:, 1])
         return found
 
-    def _read(self, party: str, wire: Wire) -> Sums:
+    def _read(self, party: str, wire: Wire, count: int) -> Sums:
         assert self._keys is not None  # noqa: S101 - made by run_round
         try:
-            return Sums(*self._keys.decrypt(wire))
+            return Sums(*self._keys.decrypt(wire, count))
         except CipherError as error:
             raise self._wrong(party, f"sends a sum that cannot be used: {error}") from None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.homomorphic import Adder
+from vfl_party.homomorphic import Adder, bucket_sums
 from vfl_party.homomorphic.scheme import Held
 from vfl_party.methods.secureboost.columns import Codes, Column
 from vfl_party.seeds import Rows
@@ -141,7 +141,7 @@ def summed(adder: Adder, held: Held, rows: Rows, codes_NF: Codes, plan: Plan) ->
     ``codes_NF``: of the rows that ``held`` has, all columns.
     """
     used_NF = codes_NF if len(plan.used) == codes_NF.shape[1] else codes_NF[:, list(plan.used)]
-    buckets = adder.buckets(held, rows, used_NF, plan.size)  # by column, then by code
+    buckets = bucket_sums(adder, held, rows, used_NF, plan.size)  # by column, then by code
     parts = []
     if plan.firsts:
         prefixes = [adder.take(buckets, plan.firsts[0])]

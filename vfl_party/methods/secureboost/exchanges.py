@@ -34,7 +34,10 @@ def gradients(settings: SecureBoostSettings) -> Exchange:
 
 
 def sums(settings: SecureBoostSettings) -> Exchange:
-    """Declares the sums of the entries up, in an order that only the sender knows, and the chosen entries down."""
+    """Declares the sums of the entries up, in an order that only the sender knows, and the chosen entries down.
+
+    A ciphertext carries several sums.
+    """
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
     up = Sent(Kind.GRADIENT, {name: u8("sums", "bytes")})
     return Exchange("sums", up, Sent(Kind.VERDICT, {"chosen": u8("nodes", "entries")}), when="every level of a tree")

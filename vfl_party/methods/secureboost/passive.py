@@ -147,8 +147,7 @@ class PassiveSecureBoost(Phase):
         for level in range(depth):
             present, wanted = open_nodes(nodes_N), to_sum(nodes_N, in_sample)
             members = [np.flatnonzero(nodes_N[rows] == node) for node in wanted]
-            parts = [self._summed(own, held, each, codes_RF, entries) for each in members]
-            wire = torch.from_numpy(np.concatenate(parts))
+            wire = torch.from_numpy(self._summed(own, held, members, codes_RF, entries))
             (name,) = self._swaps.sums.exchange.up.tensors
             step = self._step(round_)
             told_ = self._swaps.sums.swap(step, {name: wire}, nodes=len(present), entries=len(entries.order))
@@ -165,13 +164,16 @@ class PassiveSecureBoost(Phase):
             if not open_nodes(nodes_N):
                 return
 
-    def _summed(self, own: Adder, held: Held, rows: Rows, codes_RF: Codes, entries: Shuffled) -> Wire:
-        """Returns the sums of one node for the wire, in the secret order. Raises PeerError if they cannot be made."""
+    def _summed(self, own: Adder, held: Held, members: list[Rows], codes_RF: Codes, entries: Shuffled) -> Wire:
+        """Returns the sums of a level's nodes for the wire, in the secret order. Raises PeerError if that fails.
+
+        ``members``: the rows of each node.
+        """
         if not entries.order:
             return np.empty((0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8)
         try:
-            found = summed(own, held, rows, codes_RF, entries.plan)
-            return own.wire(own.take(found, entries.order))
+            parts = [own.take(summed(own, held, rows, codes_RF, entries.plan), entries.order) for rows in members]
+            return own.wire(own.joined(parts))
         except CipherError as error:
             raise self._wrong(f"what {self._peer} sends in {self.name} cannot be used: {error}") from None
 

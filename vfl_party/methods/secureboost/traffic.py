@@ -13,7 +13,7 @@ from functools import cached_property
 from vfl_common.bundle import StepKey
 from vfl_party.context import Party
 from vfl_party.declared import Exchange, Occurrence, Traffic
-from vfl_party.homomorphic import cipher_bytes, key_room
+from vfl_party.homomorphic import cipher_bytes, ciphers_for, key_room, together
 from vfl_party.methods.secureboost.columns import Column, learn, sampled
 from vfl_party.methods.secureboost.common import routed
 from vfl_party.methods.secureboost.entries import Layout
@@ -39,10 +39,10 @@ def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
     growth = Growth(party, name, settings, known)
     bound = FEWER
     if unknown:
-        most = sum(growth.summed(level) for level in range(settings.depth)) * growth.width
+        most = -(-sum(growth.summed(level) for level in range(settings.depth)) * growth.width // growth.together)
         text = f"the sums of {', '.join(unknown)} are not counted, because they depend on columns that are not here"
         bound = (
-            f"{bound}; {text} (a recipe with [simulate] has them): at most {most:,} bytes a tree for each split offered"
+            f"{bound}; {text} (a recipe with [simulate] has them): about {most:,} bytes a tree for each split offered"
         )
     stops = settings.early_stopping is not None
     return Traffic(growth.rounds(), stops, step="gradients", after=growth.walk, bound=bound)
@@ -59,6 +59,7 @@ class Growth:
 
     def __post_init__(self) -> None:
         self.width = cipher_bytes(self.settings.encryption, self.settings.key_bits)
+        self.together = together(self.settings.encryption, self.settings.key_bits)
         self._gradients, self._sums, self._walk = gradients(self.settings), sums(self.settings), walk()
         self._at = StepKey(self.name, 0, 0)
 
@@ -99,7 +100,7 @@ class Growth:
             yield from self._each(self._gradients, parts, rows=rows, bytes=self.width)
             for level in range(settings.depth):
                 entries = {
-                    name: {"sums": self.summed(level) * sum(sizes), "entries": sum(sizes)}
+                    name: {"sums": ciphers_for(self.summed(level) * sum(sizes), self.together), "entries": sum(sizes)}
                     for name, sizes in offered.items()
                 }
                 nodes = min(1 << level, 2 * (self._leaves - 1))
