@@ -61,6 +61,8 @@ def test_buckets_and_sums_are_those_of_the_numbers(pair: tuple[Encryption, Keys,
     more = adds.add(adds.take(buckets, [0, 7]), adds.take(buckets, [12, 5]))
     sums = adds.wire(adds.joined([buckets, more]))
     assert len(sums) == ciphers_for(20, together(scheme, BITS))
+    assert sums.flags.writeable  # torch warns of others
+    assert wire.flags.writeable
     got = np.stack(keys.decrypt(sums, 20), axis=1)
     want = np.zeros((18, 2), np.int64)
     for column in range(3):

@@ -64,7 +64,7 @@ class PaillierKeys:
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
         out = b"".join(_bytes(self._encrypted(each), self._width) for each in pack(g_N, h_N))
-        return np.frombuffer(out, np.uint8).reshape(len(g_N), self._width)
+        return np.frombuffer(bytearray(out), np.uint8).reshape(len(g_N), self._width)
 
     def _encrypted(self, plain: int) -> gmpy2.mpz:
         exponent, whole = secrets.randbits(self._bits // 2), 1 + plain * self._n
@@ -142,7 +142,7 @@ class PaillierAdder:
             packed.append(total)
         masked = (each * self._powers.of(secrets.randbits(self._bits // 2)) % modulus for each in packed)
         out = b"".join(_bytes(each, self._width) for each in masked)
-        return np.frombuffer(out, np.uint8).reshape(count, self._width)
+        return np.frombuffer(bytearray(out), np.uint8).reshape(count, self._width)
 
 
 def numbers(wire_N: Wire, modulus: gmpy2.mpz) -> Numbers:
