@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -85,14 +85,14 @@ def wire_table(recipe: Recipe, phase: str, exchange: Exchange, direction: Direct
     if settings is None:
         return None
     short = [WireSettings(codec=settings.codec, phase=phase)] if settings.codec != "identity" else []
-    fits = [
-        each
-        for each in (*short, *recipe.wire)
-        if each.phase in (None, phase)
-        and each.exchange in ((exchange.name,) if exchange.asks == "server" else (None, exchange.name))
-        and each.direction in (None, direction)
-    ]
+    fits = [each for each in (*short, *recipe.wire) if _fits(each, phase, exchange, direction)]
     return max(fits, key=lambda each: [name is not None for name in each.named], default=None)
+
+
+def _fits(table: WireSettings, phase: str, exchange: Exchange, direction: Direction) -> bool:
+    """Returns whether a table would hold for a direction of an exchange, if there were no other."""
+    names = (exchange.name,) if exchange.asks == "server" else (None, exchange.name)
+    return table.phase in (None, phase) and table.exchange in names and table.direction in (None, direction)
 
 
 def _codec(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction, where: str) -> Filter | None:
@@ -197,6 +197,24 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
             way = f" {table.direction}" if table.direction is not None else ""
             text = f"{what} carries no float32 numbers{way}"
             raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; remove the table, or name another exchange")
+        before = _before(recipe, table, opened)
+        if before is not None:
+            text = f"it holds for nothing, because {before} goes before it wherever it would hold"
+            raise InputError(Code.CONFIG_INVALID, f"{where}: {text} (phase, then exchange, then direction); remove one")
+
+
+def _before(recipe: Recipe, table: WireSettings, opened: Mapping[tuple[str, str], Exchange]) -> str | None:
+    """Returns the name of a table, or of a phase's codec, that takes all places of ``table``; None if it has one."""
+    found: list[WireSettings] = []
+    for (phase, _), exchange in opened.items():
+        for direction in get_args(Direction):
+            if _fits(table, phase, exchange, direction) and _carries_float32([getattr(exchange, direction)]):
+                chosen = wire_table(recipe, phase, exchange, direction)
+                if chosen is table:
+                    return None
+                found += [chosen] if chosen is not None else []
+    number = next((number for number, each in enumerate(recipe.wire, 1) if any(each is one for one in found)), None)
+    return f"table {number}" if number is not None else "the phase's codec"
 
 
 def _carries_float32(sent: Iterable[Sent]) -> bool:

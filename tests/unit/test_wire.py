@@ -119,6 +119,14 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
         ([BITS, {**BITS, "exchange": "embeding"}], ["table 2", "no exchange 'embeding'", "'embedding'"]),
         ([{**BITS, "exchange": "validation", "direction": "down"}], ["'validation' carries no float32", "down"]),
         ([BITS, {"codec": "float16"}], ["table 2", "another table", "the same phase, exchange and direction"]),
+        (
+            [{**BITS, "direction": "up"}, {"codec": "float16", "phase": "splitnn"}],
+            ["table 1", "holds for nothing", "table 2 goes before it"],
+        ),
+        (
+            [BITS, {"codec": "float16", "exchange": "embedding"}, {"codec": "bfloat16", "exchange": "validation"}],
+            ["table 1", "holds for nothing"],
+        ),
         ([{**BITS, "direction": "sideways"}], ["direction", "'up' or 'down'"]),
         ([{**BITS, "error_feedback": True}], ["error_feedback", "weights that the server averages"]),
     ],
