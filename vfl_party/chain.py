@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,21 +14,29 @@ from vfl_common.bundle import BundleSpec, Kind
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.declared import spec_of
 from vfl_party.filter import NOWHERE, Filter, Passage, Tensors
+from vfl_party.sent import SentBefore
+
+log = logging.getLogger(__name__)
 
 
 class Chain:
     """The filters of one direction of an exchange, in the order of application: fixed when the chain is made.
 
-    ``codec``: the last one, if any.
+    ``codec``: the last one, if any. ``sent``: what has left through the chain of the ``way`` before; None: nothing that
+    counts.
     """
 
-    def __init__(self, filters: Sequence[Filter], codec: Filter | None = None) -> None:
+    def __init__(
+        self, filters: Sequence[Filter], codec: Filter | None = None, sent: SentBefore | None = None, way: str = ""
+    ) -> None:
         self.filters = (*filters, *([codec] if codec is not None else []))
         self._coded = codec is not None
         self.knows = frozenset(name for each in self.filters for name in each.knows)  # all that they want to be told
         # Filters that change nothing are not called, to save time at every step.
         self._apply = [each for each in self.filters if _overrides(each, "apply")]
         self._undo = [place for place, each in reversed([*enumerate(self.filters)]) if _overrides(each, "undo")]
+        self._noisy = [each for each in self.filters if each.draws] if sent is not None else []
+        self._sent, self._way = sent, way
         # By id of the first; holds that spec, so that no id is reused.
         self._specs: dict[int, tuple[BundleSpec, ...]] = {}
         self._agreeing: set[tuple[Any, ...]] = set()  # dtypes and shapes for which apply has kept to wire_spec
@@ -37,6 +46,8 @@ class Chain:
         if not self._apply:
             return tensors
         tensors = found = {name: x.detach() for name, x in tensors.items()}
+        if self._noisy and at is not NOWHERE:
+            self._renew_noise(at, tensors)
         for each in self._apply:
             with _worded(each, "cannot be applied to what leaves"):
                 found = dict(each.apply_at(at, found))
@@ -45,6 +56,14 @@ class Chain:
             self._check(_as_sent(tensors), found)
             self._agreeing.add(given)
         return found
+
+    def _renew_noise(self, at: Passage, tensors: Tensors) -> None:
+        """Draws other noise if the receiver has got other tensors of this step under the noise that would come now."""
+        if self._sent is not None and self._sent.differs(self._way, at, tensors):
+            text = "%s has got other tensors of %s, %s, before the interruption: their noise is drawn anew"
+            log.warning(text, at.receiver, self._way, at.step, extra={"event": "noise"})
+            for each in self._noisy:
+                each.renew()
 
     def _check(self, given: BundleSpec, found: Tensors) -> None:
         """Raises InputError if tensors of ``given`` have become others than the chain declares."""

@@ -21,14 +21,24 @@ from vfl_party.declared import Exchange, Role, Sent, Use
 from vfl_party.filter import Filter
 from vfl_party.policies import Policy
 from vfl_party.seeds import derive_seed
+from vfl_party.sent import SentBefore
 
 PASSIVES = "passive parties"
 Direction = Literal["up", "down"]
 
 
-def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, policy: Policy, party: str = "") -> Chains:
+def make_chains(
+    recipe: Recipe,
+    phase: str,
+    exchange: Exchange,
+    role: Role,
+    policy: Policy,
+    party: str = "",
+    sent: SentBefore | None = None,
+) -> Chains:
     """Makes both directions of an exchange, as the party of ``role`` has them.
 
+    ``sent``: what the party has sent in earlier generations.
     A party applies its own direction's chain and undoes the other's, so it makes both. Its policy is only in its own.
     Raises InputError if the recipe names an unknown transform or codec, or if the policy refuses.
     """
@@ -37,6 +47,8 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
         "up": role == "passive" or exchange.asks == "server",
         "down": role == "active" and exchange.asks == "active",
     }
+
+    before = sent
 
     def chain(direction: Direction, sent: Sent) -> Chain:
         where = f"recipe: phases: {phase}: exchange {exchange.name}"
@@ -49,7 +61,8 @@ def make_chains(recipe: Recipe, phase: str, exchange: Exchange, role: Role, poli
         _check_fits(recipe, mine, filters, sent, parts, where)
         if sends[direction]:
             filters.append(_allowed(policy, phase, exchange, sent, where))
-        return Chain(filters, _codec(recipe, phase, exchange, direction, where))
+        way = f"{phase}: {exchange.name}, {direction}"
+        return Chain(filters, _codec(recipe, phase, exchange, direction, where), before, way)
 
     return Chains(chain("up", exchange.up), chain("down", exchange.down), party)
 

@@ -28,6 +28,7 @@ from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.privacy.plan import PrivacyPlan
 from vfl_party.seeds import Rows, derive_seed
+from vfl_party.sent import SentBefore
 
 Columns = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]  # numbers, codes, names
 
@@ -93,7 +94,7 @@ class Party:
     and on all of the party's GPUs; by default ``models["encoder"]`` on one.
     ``columns``: gives the aligned rows' cells as the table has them, see ``Prepared.cells``; None without features.
     ``tick``, ``lenient``, ``show``: see ``Hooks``.
-    ``policy``: decides what may leave this party.
+    ``policy``: decides what may leave this party. ``sent``: what has left in earlier generations.
     ``privacy``: the budget of the phases with differential privacy; None if there are none.
     ``late_policy``: of the first phase that goes on without a party; ``wait`` if there is none.
     ``sent_noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction.
@@ -119,6 +120,7 @@ class Party:
     lenient: Callable[[bool], None] = field(default=lambda _on: None)
     show: Callable[..., None] = field(default=lambda _event, **_facts: None)
     policy: Policy = field(default_factory=AllowAll)
+    sent: SentBefore = field(default_factory=SentBefore)
     privacy: PrivacyPlan | None = None
     late_policy: LatePolicy = "wait"
     sent_noise: float = 0.0
@@ -185,7 +187,7 @@ class Party:
 
         Raises InputError if the recipe names an unknown transform or codec, or if the policy refuses.
         """
-        return make_chains(self.recipe, phase, exchange, self.role, self.policy, self.name)
+        return make_chains(self.recipe, phase, exchange, self.role, self.policy, self.name, self.sent)
 
     def asking(self, phase: str, exchange: Exchange, **sizes: int) -> Asking:
         """Opens this party's asking side of an exchange. ``sizes``: those that are the same at every step.

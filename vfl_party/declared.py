@@ -87,7 +87,7 @@ class Leaving(Filter):
     """Applies another filter, but leaves some tensors unchanged, by name."""
 
     def __init__(self, of: Filter, leave: frozenset[str]) -> None:
-        self._of, self._leave, self.text, self.knows = of, leave, of.text, of.knows
+        self._of, self._leave, self.text, self.knows, self.draws = of, leave, of.text, of.knows, of.draws
 
     def tell(self, beside: Tensors) -> None:
         self._of.tell(beside)
@@ -99,6 +99,9 @@ class Leaving(Filter):
     def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
         changed = self._of.apply_at(at, {name: x for name, x in tensors.items() if name not in self._leave})
         return {name: changed.get(name, x) for name, x in tensors.items()}
+
+    def renew(self) -> None:
+        self._of.renew()
 
     def undo(self, tensors: Tensors) -> Tensors:
         changed = self._of.undo({name: x for name, x in tensors.items() if name not in self._leave})

@@ -30,12 +30,13 @@ class Filter:
     `vfl forecast` and the summary. A filter that must know the step overrides ``apply_at`` instead of ``apply``; one
     whose receiver must know what was sent overrides ``undo_at`` instead of ``undo``. ``on_host``: what arrives passes
     ``undo_at`` before it is copied to a GPU, if no other filter comes first.
-    ``repeats``: the same tensors at the same step become the same for every receiver.
+    ``repeats``: the same tensors at the same step become the same for every receiver. ``draws``: it adds noise.
     """
 
     text = "nothing"
     on_host = False
     repeats = False
+    draws = False
     knows: frozenset[str] = frozenset()  # names of tensors that it must be told before each ``apply``
 
     def tell(self, beside: Tensors) -> None:
@@ -45,6 +46,9 @@ class Filter:
     def apply(self, tensors: Tensors) -> Tensors:
         """Returns the tensors to send; called at the sender. Raises VflError if they may not leave."""
         return tensors
+
+    def renew(self) -> None:
+        """Forgets the noise that was to come, and draws other; called if a receiver would get the same noise twice."""
 
     def undo(self, tensors: Tensors) -> Tensors:
         """Returns the inverse of ``apply``, as far as there is one; called at the receiver."""

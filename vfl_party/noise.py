@@ -10,6 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from vfl_party.filter import Filter
+
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]  # of a transform: asked for, so never nothing
 Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]  # of noise, in a recipe
 
@@ -42,3 +44,23 @@ class PrivateGaussian:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continues the noise of the generator that returned ``state``."""
         self._random.bit_generator.state = state
+
+
+class NoisyFilter(Filter):
+    """A filter that adds noise of ``_random``."""
+
+    draws = True
+
+    def __init__(self) -> None:
+        self._random = PrivateGaussian()
+
+    def renew(self) -> None:
+        self._random = PrivateGaussian()
+
+    def state(self) -> dict[str, Any]:
+        """Returns the generator's state, for this party's own checkpoints."""
+        return self._random.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continues the noise of the one that returned ``state``."""
+        self._random.load_state(state)

@@ -37,6 +37,7 @@ from vfl_party.policies.allow_all import AllowAll
 from vfl_party.ranks import check_spread
 from vfl_party.rows import Prepared, prepare
 from vfl_party.seeds import derive_seed
+from vfl_party.sent import SentBefore
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Opened:
 
     ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that only this party has.
     ``divides``: false for rows to predict, which have no splits. ``advice``: a note for the person here, which the log
-    has.
+    has. ``sent``: what this process sends, for the generations to come.
     """
 
     recipe: Recipe
@@ -62,6 +63,7 @@ class Opened:
     unaligned: Table | None = None
     divides: bool = True
     advice: str = ""
+    sent: SentBefore = field(default_factory=SentBefore, compare=False)
 
 
 def load(data: DataSettings, with_label: bool) -> Table:
@@ -283,6 +285,7 @@ def assemble(
         make_encoder=make,
         columns=prepared.cells if features is not None else None,
         policy=policy if policy is not None else AllowAll(),
+        sent=opened.sent,
     )
     if spread is not None and features is not None and "encoder" in party.models:
         party.encode = spread(party.models["encoder"], features.spec)

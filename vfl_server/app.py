@@ -44,6 +44,24 @@ _STOP_S = 1.5  # allowed to the parties to hear that the server was stopped, or 
 MAX_SUMMARY = 2_000_000  # characters; a larger summary is not sent to the active party
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What one job's server is made of. ``completed``: the summary, if an earlier process has completed the run."""
+
+    keyring: Keyring
+    folder: RunFolder
+    ledger: Ledger
+    meter: TcpMeter
+    exchange: ExchangeService
+    aggregator: Aggregator
+    coordinator: Coordinator
+    control: ControlService
+    completed: Summary | None
+
+    def save_ledger(self) -> None:
+        self.ledger.save(self.folder.path / "ledger.json", self.meter.counts())
+
+
 @dataclass
 class ServerApp:
     """One server, one recipe, one job.
@@ -74,15 +92,23 @@ class ServerApp:
 
     def _run(self) -> Summary:
         share_arenas()
-        recipe = self.recipe
-        keyring = Keyring(self.tls, recipe.server)
+        keyring = Keyring(self.tls, self.recipe.server)
         self._metrics_address()  # fails before a folder is made
         folder = self._folder()
-        log_to(folder.path / "log.jsonl", run=folder.run_id, party=recipe.server)
+        log_to(folder.path / "log.jsonl", run=folder.run_id, party=self.recipe.server)
         keyring.tell()
-        ledger, meter = Ledger(), TcpMeter()
-        ledger.carry(load_entries(folder.path / "ledger.json"))
+        parts = self._parts(keyring, folder)
+        with self._listening(parts):
+            self._serve(parts)
+            summary = self._complete(parts)
+        do_last(folder.finishing())  # until then the same command tells the parties again
+        self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))
+        return summary
 
+    def _parts(self, keyring: Keyring, folder: RunFolder) -> _Parts:
+        """Wires the server's parts together; nothing listens yet."""
+        recipe, ledger, meter = self.recipe, Ledger(), TcpMeter()
+        ledger.carry(load_entries(folder.path / "ledger.json"))
         roster = [party.name for party in recipe.parties]
         exchange = ExchangeService(roster, keyring, ledger, meter, attach_timeout_s=recipe.run.step_timeout_s)
         aggregator = Aggregator(
@@ -96,7 +122,6 @@ class ServerApp:
             fail=lambda error: coordinator.fail(error),
             align=alignment_service(recipe, trains=self.job == "train"),
         )
-
         departures = Departures(folder.path / "left.json")
         completed = self._completed(folder)
 
@@ -125,47 +150,58 @@ class ServerApp:
             under_way=generation > 0 and folder.facts().get("goes_on") == generation,
             emit=self.console.emit,
         )
+        control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
+        return _Parts(keyring, folder, ledger, meter, exchange, aggregator, coordinator, control, completed)
+
+    @contextlib.contextmanager
+    def _listening(self, parts: _Parts) -> Iterator[None]:
+        """Answers the parties, whoever asks for its health, and Prometheus."""
+        recipe, keyring = self.recipe, parts.keyring
+        roster = [party.name for party in recipe.parties]
 
         def under_way() -> bool:
-            return not coordinator.finished.is_set()
+            return not parts.coordinator.finished.is_set()
 
         health = Health({SESSIONS: under_way, EXCHANGE: under_way}, keyring, may_ask=[recipe.server, *roster])
         # Threads for each party: its sessions and its streams of weights; four more for callers to refuse.
         threads = (MAX_SESSIONS + MAX_STREAMS) * len(roster) + 4
-        control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
-        services: list[Service] = [control, exchange, health]
-        with (
-            self._exposed(coordinator, control, exchange, keyring, ledger, meter),
-            listening(self.listen, keyring, services, threads) as (_, address),
-        ):
-            self.console.emit("ready", name=recipe.server, address=address, run_id=folder.run_id)
-            try:
-                if completed is None:
-                    self._serve(coordinator, keyring, ledger, meter, folder)
-            except VflError as error:
-                coordinator.fail(error)
-            except (KeyboardInterrupt, Stopped):
-                coordinator.stop()
+        services: list[Service] = [parts.control, parts.exchange, health]
+        with self._exposed(parts), listening(self.listen, keyring, services, threads) as (_, address):
+            self.console.emit("ready", name=recipe.server, address=address, run_id=parts.folder.run_id)
+            yield
+
+    def _serve(self, parts: _Parts) -> None:
+        """Serves until the parties have done their work. Raises VflError if the run fails, and KeyboardInterrupt."""
+        coordinator = parts.coordinator
+        try:
+            if parts.completed is None:
+                self._tick(parts)
+        except VflError as error:
+            coordinator.fail(error)
+        except (KeyboardInterrupt, Stopped):
+            coordinator.stop()
+            coordinator.wait_until_empty(_STOP_S)
+            raise
+        finally:
+            parts.aggregator.close()
+            if coordinator.failure is None:
+                parts.save_ledger()
+        if coordinator.failure is not None:
+            with contextlib.suppress(KeyboardInterrupt, Stopped):  # it ends anyway, and says why
                 coordinator.wait_until_empty(_STOP_S)
-                raise
-            finally:
-                aggregator.close()
-                if coordinator.failure is None:
-                    ledger.save(folder.path / "ledger.json", meter.counts())
-            if coordinator.failure is not None:
-                with contextlib.suppress(KeyboardInterrupt, Stopped):  # it ends anyway, and says why
-                    coordinator.wait_until_empty(_STOP_S)
-                raise coordinator.failure
-            summary = completed or summarise(recipe, self.job, coordinator, folder, ledger, meter)
-            text = summary.model_dump_json(indent=1) + "\n"
-            write_atomic(folder.path.parent / "summary.json", text)
-            coordinator.complete(text if len(text) < MAX_SUMMARY else "")
-            if completed is not None:  # nobody knows which parties have heard of it
-                coordinator.wait_until_told(min(recipe.run.rejoin_deadline_s, _TELL_S))
-            coordinator.wait_until_empty(_CLOSE_S)
-            ledger.save(folder.path / "ledger.json", meter.counts())
-        do_last(folder.finishing())  # until then the same command tells the parties again
-        self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))
+            raise coordinator.failure
+
+    def _complete(self, parts: _Parts) -> Summary:
+        """Writes the summary, and tells it to the parties."""
+        recipe, coordinator, folder = self.recipe, parts.coordinator, parts.folder
+        summary = parts.completed or summarise(recipe, self.job, coordinator, folder, parts.ledger, parts.meter)
+        text = summary.model_dump_json(indent=1) + "\n"
+        write_atomic(folder.path.parent / "summary.json", text)
+        coordinator.complete(text if len(text) < MAX_SUMMARY else "")
+        if parts.completed is not None:  # nobody knows which parties have heard of it
+            coordinator.wait_until_told(min(recipe.run.rejoin_deadline_s, _TELL_S))
+        coordinator.wait_until_empty(_CLOSE_S)
+        parts.save_ledger()
         return summary
 
     def _completed(self, folder: RunFolder) -> Summary | None:
@@ -187,15 +223,7 @@ class ServerApp:
         return listen_address(self.metrics)
 
     @contextlib.contextmanager
-    def _exposed(
-        self,
-        coordinator: Coordinator,
-        control: ControlService,
-        exchange: ExchangeService,
-        keyring: Keyring,
-        ledger: Ledger,
-        meter: TcpMeter,
-    ) -> Iterator[None]:
+    def _exposed(self, parts: _Parts) -> Iterator[None]:
         """Serves metrics for Prometheus while the run lasts, if ``metrics`` is set."""
         address = self._metrics_address()
         if not address:
@@ -204,10 +232,13 @@ class ServerApp:
         from vfl_common.prometheus import exposed
         from vfl_server.prometheus import ServerMetrics
 
+        exchange, control = parts.exchange, parts.control
+
         def refused() -> Counter[str]:
             return control.refusals.counts() + exchange.refusals.counts()
 
-        metrics = ServerMetrics(coordinator, ledger, meter, lambda: exchange.awaited, refused, keyring.ends)
+        awaited, ends = lambda: exchange.awaited, parts.keyring.ends
+        metrics = ServerMetrics(parts.coordinator, parts.ledger, parts.meter, awaited, refused, ends)
         with exposed(address, metrics.families) as bound:
             self.console.emit("metrics", name=self.recipe.server, address=bound)
             yield
@@ -222,20 +253,20 @@ class ServerApp:
         folder.note(job=self.job, server_starts=starts(folder) + 1)
         return folder
 
-    def _serve(
-        self, coordinator: Coordinator, keyring: Keyring, ledger: Ledger, meter: TcpMeter, folder: RunFolder
-    ) -> None:
+    @staticmethod
+    def _tick(parts: _Parts) -> None:
+        """Looks after the run until it is done."""
         saved_s = time.monotonic()
-        while not coordinator.finished.wait(_TICK_S):
-            coordinator.tick()
+        while not parts.coordinator.finished.wait(_TICK_S):
+            parts.coordinator.tick()
             if time.monotonic() - saved_s > _SAVE_S:  # for a process that takes the generation up after this one
                 saved_s = time.monotonic()
                 with contextlib.suppress(VflError):  # it is only an account
-                    ledger.save(folder.path / "ledger.json", meter.counts())
-            keyring.tell_again()
-            meter.sample()
-        meter.sample()
-        ledger.save(folder.path / "ledger.json", meter.counts())
+                    parts.save_ledger()
+            parts.keyring.tell_again()
+            parts.meter.sample()
+        parts.meter.sample()
+        parts.save_ledger()
 
 
 def note_start(folder: RunFolder, generation: int, wall_s: float) -> None:

@@ -23,7 +23,7 @@ from vfl_common.rpc.session import Session
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import create
 from vfl_party.preflight import _ending
-from vfl_server.app import ServerApp
+from vfl_server.app import ServerApp, _Parts
 
 YEAR = timedelta(days=365)
 
@@ -181,7 +181,8 @@ def test_parties_and_server_ask_again_as_long_as_they_run(tls: TlsSettings, tmp_
 
     keyring, coordinator = Asked(tls), Ticking()
     folder = create(tmp_path, "run", "server", Recipe.model_validate(recipe(2)))
-    ServerApp._serve(Any, coordinator, keyring, Ledger(), TcpMeter(), folder)  # type: ignore[arg-type]
+    parts = _Parts(keyring, folder, Ledger(), TcpMeter(), Any, Any, coordinator, Any, None)  # type: ignore[arg-type]
+    ServerApp._tick(parts)
     assert keyring.again.is_set()
 
 

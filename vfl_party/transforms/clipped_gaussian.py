@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vfl_common.config.base import Section
 from vfl_common.config.models import Norm
-from vfl_party.filter import Filter, Tensors
-from vfl_party.noise import PrivateGaussian
+from vfl_party.filter import Tensors
+from vfl_party.noise import NoisyFilter
 from vfl_party.transforms import Transform
 
 
@@ -43,7 +43,7 @@ def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
     return high * sensitivity
 
 
-class ClippedGaussian(Filter):
+class ClippedGaussian(NoisyFilter):
     """z·min(1, C/‖z‖) + N(0, σ²): a row that changes moves by at most 2C, and σ follows from (ε, δ).
 
     The guarantee is of one message: E epochs send each row E times, and validation and evaluation send it again. The
@@ -55,7 +55,7 @@ class ClippedGaussian(Filter):
         self._sigma = sigma_of(settings.epsilon, settings.delta, 2 * settings.clip)
         privacy = f"ε = {settings.epsilon:g}, δ = {settings.delta:g} a message"
         self.text = f"clip to {settings.clip:g}, Gaussian noise (σ = {self._sigma:.3g}: {privacy})"
-        self._random = PrivateGaussian()
+        super().__init__()
 
     def noise(self, z_BD: Tensor) -> Tensor:
         """Returns z clipped, with noise: same shape, dtype and device, no graph."""
@@ -67,12 +67,6 @@ class ClippedGaussian(Filter):
 
     def apply(self, tensors: Tensors) -> Tensors:
         return {name: self.noise(x) for name, x in tensors.items()}
-
-    def state(self) -> dict[str, Any]:
-        return self._random.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._random.load_state(state)
 
 
 TRANSFORM = Transform(ClippedGaussianSettings, ClippedGaussian, of_row=True)

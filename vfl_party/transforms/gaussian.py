@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from vfl_common.config.base import Section
-from vfl_party.filter import Filter, Tensors
-from vfl_party.noise import Positive, PrivateGaussian
+from vfl_party.filter import Tensors
+from vfl_party.noise import NoisyFilter, Positive
 from vfl_party.transforms import Transform
 
 
@@ -18,12 +16,12 @@ class GaussianSettings(Section):
     sigma: Positive
 
 
-class GaussianNoise(Filter):
+class GaussianNoise(NoisyFilter):
     """Returns R + N(0, σ²), from a private generator."""
 
     def __init__(self, sigma: float) -> None:
         self._sigma, self.text = sigma, f"Gaussian noise (σ = {sigma:g})"
-        self._random = PrivateGaussian()
+        super().__init__()
 
     def noise(self, r_ND: Tensor) -> Tensor:
         """Returns r_ND with noise: same shape, dtype and device, no graph; r_ND itself if σ is 0."""
@@ -34,12 +32,6 @@ class GaussianNoise(Filter):
 
     def apply(self, tensors: Tensors) -> Tensors:
         return {name: self.noise(x) for name, x in tensors.items()}
-
-    def state(self) -> dict[str, Any]:
-        return self._random.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._random.load_state(state)
 
 
 TRANSFORM = Transform(GaussianSettings, lambda settings: GaussianNoise(settings.sigma))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vfl_common.config.base import Section
-from vfl_party.filter import Filter, Tensors
-from vfl_party.noise import Positive, PrivateGaussian
+from vfl_party.filter import Tensors
+from vfl_party.noise import NoisyFilter, Positive
 from vfl_party.transforms import Transform
 
 
@@ -20,12 +19,12 @@ class IsoSettings(Section):
     amplifier: Positive
 
 
-class IsoNoise(Filter):
+class IsoNoise(NoisyFilter):
     """ISO(d) = d + N(0, σ²), σ = amplifier * (the largest L2 norm of d's rows) / √m (FedHSSL, Eq. 7)."""
 
     def __init__(self, amplifier: float) -> None:
         self._amplifier, self.text = amplifier, f"iso noise (λ = {amplifier:g})"
-        self._random = PrivateGaussian()
+        super().__init__()
 
     def noise(self, d_BM: Tensor) -> Tensor:
         """Returns d with noise: same shape, dtype and device, no graph; d itself if the amplifier is 0.
@@ -43,14 +42,6 @@ class IsoNoise(Filter):
 
     def apply(self, tensors: Tensors) -> Tensors:
         return {name: self.noise(x) for name, x in tensors.items()}
-
-    def state(self) -> dict[str, Any]:
-        """Returns the generator's state, for this party's own checkpoints."""
-        return self._random.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continues the noise of the one that returned ``state``."""
-        self._random.load_state(state)
 
 
 TRANSFORM = Transform(IsoSettings, lambda settings: IsoNoise(settings.amplifier), of_batch=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vfl_common.config.base import Section
 from vfl_common.errors import Code, InputError
-from vfl_party.filter import Filter, Tensors
-from vfl_party.noise import PrivateGaussian
+from vfl_party.filter import Tensors
+from vfl_party.noise import NoisyFilter
 from vfl_party.transforms import Transform
 
 
@@ -21,7 +21,7 @@ class LabelDpSettings(Section):
     epsilon: Annotated[float, Field(ge=1e-3, le=1e4)]
 
 
-class LabelDp(Filter):
+class LabelDp(NoisyFilter):
     """g + Σ_c u_c·∇_c with u_c ~ Laplace(2/ε), where ∇_c is the row's gradient if its class were c.
 
     g = Σ_c y_c·∇_c is linear in the one-hot label y, of which another label changes two elements by 1: so it is the
@@ -34,7 +34,7 @@ class LabelDp(Filter):
     def __init__(self, settings: LabelDpSettings) -> None:
         self._scale = 2.0 / settings.epsilon
         self.text = f"label perturbation (ε = {settings.epsilon:g} a message)"
-        self._random = PrivateGaussian()
+        super().__init__()
         self._of_class_CBD: Tensor | None = None
 
     def tell(self, beside: Tensors) -> None:
@@ -52,12 +52,6 @@ class LabelDp(Filter):
             raise InputError(Code.CONFIG_INVALID, text)
         of_class_CBD = self._of_class_CBD
         return {name: self.noise(x, of_class_CBD) for name, x in tensors.items()}
-
-    def state(self) -> dict[str, Any]:
-        return self._random.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._random.load_state(state)
 
 
 TRANSFORM = Transform(LabelDpSettings, LabelDp, frozenset({"binary", "multiclass"}))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vfl_common.config.base import Section
 from vfl_common.errors import Code, InputError
-from vfl_party.filter import Filter, Tensors
-from vfl_party.noise import Positive, PrivateGaussian
+from vfl_party.filter import Tensors
+from vfl_party.noise import NoisyFilter, Positive
 from vfl_party.sumkl import Statistics, optimum, sum_kl
 from vfl_party.transforms import Transform
 
@@ -34,7 +34,7 @@ class MarvellSettings(Section):
             raise ValueError("give scale or error, and not both")
 
 
-class Marvell(Filter):
+class Marvell(NoisyFilter):
     """Adds √(λ1 − λ2)·N(0, 1)·Δ/‖Δ‖ + √λ2·N(0, I) to each row, Δ = mean positive − mean negative gradient.
 
     λ1 and λ2 of each class are ``vfl_party.sumkl.optimum`` of the batch's gradients, at power s·‖Δ‖². A batch of one
@@ -48,7 +48,7 @@ class Marvell(Filter):
         self._scale, self._error = settings.scale, settings.error
         goal = f"s = {settings.scale:g}" if settings.scale is not None else f"error ≥ {settings.error:g}"
         self.text = f"Marvell noise ({goal})"
-        self._random = PrivateGaussian()
+        super().__init__()
         self._last = settings.scale or 1.0
         self._positive_B: Tensor | None = None
 
@@ -98,10 +98,10 @@ class Marvell(Filter):
         return {name: self.noise(x, positive_B.to(x.device)) for name, x in tensors.items()}
 
     def state(self) -> dict[str, Any]:
-        return {"random": self._random.state(), "last": self._last}
+        return {"random": super().state(), "last": self._last}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._random.load_state(state["random"])
+        super().load_state(state["random"])
         self._last = state["last"]
 
 

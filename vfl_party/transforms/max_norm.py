@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from vfl_common.config.base import Section
-from vfl_party.filter import Filter, Tensors
-from vfl_party.noise import PrivateGaussian
+from vfl_party.filter import Tensors
+from vfl_party.noise import NoisyFilter
 from vfl_party.transforms import Transform
 
 
@@ -17,16 +15,13 @@ class MaxNormSettings(Section):
     """It has none."""
 
 
-class MaxNorm(Filter):
+class MaxNorm(NoisyFilter):
     """g·(1 + ξ·√(‖g_max‖²/‖g‖² − 1)), ξ ~ N(0, 1) for each row: E‖·‖² is ‖g_max‖² for all rows of the batch.
 
     Only the length is hidden: a row keeps its direction up to its sign. A row of zeros gets a direction at random.
     """
 
     text = "max norm"
-
-    def __init__(self) -> None:
-        self._random = PrivateGaussian()
 
     def noise(self, g_BD: Tensor) -> Tensor:
         """Returns g with noise: same shape, dtype and device, no graph."""
@@ -43,12 +38,6 @@ class MaxNorm(Filter):
 
     def apply(self, tensors: Tensors) -> Tensors:
         return {name: self.noise(x) for name, x in tensors.items()}
-
-    def state(self) -> dict[str, Any]:
-        return self._random.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._random.load_state(state)
 
 
 TRANSFORM = Transform(MaxNormSettings, lambda _settings: MaxNorm(), of_batch=True)
