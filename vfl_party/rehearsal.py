@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
 from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Heard, Owner, Scene, UnfitError
 from vfl_party.attacks.sizes import Seen, Sizes, told
+from vfl_party.attacks.times import Passed, Times
+from vfl_party.attacks.times import told as told_by_times
 from vfl_party.data.preprocess import HIDDEN, UNKNOWN
 from vfl_party.declared import Exchange, Role, Sent
 from vfl_party.exchange import Answering, Asking
@@ -57,6 +60,7 @@ class Rehearsal:
     every: int = 1
     parties: dict[str, Assembled] = field(default_factory=dict)
     _begun: dict[str, list[Tensor]] = field(default_factory=dict)  # each encoder's parameters before the first phase
+    _passed: list[Passed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.record = Record(self.folder, self.every)
@@ -71,6 +75,10 @@ class Rehearsal:
             each.tap = partial(self._hear, name, each.exchange)
 
     def _hear(self, me: str, exchange: Exchange, what: str, step: StepKey, peer: str, tensors: Tensors) -> None:
+        asks = exchange.asks == "server" or self.parties[me].party.role == "passive"
+        if asks and what != "meant":  # of two ends one is enough
+            ends = (me, peer) if what == "sent" else (peer, me)
+            self._passed.append(Passed(step.phase, exchange.name, *ends, step.round, time.monotonic()))
         if exchange.asks == "server":
             self._hear_shared(me, exchange, what, step, peer, tensors)
             return
@@ -152,6 +160,11 @@ class Rehearsal:
             message = Seen(key.phase, key.exchange, key.sender, key.receiver, key.round, size)
             seen.setdefault(size // max(1, rows), []).append(message)
         return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
+
+    def times(self) -> list[Times]:
+        """Returns what the times of messages tell anybody on the network; of all rounds."""
+        phases = [phase for each in self.parties.values() for phase in each.phases]
+        return told_by_times(self._passed, {phase.name: phase.rounds for phase in phases})
 
     def unknown(self, attacks: Sequence[str]) -> list[str]:
         """Returns a sentence for each kind of phase that no attack of a role knows."""
