@@ -2,8 +2,8 @@
 
 Credit default with two parties, and breast cancer with three, in split training with SGD and with Adam. A passive party
 follows the protocol, or boosts its own gradients (``vfl_party.attacks.boosted``) from the beginning or from the middle
-on. The drift is what the active party writes into its ``metrics.jsonl``. Rules are compared by what they hit if at most
-one honest run in twenty gives an alarm.
+on. The drift is what the active party writes into its ``metrics.jsonl``. Rules are compared by what they hit if one
+honest run in twenty gives an alarm: with a threshold from honest runs of the same setting, and with one for all.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def watched(tables: Tables, data: str, optimizer: str, gamma: float, late: bool)
 
         found = rehearse(vfl.Recipe.from_dict(tables), {}, place, attach, quiet=True)
         lines = [json.loads(line) for line in (found.folder / "active" / "metrics.jsonl").read_text().splitlines()]
-        drift = [line["drift"] for line in lines if "drift" in line]
+        drift = [{name: round(value, 5) for name, value in line["drift"].items()} for line in lines if "drift" in line]
         return Watched(data, optimizer, gamma, late, tables["seed"], "passive" if gamma else "", drift)
 
 
@@ -135,31 +135,24 @@ def read() -> list[Watched]:
 Rule = Callable[[list[dict[str, float]], str], float]
 
 
-def _over_others(drift: list[dict[str, float]], party: str) -> list[float]:
-    return [each[party] / max(value for name, value in each.items() if name != party) for each in drift]
-
-
-def _growth(values: Sequence[float]) -> float:
-    """Returns the largest growth from one round to the next, from the third on."""
-    return max(after / max(before, 1e-9) for before, after in pairwise(values[1:]))
-
-
 def beside_others(drift: list[dict[str, float]], party: str) -> float:
-    """A party's drift over the largest of the others', the median of the rounds."""
-    return statistics.median(_over_others(drift, party))
+    """A party's drift over the largest of the others', the median of the second half of the rounds."""
+    late = drift[len(drift) // 2 :]
+    return statistics.median(each[party] / max(value for name, value in each.items() if name != party) for each in late)
 
 
 def own_course(drift: list[dict[str, float]], party: str) -> float:
-    """The largest growth of a party's drift."""
-    return _growth([each[party] for each in drift])
+    """The largest growth of a party's drift from one round to the next, from the third on."""
+    own = [each[party] for each in drift]
+    return max(after / max(before, 1e-9) for before, after in pairwise(own[1:]))
 
 
-def both(drift: list[dict[str, float]], party: str) -> float:
-    """The largest growth of a party's drift over the others'."""
-    return _growth(_over_others(drift, party))
+def level(drift: list[dict[str, float]], party: str) -> float:
+    """A party's mean drift in the second half of the rounds."""
+    return statistics.fmean(each[party] for each in drift[len(drift) // 2 :])
 
 
-RULES: dict[str, Rule] = {"beside the others": beside_others, "its own course": own_course, "both": both}
+RULES: dict[str, Rule] = {"beside the others": beside_others, "its own course": own_course, "its level": level}
 
 
 def score(each: Watched, rule: Rule) -> float:
@@ -168,17 +161,24 @@ def score(each: Watched, rule: Rule) -> float:
 
 
 def written(done: Sequence[Watched]) -> str:
-    """Returns a Markdown table: hits of each rule at the threshold that one honest run in twenty passes."""
-    lines = ["| data | optimizer | rule | threshold | boost | γ = 1 | γ = 2 | γ = 5 |", "| --- " * 8 + "|"]
-    for data, optimizer in dict.fromkeys((each.data, each.optimizer) for each in done):
-        of_kind = [each for each in done if (each.data, each.optimizer) == (data, optimizer)]
-        for name, rule in RULES.items():
-            threshold = float(np.quantile([score(each, rule) for each in of_kind if not each.gamma], 0.95))
-            for late in (False, True):
-                cells = []
-                for gamma in GAMMAS:
-                    scores = [score(each, rule) for each in of_kind if (each.gamma, each.late) == (gamma, late)]
-                    cells.append(f"{sum(value > threshold for value in scores)} of {len(scores)}")
-                when = "from the middle" if late else "from the beginning"
-                lines.append(f"| {data} | {optimizer} | {name} | {threshold:.3g} | {when} | {' | '.join(cells)} |")
+    """Returns a Markdown table: alarms of honest runs, and hits, by the setting's own threshold and by one for all."""
+    head = ["data", "optimizer", "rule", "threshold", "honest", *(f"γ = {x:g}" for x in GAMMAS)]
+    head += [f"from the middle, γ = {x:g}" for x in GAMMAS]
+    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
+    for name, rule in RULES.items():
+        common = _threshold([each for each in done if not each.gamma], rule)
+        for data, optimizer in dict.fromkeys((each.data, each.optimizer) for each in done):
+            runs = [each for each in done if (each.data, each.optimizer) == (data, optimizer)]
+            own = _threshold([each for each in runs if not each.gamma], rule)
+            groups = [(0.0, False), *((gamma, late) for late in (False, True) for gamma in GAMMAS)]
+            cells = []
+            for group in groups:
+                scores = [score(each, rule) for each in runs if (each.gamma, each.late) == group]
+                hits = [sum(value > threshold for value in scores) for threshold in (own, common)]
+                cells.append(f"{hits[0]}, {hits[1]} of {len(scores)}")
+            lines.append(f"| {data} | {optimizer} | {name} | {own:.3g}, {common:.3g} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _threshold(honest: Sequence[Watched], rule: Rule) -> float:
+    return float(np.quantile([score(each, rule) for each in honest], 0.95))

@@ -240,7 +240,7 @@ def test_times_tell_that_a_phase_ended_early_and_are_written(tmp_path: Path) -> 
     rounds = by_way["verdict", "p1", "p0"]["messages"]
     assert rounds < 30
     assert up["messages"] == down["messages"] == 5 * rounds  # batches of 160 rows in 32s
-    assert f"{rounds} of 30 rounds: it ended early" in up["tells"]
+    assert sum(f"{rounds} of 30 rounds: it ended early" in each["tells"] for each in trained) == 1
     assert 0 < up["gap_s"] <= up["gap_high_s"]
 
 

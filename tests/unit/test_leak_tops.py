@@ -160,7 +160,7 @@ def test_rank_and_energy_of_a_change_by_hand() -> None:
     found = [Upload(1, {name: change}, {name: torch.zeros(8, 6)})]
     assert told("p1", found) == (
         "p1: a round changes the first layer above the encoder by a matrix of rank 3 of 6 (99 % of it in 2 "
-        "directions): a round has at least as many rows"
+        "directions): at least as many inputs made it"
     )
     assert told("p1", [Upload(0, {name: change})]) == ""
 

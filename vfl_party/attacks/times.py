@@ -16,7 +16,7 @@ import numpy as np
 from vfl_party.attacks.scores import auc, middle_and_high
 
 Way = tuple[str, str, str, str]  # phase, exchange, sender, receiver
-_CLEAR = 1.5  # times as long, to be called longer
+_CLEAR, _LEAST_S = 1.5, 0.001  # times as long, and so much longer, to be called slower
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ class Times:
 
 
 def told(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
-    """Returns a line for each exchange and direction with two messages or more. ``planned``: {phase: its rounds}."""
+    """Returns a line for each exchange and direction with two messages or more. ``planned``: {phase: its rounds}.
+
+    That a phase ended early is said in its first line.
+    """
     ways: dict[Way, list[Passed]] = {}
     answers: dict[Way, list[float]] = {}
     came_s: dict[str, float] = {}  # {party: when a message came to it last}
@@ -69,11 +72,11 @@ def told(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
         if each.sender in came_s:
             answers.setdefault(each.way, []).append(each.at_s - came_s[each.sender])
         came_s[each.receiver] = each.at_s
-    found = []
+    found, left = list[Times](), dict(planned)
     for way, messages in ways.items():
         if len(messages) > 1:
             gap_s, high_s = middle_and_high(_gaps(messages))
-            words = [_pauses(messages), _early(messages, planned.get(way[0], 0)), _slower(way, answers)]
+            words = [_pauses(messages), _early(messages, left.pop(way[0], 0)), _slower(way, answers)]
             found.append(Times(*way, len(messages), gap_s, high_s, "; ".join(filter(None, words))))
     return found
 
@@ -113,7 +116,7 @@ def _slower(way: Way, answers: Mapping[Way, Sequence[float]]) -> str:
         return ""
     own = statistics.median(answers[way])
     usual = statistics.median(others)
-    if own < _CLEAR * usual:
+    if own < _CLEAR * usual or own - usual < _LEAST_S:
         return ""
     return f"slower than the others: it answers after {seconds(own)}, they after {seconds(usual)}"
 

@@ -237,7 +237,7 @@ def told(owner: str, found: Sequence[Upload]) -> str:
     width = min(found[0].weights[_LAYER].shape)
     rank, most = (statistics.median(values) for values in zip(*each, strict=True))
     words = f"{owner}: a round changes the first layer above the encoder by a matrix of rank {rank:g} of {width}"
-    return f"{words} (99 % of it in {most:g} directions): a round has at least as many rows"
+    return f"{words} (99 % of it in {most:g} directions): at least as many inputs made it"
 
 
 def _figure(
