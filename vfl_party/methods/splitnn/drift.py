@@ -78,4 +78,7 @@ class Drift:
 
 def _statistics(z_ND: Tensor) -> Tensor:
     """Returns mean and standard deviation of each column, [2, D]."""
-    return torch.stack([z_ND.mean(dim=0), z_ND.std(dim=0, correction=0)])
+    mean_D = z_ND.mean(dim=0)
+    return torch.stack(
+        [mean_D, (z_ND - mean_D).square_().mean(dim=0).sqrt_()]
+    )  # std of a column takes ten times as long
