@@ -169,6 +169,8 @@ def test_what_cannot_be_played_is_said() -> None:
     owners = {name: owner(tower(), table()) for name in ("p0", "p1")}
     with pytest.raises(UnfitError, match="no phase shares weights"):
         played("uploads", scene(SERVER, [], owners))
+    with pytest.raises(UnfitError, match="no mean of the weights has come"):
+        played("tops", scene("p0", [*messages("p0", SERVER, weights_of(tower()))], owners))
     few = {name: Owner(each.encoder, each.inputs, SPLITS | {"test": OTHERS[:1]}) for name, each in owners.items()}
     with pytest.raises(UnfitError, match="it needs 20 training rows"):
         played("uploads", scene(SERVER, [*messages("p1", SERVER, weights_of(tower()))], few))

@@ -98,6 +98,8 @@ def uploads(scene: Scene) -> dict[str, list[Upload]]:
             told = {} if mean is None else _others(scene, of_party[scene.attacker], mean)
         for name, weights in told.items():
             found.setdefault(name, []).append(Upload(round_, weights, heard.means.get(round_ - 1)))
+    if not found:
+        raise UnfitError("no mean of the weights has come")
     return found
 
 
