@@ -77,4 +77,5 @@ def test_a_killed_run_writes_what_an_undisturbed_one_does(victim: str, tmp_path:
         assert federation.finish()["interruptions"] == 1
         found = written(federation.run_folder / "p0")
     assert [*wanted] == [2, 3, 4]
+    assert all(value > 1e-3 for each in wanted.values() for value in each.values())
     assert found == wanted

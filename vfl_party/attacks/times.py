@@ -16,6 +16,7 @@ import numpy as np
 from vfl_party.attacks.scores import auc, middle_and_high
 
 Way = tuple[str, str, str, str]  # phase, exchange, sender, receiver
+_FEW = 5  # answers at least, to call a party slower
 _CLEAR, _LEAST_S = 1.5, 0.001  # times as long, and so much longer, to be called slower
 
 
@@ -112,7 +113,7 @@ def _slower(way: Way, answers: Mapping[Way, Sequence[float]]) -> str:
         for (of, name, who, to), taken in answers.items()
         if (of, name, to) == (phase, exchange, receiver) and who != sender
     ]
-    if not others or way not in answers:
+    if not others or len(answers.get(way, ())) < _FEW:
         return ""
     own = statistics.median(answers[way])
     usual = statistics.median(others)
