@@ -2,8 +2,8 @@
 
 Credit default (22 % positive; FATE's two organisations) and scikit-learn's digits, one against the rest (10 %
 positive). Each defence runs with each seed; what the passive party received is attacked. One table, one picture and one
-JSON file each; ``--quick``: one seed and few epochs, to try it out. ``--only fedhssl``, ``--only active``:
-``leaks_fedhssl.py``, ``leaks_active.py``.
+JSON file each; ``--quick``: one seed and few epochs, to try it out. ``--only`` with
+``fedhssl``, ``tops``, ``active`` or ``watch``: ``leaks_fedhssl.py``, ``leaks_tops.py`` and so on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 import vfl
-from benchmarks import leaks_active, leaks_fedhssl
+from benchmarks import leaks_active, leaks_fedhssl, leaks_tops, leaks_watch
 from vfl.leaking.picture import draw
 from vfl.leaking.result import Rehearsed, Spread, as_json
 from vfl.leaking.table import render
@@ -29,7 +29,7 @@ from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results"
 Tables = dict[str, Any]
-PARTS = ("credit", "digits", "methods", "columns", "epochs", "fedhssl", "active")
+PARTS = ("credit", "digits", "methods", "columns", "epochs", "fedhssl", "tops", "active", "watch")
 GRADIENTS = ("norm", "cosine", "clusters")
 MODELS = ("completion", "columns", "reidentify")
 COLUMNS = ("columns", "reidentify")
@@ -168,16 +168,20 @@ def baselines(found: dict[str, Rehearsed]) -> str:
 def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
     console = Console(width=150, highlight=False)
     for which in only or ("credit", "digits", "methods"):
-        if which == "fedhssl":
-            leaks_fedhssl.run(data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
+        if which in ("fedhssl", "tops"):
+            play = leaks_fedhssl.run if which == "fedhssl" else leaks_tops.run
+            play(data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
             continue
         with tempfile.TemporaryDirectory() as place:
             own = Path(place)
             parties = digits(own) if which == "digits" else credit(data, own)
             epochs, batch_size = (25, 256) if which == "digits" else (12, 1024)
             epochs = 2 if quick else epochs
-            if which == "active":
-                plain = recipe("active", {}, parties, epochs=epochs, batch_size=batch_size, width=8)
+            if which in ("active", "watch"):
+                plain = recipe(which, {}, parties, epochs=epochs, batch_size=batch_size, width=8)
+                if which == "watch":
+                    leaks_watch.run(plain, quick=quick, console=console)
+                    continue
                 leaks_active.run(plain, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
                 continue
             if which == "methods":

@@ -23,8 +23,11 @@ from vfl_party.pace import DECODE, ENCODE, WAIT, Clock, spends
 class Tap(Protocol):
     """Hears what a rehearsal of attacks records (``vfl_party.rehearsal``); in a real run nobody listens."""
 
-    def __call__(self, what: Literal["came", "meant"], step: StepKey, peer: str, tensors: Tensors) -> None:
-        """Hears what has come from ``peer``, or what was meant for it before this party's chain changed it."""
+    def __call__(self, what: Literal["came", "meant", "sent"], step: StepKey, peer: str, tensors: Tensors) -> None:
+        """Hears what has come from ``peer``, what was meant for it before this party's chain, or what is asked of it.
+
+        ``sent``: of an asking side, as it leaves, after the chain.
+        """
         ...
 
 
@@ -93,7 +96,10 @@ class Asking:
     def send(self, step: StepKey, tensors: Tensors) -> None:
         """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as ``Link.send``."""
         at = Passage(step, self.chains.party, self.peer)
-        self.link.send(step, to_bundle(self.exchange.up.kind, self.chains.up.apply(tensors, at)))
+        leaves = self.chains.up.apply(tensors, at)
+        if self.tap is not None:
+            self.tap("sent", step, self.peer, leaves)
+        self.link.send(step, to_bundle(self.exchange.up.kind, leaves))
 
     @spends(WAIT)
     def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:

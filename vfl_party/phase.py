@@ -26,7 +26,8 @@ class RoundReport:
     ``note``: a sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says (the
     same on all sides); ``without``: parties that the model was trained without, because their data came too late;
     ``absences``: all steps of the phase so far that were computed without a party; ``predictions``: those behind the
-    metrics of a trained model, which this party keeps in its folder and never sends.
+    metrics of a trained model, which this party keeps in its folder and never sends; ``drift``: {party: how far its
+    embeddings have moved since the validation before}, which stays in this party's ``metrics.jsonl``.
     """
 
     steps: int
@@ -38,6 +39,7 @@ class RoundReport:
     without: tuple[str, ...] = ()
     absences: tuple[Absence, ...] = ()
     predictions: Predictions = field(default_factory=dict)
+    drift: Mapping[str, float] = field(default_factory=dict)
 
 
 class Phase(ABC):

@@ -45,7 +45,8 @@ class Progress:
     """Writes one line of ``metrics.jsonl`` for each round, and reports it.
 
     The line has ``time``, ``generation``, ``phase``, ``round``, ``steps``, ``seconds`` since this generation began,
-    ``metrics`` (of split training: the active party's), and the ledger's message bytes so far.
+    ``metrics`` (of split training: the active party's), ``drift`` (see ``RoundReport``), and the ledger's message bytes
+    so far.
     """
 
     def __init__(self, console: Console, session: Membership, ledger: Ledger, is_active: bool) -> None:
@@ -119,6 +120,7 @@ class Progress:
             "steps": steps,
             "seconds": round(time.monotonic() - self._began_s, 4),
             "metrics": report.metrics,
+            **({"drift": dict(report.drift)} if report.drift else {}),
             **({"note": report.note} if report.note else {}),
             "sent_bytes": sent,
             "received_bytes": received,

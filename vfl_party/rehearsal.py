@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +23,14 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.text import listed
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
-from vfl_party.attacks.scene import Batch, Columns, Figure, Heard, Scene, UnfitError
+from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Heard, Owner, Scene, UnfitError
 from vfl_party.attacks.sizes import Seen, Sizes, told
+from vfl_party.attacks.times import Passed, Times
+from vfl_party.attacks.times import told as told_by_times
 from vfl_party.data.preprocess import HIDDEN, UNKNOWN
 from vfl_party.declared import Exchange, Role, Sent
-from vfl_party.filter import Tensors
+from vfl_party.exchange import Answering, Asking
+from vfl_party.filter import Passage, Tensors
 from vfl_party.party import Assembled
 from vfl_party.phase import Phase
 from vfl_party.seeds import derive_seed
@@ -56,6 +60,7 @@ class Rehearsal:
     every: int = 1
     parties: dict[str, Assembled] = field(default_factory=dict)
     _begun: dict[str, list[Tensor]] = field(default_factory=dict)  # each encoder's parameters before the first phase
+    _passed: list[Passed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.record = Record(self.folder, self.every)
@@ -70,6 +75,15 @@ class Rehearsal:
             each.tap = partial(self._hear, name, each.exchange)
 
     def _hear(self, me: str, exchange: Exchange, what: str, step: StepKey, peer: str, tensors: Tensors) -> None:
+        asks = exchange.asks == "server" or self.parties[me].party.role == "passive"
+        if asks and what != "meant":  # of two ends one is enough
+            ends = (me, peer) if what == "sent" else (peer, me)
+            self._passed.append(Passed(step.phase, exchange.name, *ends, step.round, time.monotonic()))
+        if exchange.asks == "server":
+            self._hear_shared(me, exchange, what, step, peer, tensors)
+            return
+        if what == "sent":
+            return
         for tensor_name in _WHAT.values():
             if tensor_name in tensors:
                 came = what == "came"
@@ -81,6 +95,17 @@ class Rehearsal:
             behind = self._phase(peer, step.phase).behind(exchange.name)
             if behind is not None:
                 self.overheard.note(exchange.name, step, behind, peer, me, meant=True)
+
+    def _hear_shared(self, me: str, exchange: Exchange, what: str, step: StepKey, peer: str, tensors: Tensors) -> None:
+        """Keeps what a party and the server tell each other, tensor by tensor, as the receiver has it."""
+        if exchange.name not in self._phase(me, step.phase).overheard:
+            return
+        sender, receiver = (me, peer) if what == "sent" else (peer, me)
+        if what == "sent":
+            up = self.parties[me].party.exchanges[step.phase, exchange.name].chains.up
+            tensors = up.undo(dict(tensors), Passage(step, me, peer), exchange.up.spec())
+        for named, tensor in tensors.items():
+            self.overheard.note(exchange.name, step, tensor, sender, receiver, named=named)
 
     def _phase(self, party: str, name: str) -> Phase:
         return next(phase for phase in self.parties[party].phases if phase.name == name)
@@ -103,11 +128,8 @@ class Rehearsal:
         for name in attacks:
             attack = kinds.load(name, "attacks")
             known = {of for (role, _), readable in self._readable().items() if role == attack.by for of in readable}
-            known |= self._encoders()
-            for party in self.parties.values():
-                if party.party.role != attack.by:
-                    continue
-                attacker = party.party.name
+            known |= self._encoders() | self._weights_shared()
+            for attacker in self._attackers(attack):
                 if attack.reads and attack.reads not in known:
                     found.append(Played(name, attack.about, attacker, why_not=_missing(attack.reads)))
                     continue
@@ -138,6 +160,11 @@ class Rehearsal:
             message = Seen(key.phase, key.exchange, key.sender, key.receiver, key.round, size)
             seen.setdefault(size // max(1, rows), []).append(message)
         return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
+
+    def times(self) -> list[Times]:
+        """Returns what the times of messages tell anybody on the network; of all rounds."""
+        phases = [phase for each in self.parties.values() for phase in each.phases]
+        return told_by_times(self._passed, {phase.name: phase.rounds for phase in phases})
 
     def unknown(self, attacks: Sequence[str]) -> list[str]:
         """Returns a sentence for each kind of phase that no attack of a role knows."""
@@ -175,9 +202,15 @@ class Rehearsal:
 
     def scene(self, attacker: str, seed: int) -> Scene:
         """Returns what ``attacker`` has, and the truth."""
+        active = next(each.party for each in self.parties.values() if each.party.role == "active")
+        owners = {name: held for name in self.parties if (held := self._owner(name)) is not None}
+        if attacker == active.recipe.server:
+            labels = _classes(active.targets, active.recipe.task.kind)
+            of_server, heard = derive_seed(seed, "attack", attacker), partial(self._heard, attacker)
+            task = active.recipe.task
+            return Scene(attacker, "server", task, labels, {}, of_server, _nothing, heard=heard, owners=owners)
         own = self.parties[attacker].party
         senders = [name for name in self.parties if name != attacker]
-        active = next(each.party for each in self.parties.values() if each.party.role == "active")
         features = own.features
         return Scene(
             attacker=attacker,
@@ -193,7 +226,27 @@ class Rehearsal:
             make_encoder=own.make_encoder,
             heard=partial(self._heard, attacker),
             columns={name: each for name in self.parties if (each := self._columns(name)) is not None},
+            owners=owners,
         )
+
+    def _owner(self, name: str) -> Owner | None:
+        own = self.parties[name].party
+        if own.features is None or "encoder" not in own.models:
+            return None
+        return Owner(own.models["encoder"].eval(), own.features.inputs, own.splits)
+
+    def _attackers(self, attack: Attack) -> list[str]:
+        """Returns the names of those for whom an attack is."""
+        own = [each.party for each in self.parties.values()]
+        if attack.by == "server":
+            return [own[0].recipe.server]
+        return [each.name for each in own if attack.by in ("party", each.role)]
+
+    def _weights_shared(self) -> set[str]:
+        """Returns {"weights"} if a phase shares some and lets them be overheard."""
+        phases = [phase for each in self.parties.values() for phase in each.phases]
+        opened = [key for each in self.parties.values() for key, own in each.party.exchanges.items() if _shares(own)]
+        return {"weights"} if any((each.name, name) in opened for each in phases for name in each.overheard) else set()
 
     def _weights(self, name: str) -> list[Tensor]:
         models = self.parties[name].party.models
@@ -282,7 +335,18 @@ def _checked(figures: Sequence[Figure]) -> tuple[Figure, ...]:
     return tuple(figures)
 
 
+def _nothing() -> Iterator[Batch]:
+    """Returns no batches: none come to the server."""
+    return iter(())
+
+
+def _shares(opened: Asking | Answering) -> bool:
+    return opened.exchange.asks == "server" and opened.exchange.up.kind is Kind.WEIGHTS
+
+
 def _missing(reads: str) -> str:
+    if reads == "weights":
+        return "no phase shares weights that can be overheard"
     if reads == "encoder":
         return "no phase trains an encoder"
     rows = reads in ("gradients", "embeddings")
@@ -310,7 +374,7 @@ def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str
 
 
 def _as_heard(key: Key, tensor: Tensor, behind: Tensor | None) -> Heard:
-    return Heard(key.phase, key.exchange, key.round, key.sender, key.receiver, tensor, behind)
+    return Heard(key.phase, key.exchange, key.round, key.sender, key.receiver, tensor, behind, key.tensor)
 
 
 def _classes(targets: Tensor | None, kind: str) -> Tensor:

@@ -12,6 +12,7 @@ from vfl_common.text import listed
 if TYPE_CHECKING:
     from vfl_party.attacks.scene import Figure
     from vfl_party.attacks.sizes import Sizes
+    from vfl_party.attacks.times import Times
     from vfl_party.rehearsal import Played
 
 REHEARSAL = (
@@ -83,9 +84,9 @@ class Line:
 class Rehearsed:
     """What was found with one recipe.
 
-    ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``: what those of the messages of the
-    last seed tell anybody on the network. ``gaps``: what is not protected as the rest is, or was not attacked at all,
-    a sentence each. ``every``: one of so many rounds was recorded.
+    ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``, ``times``: what those of the
+    messages of the last seed tell anybody on the network. ``gaps``: what is not protected as the rest is, or was not
+    attacked at all, a sentence each. ``every``: one of so many rounds was recorded.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Rehearsed:
     sizes: tuple[Sizes, ...] = ()
     gaps: tuple[str, ...] = ()
     every: int = 1
+    times: tuple[Times, ...] = ()
 
     @property
     def worst(self) -> tuple[Line, ...]:

@@ -14,6 +14,10 @@ from vfl.leaking.result import REHEARSAL, Line, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
 _SIZES = 3  # that are shown of one exchange
+_CLOCK = (
+    "Times are those of this rehearsal: all parties took turns in one process of one machine. Between machines the "
+    "seconds differ; where the pauses are does not."
+)
 
 
 def render(found: Sequence[Rehearsed]) -> Group:
@@ -37,6 +41,7 @@ def render(found: Sequence[Rehearsed]) -> Group:
         notes = [Text(note, style="dim") for note in (*where, *each.elsewhere, *each.notes)]
         shown = table if lines else Text(f"{title}\nNo attack was played.")
         parts += [shown, *warnings, *notes, Text(), *([_sizes(each), Text()] if each.sizes else [])]
+        parts += [_times(each), Text(_CLOCK, style="dim"), Text()] if each.times else []
     return Group(*parts, Text(REHEARSAL, style="dim"))
 
 
@@ -49,6 +54,19 @@ def _sizes(each: Rehearsed) -> RenderableType:
         shown = ", ".join(f"{size_:,} x {count:,}" for size_, count in line.sizes[:_SIZES])
         more = ", …" if len(line.sizes) > _SIZES else ""
         table.add_row(line.phase, line.exchange, line.sender, line.receiver, shown + more, line.tells)
+    return table
+
+
+def _times(each: Rehearsed) -> RenderableType:
+    table = new_table("What times of messages tell anybody on the network")
+    for heading in ("phase", "exchange", "from", "to"):
+        table.add_column(heading)
+    for heading in ("messages", "between two", "95 %"):
+        table.add_column(heading, justify="right")
+    table.add_column("tells")
+    for line in each.times:
+        of = (line.phase, line.exchange, line.sender, line.receiver)
+        table.add_row(*of, f"{line.messages:,}", *line.between, line.tells)
     return table
 
 

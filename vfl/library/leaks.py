@@ -80,6 +80,7 @@ def leaks(
     """
     from vfl_party.attacks import kinds
     from vfl_party.attacks.sizes import Sizes
+    from vfl_party.attacks.times import Times
     from vfl_party.rehearsal import Rehearsal
 
     given = [recipe] if isinstance(recipe, Recipe | Mapping | str | Path) else list(recipe)
@@ -99,7 +100,8 @@ def leaks(
     labels, found = _labels(given, made), []
     for label, source, each in zip(labels, given, made, strict=True):
         chosen = [each.settings.seed] if seeds is None else list(seeds)
-        played, runs, sizes, gaps = [], [], tuple[Sizes, ...](), tuple[str, ...]()
+        played, runs, gaps = [], [], tuple[str, ...]()
+        sizes, times = tuple[Sizes, ...](), tuple[Times, ...]()
         for seed in chosen:
             if not quiet and len(made) * len(chosen) > 1:
                 _tell(f"{label}, seed {seed}")
@@ -112,11 +114,13 @@ def leaks(
                 run = rehearse(each.replace(seed=seed), data or {}, place, rehearsal.attach, quiet=quiet)
                 played.append(rehearsal.play(names, seed))
                 runs.append(run)
-                sizes, gaps = tuple(rehearsal.sizes()), (*rehearsal.gaps(), *rehearsal.unknown(names))
+                sizes, times = tuple(rehearsal.sizes()), tuple(rehearsal.times())
+                gaps = (*rehearsal.gaps(), *rehearsal.unknown(names))
         lines, notes = over_seeds(played)
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
-        found.append(Rehearsed(label, tuple(chosen), metric, utility, sent, lines, notes, sizes, gaps, every))
+        of_recipe = (label, tuple(chosen), metric, utility, sent, lines, notes, sizes, gaps, every, times)
+        found.append(Rehearsed(*of_recipe))
     return Leaks(tuple(found))
 
 

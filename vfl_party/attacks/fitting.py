@@ -70,7 +70,7 @@ def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
         for rows_B in batches(seed, "own ssl", epoch, rows, _SSL_BATCH):
             if len(rows_B) < 2:
                 continue
-            one, other = (encoder(*_view(some, rows_B, drawn)).flatten(1) for _ in range(2))
+            one, other = (encoder(*view(some, rows_B, drawn)).flatten(1) for _ in range(2))
             loss = -(
                 functional.cosine_similarity(predictor(one), other.detach()).mean()
                 + functional.cosine_similarity(predictor(other), one.detach()).mean()
@@ -81,7 +81,8 @@ def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
     return encoder.eval()
 
 
-def _view(inputs: Inputs, rows_B: np.ndarray, drawn: torch.Generator) -> Inputs:
+def view(inputs: Inputs, rows_B: np.ndarray, drawn: torch.Generator) -> Inputs:
+    """Returns rows in which some numbers are another row's."""
     found = []
     for each in inputs:
         own = each[torch.from_numpy(rows_B)]

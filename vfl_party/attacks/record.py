@@ -16,7 +16,10 @@ _AT_ONCE = 32 * 2**20  # bytes that are held before they are written
 
 @dataclass(frozen=True)
 class Key:
-    """Names a message: of an exchange at a step, between two parties. ``meant``: before the sender's chain."""
+    """Names a message: of an exchange at a step, between two parties. ``meant``: before the sender's chain.
+
+    ``tensor``: its name, if the message has several.
+    """
 
     phase: str
     exchange: str
@@ -25,6 +28,7 @@ class Key:
     sender: str
     receiver: str
     meant: bool = False
+    tensor: str = ""
 
 
 @dataclass
@@ -38,12 +42,20 @@ class Record:
     _files: list[tuple[Key, ...]] = field(default_factory=list)
 
     def note(
-        self, exchange: str, step: StepKey, tensor: Tensor, sender: str, receiver: str, *, meant: bool = False
+        self,
+        exchange: str,
+        step: StepKey,
+        tensor: Tensor,
+        sender: str,
+        receiver: str,
+        *,
+        meant: bool = False,
+        named: str = "",
     ) -> None:
-        """Copies one message's tensor."""
+        """Copies one message's tensor, or one of several, which is ``named``."""
         if step.round % self.every:
             return
-        key = Key(step.phase, exchange, step.round, step.batch, sender, receiver, meant)
+        key = Key(step.phase, exchange, step.round, step.batch, sender, receiver, meant, named)
         held = tensor.detach().cpu().clone()
         self._held[key] = held
         self._bytes += held.nbytes

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vfl_common.config.models import TaskSettings
 from vfl_party.seeds import Rows
 
-Role = Literal["active", "passive"]
+Role = Literal["active", "passive", "server"]
 
 
 class UnfitError(Exception):
@@ -45,7 +45,8 @@ class Batch:
 class Heard:
     """One message of an exchange that a phase lets a rehearsal overhear, as it is.
 
-    ``behind``: what it is about and does not say, if the sender's phase knows; for judges, not for attackers.
+    ``behind``: what it is about and does not say, if the sender's phase knows; for judges, not for attackers. ``name``:
+    of the tensor, if the message has several: then each of them is a ``Heard``.
     """
 
     phase: str
@@ -55,6 +56,16 @@ class Heard:
     receiver: str
     tensor: Tensor
     behind: Tensor | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """A party as a judge knows it: its trained encoder, the encoder's arguments for rows, its rows by split."""
+
+    encoder: nn.Module
+    inputs: Callable[[Rows], tuple[Tensor, ...]]
+    rows: Mapping[str, Rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +100,9 @@ class Scene:
     embeddings}, at the active party. ``labels``: the class of each row, int64 [N]; -1 everywhere in a regression.
     ``rows``: {split: rows}. ``encoder``: the attacker's own trained encoder, in evaluation mode. ``inputs``: the
     encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind. ``columns``: {party:
-    its columns}; only the judge and the auxiliary rows use them. ``heard``: the messages from and to the attacker that
-    phases let be overheard, in order. ``seed``: of all that an attack draws.
+    its columns}; only the judge and the auxiliary rows use them. ``owners``: {party: what it has}, for the judge.
+    ``heard``: the messages from and to the attacker that phases let be overheard, in order. ``seed``: of all that an
+    attack draws. The server has messages, and nothing else.
     """
 
     attacker: str
@@ -106,6 +118,7 @@ class Scene:
     make_encoder: Callable[[str], nn.Module] | None = None
     columns: Mapping[str, Columns] = field(default_factory=dict)
     heard: Callable[[], Iterator[Heard]] = field(default=lambda: iter(()))
+    owners: Mapping[str, Owner] = field(default_factory=dict)
 
     @property
     def classes(self) -> int:
@@ -146,13 +159,13 @@ class Figure:
 class Attack:
     """The type that a module of ``kinds`` exports as ``ATTACK``, and an entry point of ``vfl.attacks`` names.
 
-    ``about``: one sentence. ``by``: the role of the attacker. ``play``: returns its figures, or raises UnfitError.
-    ``reads``: ``gradients`` or ``embeddings`` whose rows a phase names, the ``encoder`` that phases have trained, or
-    the kind of a phase whose messages it knows, such as ``secureboost``. A run without them refuses the attack. '': the
-    attack itself says if it is unfit.
+    ``about``: one sentence. ``by``: the role of the attacker; ``party``: any party. ``play``: returns its figures, or
+    raises UnfitError. ``reads``: ``gradients`` or ``embeddings`` whose rows a phase names, the ``encoder`` that phases
+    have trained, ``weights`` that a phase shares and lets be overheard, or the kind of a phase whose messages it knows,
+    such as ``secureboost``. A run without them refuses the attack. '': the attack itself says if it is unfit.
     """
 
     about: str
-    by: Role
+    by: Role | Literal["party"]
     play: Callable[[Scene], Sequence[Figure]]
     reads: str = ""

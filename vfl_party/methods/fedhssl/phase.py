@@ -21,6 +21,7 @@ class FedHSSL(Phase):
     """One round is one global iteration. The encoders are the party's models; heads and targets end with the phase."""
 
     side: type[CrossStep]
+    overheard = frozenset({"weights"})
 
     def __init__(self, party: Party, name: str, settings: FedHSSLSettings) -> None:
         self.name, self.rounds = name, settings.rounds

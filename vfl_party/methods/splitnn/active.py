@@ -11,6 +11,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.absent import Absent
 from vfl_party.methods.splitnn.beside import told
+from vfl_party.methods.splitnn.drift import Drift
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.local import ActiveLocal
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -18,7 +19,7 @@ from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.metrics import evaluate, loss_fn, lower_is_better
 from vfl_party.models import Combined
 from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.scoring import joint_outputs
+from vfl_party.scoring import chunks, joint_embeddings, outputs_of
 from vfl_party.seeds import Rows
 
 
@@ -37,6 +38,8 @@ class ActiveSplitNN(Phase):
         self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
         self.lenient = self._absent is not None
         self._local = ActiveLocal(party, settings, self._training) if settings.local else None
+        self._drift = Drift(party.name)
+        self._watches = len(party.rows("validation")) == 0  # training steps, because there is no validation to compare
         self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
         rule, task = settings.early_stopping, party.recipe.task
         if rule is not None and rule.metric not in task.all_metrics:
@@ -69,6 +72,8 @@ class ActiveSplitNN(Phase):
                 if absent is not None:
                     absent.all_here()
                 z_BD = {name: tensors["z"] for name, tensors in received.items()}
+                if self._watches:
+                    self._drift.batch(own, z_BD)
                 there = [*own, *z_BD.values()] if absent is None else absent.fill(step, rows, own, z_BD)
                 combined = Combined(rule, there, z_BD)
                 outputs = party.outputs(combined.value)
@@ -93,27 +98,29 @@ class ActiveSplitNN(Phase):
         metrics = {"train": {"loss": total.item() / max(1, steps)}}
         validates = training.batches.validates(round_)
         after = self._validate(round_, exchange, metrics) if validates else exchange
+        moved = self._drift.moved() if validates else {}
         if absent is not None:
-            return RoundReport(steps, metrics, note=absent.words(round_, steps), absences=absent.found)
+            return RoundReport(steps, metrics, note=absent.words(round_, steps), absences=absent.found, drift=moved)
         if not validates:
             return RoundReport(steps, metrics)
         stop = self._verdict(round_, after, metrics)
         if self._best is None or not (stop or round_ + 1 == self.rounds) or self._best["round"] == round_:
-            return RoundReport(steps, metrics, done=stop)
+            return RoundReport(steps, metrics, done=stop, drift=moved)
         kept = f"keeps the weights of round {self._best['round'] + 1}"
         note = f"{self.name} {'stops early after' if stop else 'ends with'} round {round_ + 1} and {kept}"
-        return RoundReport(steps, metrics, done=stop, kept=self._best["metrics"], note=note)
+        return RoundReport(steps, metrics, done=stop, kept=self._best["metrics"], note=note, drift=moved)
 
     def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> int:
         party = self._party
         rows = party.rows("validation")
         lenience = self._absent.lenience if self._absent is not None else None
         policy = self._settings.late_policy
-        outputs, after = joint_outputs(party, self._validation, round_, batch, rows, lenience, policy)
+        found = joint_embeddings(party, self._validation, round_, batch, rows, lenience)
+        outputs = outputs_of(party, self._drift.chunks(found), policy)
         if len(rows):
             labels, targets = party.need_labels()
             metrics["validation"] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
-        return after
+        return batch + len(chunks(rows))
 
     def _verdict(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> bool:
         """Decides whether this round is the best so far and whether to stop, and tells the passive parties."""
@@ -143,11 +150,13 @@ class ActiveSplitNN(Phase):
     def state(self) -> Tree:
         absent = self._absent.state() if self._absent is not None else None
         local = self._local.state() if self._local is not None else {}
-        return self._training.state() | {"best_epoch": self._best, "absent": absent} | local
+        watched = {"drift": self._drift.state()}
+        return self._training.state() | {"best_epoch": self._best, "absent": absent} | watched | local
 
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
         self._best = tree["best_epoch"]
+        self._drift.load_state(tree["drift"])
         if self._local is not None:
             self._local.load_state(tree)
         if self._absent is not None:

@@ -1,0 +1,82 @@
+"""How far each party's embeddings move from one validation to the next, as the active party sees it anyway.
+
+A party that takes more of the learning than its share, by scaled gradients (Fu et al. 2022), moves faster than it
+would. The active party compares what it has received of the same rows: no exchange more, and nothing is trained by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vfl_party.scoring import CHUNK_ROWS, Chunk
+
+_MOST = 4  # chunks of validation rows that are compared: 4,096 rows say as much as all, and take less memory
+
+
+class Drift:
+    """‖z − z′‖ / ‖z′‖ of each party's embeddings z of the validation rows, and z′ of the validation before.
+
+    Without validation rows z is the mean and the standard deviation of each embedding, over the first 4,096 rows or a
+    little more of the training steps since then. ``me``: the name of the active party, whose own embeddings are
+    compared, too.
+    """
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._before: dict[str, Tensor] = {}
+        self._now: dict[str, list[Tensor]] = {}  # parts of the validation under way
+        self._looked = 0  # how many chunks it has had
+        self._steps: dict[str, list[Tensor]] = {}  # parts of the training steps
+        self._rows = 0
+
+    def chunks(self, found: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Yields the chunks of a validation as they are, and looks at the first ones."""
+        self._now, self._looked = {}, 0
+        for chunk in found:
+            if self._looked < _MOST:
+                self._looked += 1
+                self._keep(self._now, chunk.own, chunk.others)
+            yield chunk
+
+    def batch(self, own: Sequence[Tensor], others: Mapping[str, Tensor]) -> None:
+        """Looks at the embeddings of a training step; it keeps them, and computes nothing."""
+        if self._rows < _MOST * CHUNK_ROWS:
+            self._keep(self._steps, own, others)
+            self._rows += max((len(each) for each in (*own, *others.values())), default=0)
+
+    def moved(self) -> dict[str, float]:
+        """Returns {party: how far it has moved}, of those that were there this time and the time before."""
+        now = {name: torch.cat(parts) for name, parts in self._now.items() if len(parts) == self._looked}
+        now = now or {name: _statistics(torch.cat(parts)) for name, parts in self._steps.items()}
+        found = {}
+        for name, z in now.items():
+            before = self._before.get(name)
+            if before is not None and before.shape == z.shape:
+                found[name] = ((z - before).norm() / before.norm().clamp_min(1e-30)).item()
+        self._before, self._now, self._steps, self._rows = now, {}, {}, 0
+        return found
+
+    def _keep(self, into: dict[str, list[Tensor]], own: Sequence[Tensor], others: Mapping[str, Tensor | None]) -> None:
+        for z_BD in own:
+            into.setdefault(self._me, []).append(z_BD.detach())
+        for name, z in others.items():
+            if z is not None:
+                into.setdefault(name, []).append(z.detach())
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the next drift depends on."""
+        return {"before": self._before, "steps": self._steps, "rows": self._rows}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores what ``state`` returned."""
+        self._before, self._steps, self._rows = dict(tree["before"]), dict(tree["steps"]), tree["rows"]
+
+
+def _statistics(z_ND: Tensor) -> Tensor:
+    """Returns mean and standard deviation of each column, [2, D]. ``std`` would take ten times as long."""
+    mean_D = z_ND.mean(dim=0)
+    return torch.stack([mean_D, (z_ND - mean_D).square_().mean(dim=0).sqrt_()])
