@@ -156,7 +156,8 @@ class ActiveSplitNN(Phase):
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
         self._best = tree["best_epoch"]
-        self._drift.load_state(tree["drift"])
+        if "drift" in tree:  # a checkpoint of an earlier version has none
+            self._drift.load_state(tree["drift"])
         if self._local is not None:
             self._local.load_state(tree)
         if self._absent is not None:
