@@ -22,9 +22,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.text import listed
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
-from vfl_party.attacks.scene import Batch, Columns, Figure, Heard, Scene, UnfitError
+from vfl_party.attacks.scene import Batch, Columns, Figure, Heard, Image, Scene, UnfitError
 from vfl_party.attacks.sizes import Seen, Sizes, told
-from vfl_party.data.preprocess import HIDDEN, UNKNOWN
+from vfl_party.data.preprocess import HIDDEN, UNKNOWN, Preprocessor
 from vfl_party.declared import Exchange, Role, Sent
 from vfl_party.filter import Tensors
 from vfl_party.party import Assembled
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}  # what attacks of a role read
 _WHAT = {Kind.GRADIENT: "dz", Kind.EMBEDDING: "z"}  # tensors that are recorded, by the kind of their bundle
+_LEAST_SIDE = 2  # pixels of an image's height and width
 
 
 @dataclass(frozen=True)
@@ -270,8 +271,9 @@ class Rehearsal:
             codes = features.categories.cpu()
             hot = torch.where(codes == UNKNOWN, -1, (codes - HIDDEN).clamp_min(0))
             return Columns(tuple(names), values, hot, groups)
-        if len(names) != values.shape[1]:  # pixels
-            return Columns(tuple(f"x{number}" for number in range(values.shape[1])), values)
+        if preprocessor.image_shape is not None:
+            image = _image(preprocessor)
+            return Columns(tuple(f"x{number}" for number in range(values.shape[1])), values, image=image)
         return Columns(tuple(names), values, groups=groups)
 
 
@@ -311,6 +313,14 @@ def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str
 
 def _as_heard(key: Key, tensor: Tensor, behind: Tensor | None) -> Heard:
     return Heard(key.phase, key.exchange, key.round, key.sender, key.receiver, tensor, behind)
+
+
+def _image(preprocessor: Preprocessor) -> Image | None:
+    """Returns how pixels are an image; None if it is a line of them, which has no structure to compare."""
+    channels, height, width = preprocessor.image_shape or (0, 0, 0)
+    if min(height, width) < _LEAST_SIDE:
+        return None
+    return Image((channels, height, width), preprocessor.shift, preprocessor.scale)
 
 
 def _classes(targets: Tensor | None, kind: str) -> Tensor:

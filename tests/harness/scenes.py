@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from vfl_common.config.models import TaskSettings
-from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Scene
+from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Image, Scene
 from vfl_party.attacks.scores import Tally
 
 Make = Callable[[np.random.Generator, Tensor], Tensor]  # the gradients of rows of these classes
@@ -58,6 +59,24 @@ def linear_scene(noise: float, *, rows: int = 1200, width: int = 6, own: bool = 
     sent = replayed([of(z[part], part.numpy()) for part in torch.arange(rows).split(256)])
     labels = torch.zeros(rows, dtype=torch.int64)
     task = TaskSettings(kind="binary")
+    return Scene("p0", "active", task, labels, {}, seed, replayed([]), embeddings={"p1": sent}, columns=columns)
+
+
+def image_scene(encode: Callable[[Tensor], Tensor], *, own: bool = False, high: float = 1.0, seed: int = 2) -> Scene:
+    """Returns an active party's scene: 1,200 digits with pixels from 0 to ``high``, standardised, and their embeddings.
+
+    ``own``: it has the upper half of each image, too.
+    """
+    images = torch.tensor(load_digits().images[:1200] / 16.0, dtype=torch.float32) * high
+    shift, scale = images.mean().item(), images.std().item()
+    x = ((images - shift) / scale).flatten(1)
+    names = tuple(f"x{n}" for n in range(64))
+    columns = {"p1": Columns(names, x, image=Image((1, 8, 8), (shift,), (scale,)))}
+    if own:
+        columns["p0"] = Columns(names[:32], x[:, :32])
+    z = encode(x)
+    sent = replayed([of(z[part], part.numpy()) for part in torch.arange(1200).split(256)])
+    labels, task = torch.zeros(1200, dtype=torch.int64), TaskSettings(kind="binary")
     return Scene("p0", "active", task, labels, {}, seed, replayed([]), embeddings={"p1": sent}, columns=columns)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,23 @@ def test_an_attack_that_fails_takes_no_other_figure_along(
     found = vfl.leaks(tables(), attacks=["broken", "norm"], quiet=True).found[0]
     assert {line.attack for line in found.lines} == {"norm"}
     assert any(words in note for note in found.notes), found.notes
+
+
+def test_images_are_drawn_and_only_their_owner_may_read_them(tmp_path: Path) -> None:
+    made = cases.recipe(2, rows={"validation": 0.2, "test": 0.3}) | {
+        "simulate": {"parties": cases.digits(2, limit=600)}
+    }
+    made["phases"].append({"kind": "evaluate"})
+    vfl.Recipe.from_dict(made).save(tmp_path / "halves.toml")
+    done = vfl_here("leaks", "halves.toml", "--attacks", "images,columns", "--out", "found", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "columns by p0 was not played: all columns are pixels; see images" in words
+    assert "mean image 0." in words
+    (line, *_) = json.loads((tmp_path / "found" / "leaks.json").read_text())["recipes"][0]["lines"]
+    assert (line["of"], line["unit"]) == ("p1: images", "SSIM")
+    assert line["value"]["mean"] > line["baselines"]["mean image"]["mean"]
+    picture = tmp_path / "found" / "images-case-p1.png"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert stat.S_IMODE(picture.stat().st_mode) == 0o600
+    assert str(Path("found") / picture.name) in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from vfl_party.seeds import batches, derive_seed
 
 Inputs = tuple[Tensor, ...]
 _HEAD_STEPS, _TUNED_STEPS, _LR, _DECAY = 300, 150, 2e-3, 1e-3
-_DECODER_STEPS, _DECODER_WIDTH = 400, 128
+_DECODER, _DECODER_STEPS = ("decoder", 128, 3e-3), 400  # name, width and learning rate of an MLP
+_PIXELS, _PIXELS_STEPS, _PIXELS_BATCH = ("pixels", 512, 1e-3), 1500, 64
 _SSL_EPOCHS, _SSL_BATCH, _SSL_ROWS, _CORRUPTED = 10, 256, 10_000, 0.3
 
 
@@ -96,29 +98,63 @@ def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) ->
 
     A fifth of the known rows decides when training stops, and whether the known rows' mean is better than all.
     """
-    mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0).clamp_min(1e-6)
     mean_F, std_F = values_KF.mean(dim=0), values_KF.std(dim=0).clamp_min(1e-6)
-    x, y = (known_KD - mean_D) / std_D, (values_KF - mean_F) / std_F
-    with seeded(derive_seed(seed, "init", "decoder")):
-        decoder = nn.Sequential(nn.Linear(x.shape[1], _DECODER_WIDTH), nn.ReLU(), nn.Linear(_DECODER_WIDTH, y.shape[1]))
-    held = max(1, len(x) // 5)
-    optimizer = torch.optim.Adam(decoder.parameters(), lr=3e-3, weight_decay=1e-4)
-    best, kept = y[:held].pow(2).mean().item(), None
-    for step in range(_DECODER_STEPS):
-        loss = functional.mse_loss(decoder(x[held:]), y[held:])
+    rows = repeat(slice(held_of(len(known_KD)), None), _DECODER_STEPS)
+    found = _decoded(known_KD, (values_KF - mean_F) / std_F, judged_ND, rows, _DECODER, seed)
+    return mean_F.expand(len(judged_ND), -1) if found is None else found * std_F + mean_F
+
+
+def decode_pixels(known_KD: Tensor, pixels_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
+    """Does as ``decode`` with the pixels of images.
+
+    Pixels keep their scale, because those that vary most tell most, and a wider MLP sees batches.
+    """
+    mean_F, held = pixels_KF.mean(dim=0), held_of(len(known_KD))
+    drawn = torch.Generator().manual_seed(derive_seed(seed, "batches of pixels") % 2**63)
+    rows = (torch.randint(held, len(known_KD), (_PIXELS_BATCH,), generator=drawn) for _ in range(_PIXELS_STEPS))
+    found = _decoded(known_KD, pixels_KF - mean_F, judged_ND, rows, _PIXELS, seed)
+    return mean_F.expand(len(judged_ND), -1) if found is None else found + mean_F
+
+
+def held_of(known: int) -> int:
+    """Returns how many of the known rows, the first ones, decide when a decoder's training stops."""
+    return max(1, known // 5)
+
+
+def _decoded(
+    known_KD: Tensor,
+    y_KF: Tensor,
+    judged_ND: Tensor,
+    rows: Iterable[Tensor | slice],
+    shape: tuple[str, int, float],
+    seed: int,
+) -> Tensor | None:
+    """Returns what an MLP gives for judged rows, as it was when the first known rows' error was least.
+
+    ``rows``: of each step. ``shape``: its name, its width and the learning rate. None if it was never better than 0.
+    """
+    name, width, lr = shape
+    mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0).clamp_min(1e-6)
+    x, held = (known_KD - mean_D) / std_D, held_of(len(known_KD))
+    with seeded(derive_seed(seed, "init", name)):
+        decoder = nn.Sequential(nn.Linear(x.shape[1], width), nn.ReLU(), nn.Linear(width, y_KF.shape[1]))
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=lr, weight_decay=1e-4)
+    best, kept = y_KF[:held].pow(2).mean().item(), None
+    for step, rows_B in enumerate(rows):
+        loss = functional.mse_loss(decoder(x[rows_B]), y_KF[rows_B])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % 10 == 9:
             with torch.no_grad():
-                error = functional.mse_loss(decoder(x[:held]), y[:held]).item()
+                error = functional.mse_loss(decoder(x[:held]), y_KF[:held]).item()
             if error < best:
                 best, kept = error, copy.deepcopy(decoder.state_dict())
     if kept is None:
-        return mean_F.expand(len(judged_ND), -1)
+        return None
     decoder.load_state_dict(kept)
     with torch.no_grad():
-        found: Tensor = decoder((judged_ND - mean_D) / std_D) * std_F + mean_F
+        found: Tensor = decoder((judged_ND - mean_D) / std_D)
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl_party.attacks.scene import Batch, Scene, UnfitError
+from vfl_party.attacks.scene import Batch, Image, Scene, UnfitError
 from vfl_party.seeds import derive_seed
 
 _SHARE, _LEAST, _MOST, _JUDGED = 0.1, 50, 2000, 5000  # of the rows; auxiliary rows; rows that are judged
@@ -20,7 +20,7 @@ class Pairs:
     """Rows that one sender sent in one exchange: some whose columns the attacker knows, and others that are judged.
 
     ``place``: the phase and the exchange. ``z_known``, ``values_known``: [K, D] and [K, F]. ``own``: what the attacker
-    has of the same rows by itself; None if it has no columns. ``groups``: see ``Columns``.
+    has of the same rows by itself; None if it has no columns. ``groups``, ``image``: see ``Columns``.
     """
 
     sender: str
@@ -32,6 +32,7 @@ class Pairs:
     values_judged: Tensor
     own: tuple[Tensor, Tensor] | None
     groups: Mapping[str, range] = field(default_factory=dict)
+    image: Image | None = None
 
 
 def known_rows(count: int) -> int:
@@ -39,17 +40,19 @@ def known_rows(count: int) -> int:
     return min(_MOST, max(_LEAST, int(_SHARE * count)))
 
 
-def pairs(scene: Scene) -> Iterator[Pairs]:
+def pairs(scene: Scene, *, images: bool | None = None) -> Iterator[Pairs]:
     """Yields the pairs of each sender whose columns are known, exchange by exchange.
 
     A defence may be on one exchange and not on another, and each is read by itself. Those of too few rows are left out.
-    Raises UnfitError if none has enough.
+    ``images``: only of senders whose columns are an image, or (False) are none.
+    Raises UnfitError if there is no such sender, or no exchange has enough rows.
     """
+    senders = senders_of(scene, images)
+    if not senders and senders_of(scene):
+        raise UnfitError("no sender's columns are an image" if images else "all columns are pixels; see images")
     some = False
-    for sender, sent in scene.embeddings.items():
-        if sender not in scene.columns:
-            continue
-        for place, newest in _newest(sent()).items():
+    for sender in senders:
+        for place, newest in _newest(scene.embeddings[sender]()).items():
             if len(newest) >= 2 * _LEAST:
                 some = True
                 yield _pairs(scene, sender, place, newest)
@@ -57,14 +60,19 @@ def pairs(scene: Scene) -> Iterator[Pairs]:
         raise UnfitError(f"no party sends embeddings of {2 * _LEAST} rows that the phases name")
 
 
-def left_out(scene: Scene) -> list[str]:
+def left_out(scene: Scene, *, images: bool | None = None) -> list[str]:
     """Returns the exchanges that ``pairs`` leaves out, with the number of their rows."""
     found = []
-    for sender, sent in scene.embeddings.items():
-        if sender in scene.columns:
-            sizes = {place: len(newest) for place, newest in _newest(sent()).items()}
-            found += [f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _LEAST]
+    for sender in senders_of(scene, images):
+        sizes = {place: len(newest) for place, newest in _newest(scene.embeddings[sender]()).items()}
+        found += [f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _LEAST]
     return found
+
+
+def senders_of(scene: Scene, images: bool | None = None) -> list[str]:
+    """Returns who sends embeddings of columns that are known; ``images`` as for ``pairs``."""
+    known = [sender for sender in scene.embeddings if sender in scene.columns]
+    return [each for each in known if images is None or (scene.columns[each].image is not None) == images]
 
 
 def _newest(batches: Iterator[Batch]) -> dict[str, dict[int, Tensor]]:
@@ -91,4 +99,5 @@ def _pairs(scene: Scene, sender: str, place: str, newest: Mapping[int, Tensor]) 
         columns.table(judged),
         None if own is None else (own.table(known), own.table(judged)),
         columns.groups,
+        columns.image,
     )

@@ -2,7 +2,8 @@
 
 It knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange by itself. Beside it stands the same
 decoder from the attacker's own columns alone, which correlate with the others' without any message, and from shuffled
-embeddings (chance). Numbers are judged by R², categories by accuracy.
+embeddings (chance). Numbers are judged by R², categories by accuracy. Pixels are left to ``images``: a pixel by itself
+says little.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from vfl_common.text import listed
 from vfl_party.attacks.fitting import decode_table, explained, is_mean
-from vfl_party.attacks.pairs import Pairs, left_out, pairs
+from vfl_party.attacks.pairs import Pairs, left_out, pairs, senders_of
 from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
 from vfl_party.seeds import derive_seed
 
@@ -28,10 +29,10 @@ def play(scene: Scene) -> list[Figure]:
     """Returns R² of each column of numbers and accuracy of each of categories, their means, and the best column.
 
     R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError without enough rows
-    or columns.
+    or columns, or if all are pixels.
     """
     found = []
-    for each in pairs(scene):
+    for each in pairs(scene, images=False):
         guesses = _guesses(each, scene.seed)
         like = Figure("", f"{len(each.z_known)} rows", "R²", 0.0, place=each.place)
         words = {_FOUND: f"embeddings of {each.place}", _CHANCE: "shuffled embeddings (chance)", _OWN: _OWN}
@@ -49,9 +50,11 @@ def play(scene: Scene) -> list[Figure]:
         found += figures
     if not found:
         raise UnfitError("all columns have one value")
-    few = left_out(scene)
-    if few:
-        found[-1] = replace(found[-1], note=f"not played on exchanges of too few rows: {listed(few)}")
+    few, pixels = left_out(scene, images=False), senders_of(scene, images=True)
+    notes = [f"not played on exchanges of too few rows: {listed(few)}"] if few else []
+    notes += [f"pixels are left to the attack images: those of {listed(pixels)}"] if pixels else []
+    if notes:
+        found[-1] = replace(found[-1], note="; ".join(notes))
     return found
 
 
