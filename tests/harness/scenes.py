@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,16 +48,32 @@ def replayed(found: Sequence[Batch]) -> Callable[[], Iterator[Batch]]:
     return lambda: iter(found)
 
 
-def linear_scene(noise: float, *, rows: int = 1200, width: int = 6, own: bool = False, seed: int = 2) -> Scene:
-    """Returns an active party's scene: z = x A + noise, with an orthogonal A; ``own``: it has the first column, too."""
+def linear_scene(
+    noise: float,
+    *,
+    rows: int = 1200,
+    width: int = 6,
+    own: bool = False,
+    rounds: int = 1,
+    moves: bool = False,
+    seed: int = 2,
+) -> Scene:
+    """Returns an active party's scene: z = x A + noise, with an orthogonal A; ``own``: it has the first column, too.
+
+    Each of ``rounds`` has noise of its own; with ``moves`` another A, too.
+    """
     made = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, width, generator=made)
-    turned = torch.linalg.qr(torch.randn(width, width, generator=made)).Q
-    z = x @ turned + noise * torch.randn(rows, width, generator=made)
     columns = {"p1": Columns(tuple(f"c{n}" for n in range(width)), x)}
     if own:
         columns["p0"] = Columns(("c0",), x[:, :1])
-    sent = replayed([of(z[part], part.numpy()) for part in torch.arange(rows).split(256)])
+    batches = []
+    for number in range(rounds):
+        if not number or moves:
+            turned = torch.linalg.qr(torch.randn(width, width, generator=made)).Q
+        z = x @ turned + noise * torch.randn(rows, width, generator=made)
+        batches += [replace(of(z[part], part.numpy()), round=number) for part in torch.arange(rows).split(256)]
+    sent = replayed(batches)
     labels = torch.zeros(rows, dtype=torch.int64)
     task = TaskSettings(kind="binary")
     return Scene("p0", "active", task, labels, {}, seed, replayed([]), embeddings={"p1": sent}, columns=columns)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
-from vfl_party.attacks import kinds
+from vfl.leaking.result import ALL_EPOCHS, Line, Rehearsed, Spread
+from vfl_party.attacks import kinds, scene
 from vfl_party.attacks.kinds.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
 from vfl_party.attacks.scene import Columns, Figure, Scene, UnfitError
 
@@ -31,6 +32,39 @@ def test_columns_are_decoded_as_well_as_the_noise_lets(noise: float) -> None:
     assert len(found) == 2 + 6
     assert abs(mean.chance or 0) < 0.1
     assert dict(mean.baselines) == {}
+
+
+@pytest.mark.parametrize("rounds", [2, 9])
+def test_over_all_epochs_noise_averages_out_if_the_encoder_stays(rounds: int) -> None:
+    """z = xA + N(0, 1) in each round: R² = 1/2 of one, and rounds / (rounds + 1) of their mean."""
+    found = play("columns", linear_scene(1.0, rows=4000, rounds=rounds))
+    last, every = (found[f"p1: mean of columns R² 400 rows{knows}"] for knows in ("", ", all epochs"))
+    assert 0.5 - 0.12 < last.value < 0.5 + 0.03
+    assert rounds / (rounds + 1) - 0.12 < every.value < rounds / (rounds + 1) + 0.03
+    assert every.chance == last.chance
+    assert len(found) == 3 + 6  # single columns stand there once
+
+
+def test_over_all_epochs_an_encoder_that_moves_is_read_as_well_as_in_the_last() -> None:
+    """Means of nine unrelated encoders say less than the last alone, which is then taken."""
+    found = play("columns", linear_scene(0.0, rows=4000, rounds=9, moves=True))
+    last, every = (found[f"p1: mean of columns R² 400 rows{knows}"] for knows in ("", ", all epochs"))
+    assert every.value == pytest.approx(last.value, abs=0.02)
+    assert last.value > 0.9
+
+
+def test_all_epochs_are_a_line_of_their_own_beside_the_last() -> None:
+    (all_epochs,) = {ALL_EPOCHS, scene.ALL_EPOCHS}
+    made = {
+        knows: Line("columns", "p0", "p1: mean of columns", knows, "R²", Spread((value,)), place=place)
+        for knows, value, place in (
+            ("125 rows", 0.2, "splitnn/embedding"),
+            (f"125 rows, {all_epochs}", 0.6, "splitnn/embedding"),
+            ("50 rows", 0.3, "evaluate/embedding"),
+        )
+    }
+    worst = Rehearsed("one", (1,), "", None, 0, tuple(made.values())).worst
+    assert [line.knows for line in worst] == ["50 rows", f"125 rows, {all_epochs}"]
 
 
 def test_without_the_information_columns_are_as_unknown_as_by_chance() -> None:

@@ -20,6 +20,7 @@ REHEARSAL = (
 )
 
 
+ALL_EPOCHS = "all epochs"  # as ``vfl_party.attacks.scene`` has it, which loads torch
 ERRORS = frozenset({"MSE"})  # units of which less is a larger leak
 
 
@@ -69,7 +70,8 @@ class Line:
     @property
     def asset(self) -> tuple[str, ...]:
         """What is read, by whom and how, whatever exchange it is read from."""
-        return self.attack, self.attacker, self.of, "" if self.place else self.knows, self.unit
+        knows = self.knows if not self.place else ALL_EPOCHS if self.knows.endswith(ALL_EPOCHS) else ""
+        return self.attack, self.attacker, self.of, knows, self.unit
 
     @property
     def is_error(self) -> bool:
@@ -144,7 +146,7 @@ class Rehearsed:
             if line.place and not line.detail:
                 found.setdefault(line.asset, []).append(line)
         return tuple(
-            f"{lines[0].attack}, {lines[0].of}, by exchange: "
+            ", ".join(filter(None, (lines[0].attack, lines[0].of, lines[0].asset[3], "by exchange: ")))
             + ", ".join(f"{line.place} {line.unit} {line.value}" for line in lines)
             for lines in found.values()
             if len(lines) > 1

@@ -13,6 +13,7 @@ from vfl_common.config.models import TaskSettings
 from vfl_party.seeds import Rows
 
 Role = Literal["active", "passive"]
+ALL_EPOCHS = "all epochs"  # ends what an attacker knows that has all messages about a row, not the last alone
 
 
 class UnfitError(Exception):
