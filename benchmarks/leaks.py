@@ -151,11 +151,12 @@ def costs(found: dict[str, Rehearsed]) -> str:
 
 def baselines(found: dict[str, Rehearsed]) -> str:
     """Returns a Markdown table: what each method gives away, beside what an attacker has without it."""
-    lines = ["| method | test AUC | attack | reads | leak | chance | without any message |", "| --- " * 7 + "|"]
+    lines = ["| method | test AUC | attack | reads | knows | leak | chance | without any message |", "| --- " * 8 + "|"]
     for name, each in found.items():
         for line in each.lines:
             beside = ", ".join(f"{key} {value}" for key, value in line.baselines.items())
-            cells = (name, each.utility, line.attack, line.of, f"{line.unit} {line.value}", line.chance or "", beside)
+            of = (name, each.utility, line.attack, line.of, line.knows)
+            cells = (*of, f"{line.unit} {line.value}", line.chance or "", beside)
             lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

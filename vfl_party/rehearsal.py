@@ -185,6 +185,7 @@ class Rehearsal:
             role=own.role,
             task=own.recipe.task,
             labels=_classes(active.targets, own.recipe.task.kind),
+            targets=_numbers(active.targets, own.recipe.task.kind),
             rows=own.splits,
             seed=derive_seed(seed, "attack", attacker),
             gradients=partial(self._batches, active.name, attacker, "gradient"),
@@ -329,3 +330,8 @@ def _classes(targets: Tensor | None, kind: str) -> Tensor:
     if kind == "regression":
         return torch.full((len(targets),), -1)
     return targets.reshape(-1).long().cpu()
+
+
+def _numbers(targets: Tensor | None, kind: str) -> Tensor | None:
+    """Returns each row's label of a regression, float64 [N]."""
+    return targets.reshape(-1).double().cpu() if targets is not None and kind == "regression" else None

@@ -79,6 +79,23 @@ def linear_scene(
     return Scene("p0", "active", task, labels, {}, seed, replayed([]), embeddings={"p1": sent}, columns=columns)
 
 
+def number_scene(noise: float, *, rounds: int = 1, size: int = 400, rows: int = 2000, seed: int = 5) -> Scene:
+    """Returns a passive party's scene of a regression: y is N(0, 1), and each round's gradients are y w + noise in 3D.
+
+    It is what squared error gives a linear top model that always answers the mean.
+    """
+    made = torch.Generator().manual_seed(seed)
+    y = torch.randn(rows, generator=made, dtype=torch.float64)
+    w = torch.tensor([0.6, 0.0, -0.8], dtype=torch.float64)
+    batches = []
+    for number in range(rounds):
+        for place, part in enumerate(torch.randperm(rows, generator=made).split(size)):
+            g = y[part, None] * w + noise * torch.randn(len(part), 3, generator=made, dtype=torch.float64)
+            batches.append(replace(of(g, part.numpy(), place), round=number))
+    task, labels = TaskSettings(kind="regression"), torch.full((rows,), -1)
+    return Scene("p1", "passive", task, labels, {}, seed, gradients=replayed(batches), targets=y)
+
+
 def image_scene(encode: Callable[[Tensor], Tensor], *, own: bool = False, high: float = 1.0, seed: int = 2) -> Scene:
     """Returns an active party's scene: 1,200 digits with pixels from 0 to ``high``, standardised, and their embeddings.
 
@@ -108,8 +125,11 @@ class Scaled(nn.Module):
         return self.factor * torch.cat([x[:, : self.columns], torch.zeros_like(x[:, self.columns :])], dim=1)
 
 
-def labelled_scene(informed: bool, *, rows: int = 2000, seed: int = 4) -> Scene:
-    """Returns a passive party's scene with an encoder: ``informed``, it adds the label; its columns say nothing."""
+def labelled_scene(informed: bool, *, numbers: bool = False, rows: int = 2000, seed: int = 4) -> Scene:
+    """Returns a passive party's scene with an encoder: ``informed``, it adds the label; its columns say nothing.
+
+    ``numbers``: the labels are those of a regression, 0 and 1 with noise.
+    """
     made = torch.Generator().manual_seed(seed)
     labels = (torch.rand(rows, generator=made) < 0.3).long()
     x = torch.randn(rows, 4, generator=made)
@@ -118,14 +138,15 @@ def labelled_scene(informed: bool, *, rows: int = 2000, seed: int = 4) -> Scene:
     return Scene(
         "p1",
         "passive",
-        TaskSettings(kind="binary"),
-        labels,
+        TaskSettings(kind="regression" if numbers else "binary"),
+        torch.full((rows,), -1) if numbers else labels,
         {"train": np.arange(1000), "test": np.arange(1000, rows), "validation": np.arange(0)},
         seed,
         replayed([]),
         encoder=Scaled(5 if informed else 4),
         inputs=lambda at: (hidden[torch.from_numpy(at)],),
         make_encoder=lambda _label: Scaled(4),
+        targets=hidden[:, 4].double() if numbers else None,
     )
 
 

@@ -292,3 +292,16 @@ def test_images_are_drawn_and_only_their_owner_may_read_them(tmp_path: Path) -> 
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert stat.S_IMODE(picture.stat().st_mode) == 0o600
     assert str(Path("found") / picture.name) in done.stdout
+
+
+def test_labels_that_are_numbers_are_read_from_gradients_and_from_the_encoder(tmp_path: Path) -> None:
+    made = cases.recipe(2, task={"kind": "regression"}, phase={"epochs": 3, "batch_size": 64})
+    made |= {"simulate": {"parties": cases.columns("sklearn:diabetes", 2, limit=300)}}
+    found = vfl.leaks(made, attacks=["residuals", "completion", "norm"], quiet=True, out=tmp_path).found[0]
+    lines = {(line.attack, line.knows): line for line in found.lines}
+    first = lines["residuals", "nothing, first round"]
+    assert first.value.mean > 0.8
+    assert first.excess > 0.7
+    assert {line.unit for line in lines.values()} == {"|ρ|", "R²"}
+    assert [knows for attack, knows in lines if attack == "completion"] == ["80 labels, frozen", "80 labels, tuned"]
+    assert "norm by p1 was not played: the labels are numbers, and the attack finds classes" in found.notes

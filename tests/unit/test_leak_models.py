@@ -162,6 +162,17 @@ def test_completion_finds_what_training_put_into_the_encoder_and_nothing_else() 
     assert set(accuracy.baselines) == {"from scratch", "own SSL, frozen", "own SSL, tuned", "majority"}
 
 
+def test_completion_of_a_regression_is_judged_by_r2() -> None:
+    informed, blind = (play("completion", labelled_scene(each, numbers=True)) for each in (True, False))
+    assert [*informed] == [f"labels R² {FROZEN}", f"labels R² {TUNED}"]
+    for name, figure in informed.items():
+        assert figure.value > 0.9
+        assert max(figure.baselines.values()) < 0.1
+        assert blind[name].value < 0.1
+    tuned = blind[f"labels R² {TUNED}"]
+    assert tuned.value == pytest.approx(tuned.baselines["from scratch"], abs=0.05)
+
+
 def test_auxiliary_labels_are_stratified() -> None:
     labels = torch.tensor([0] * 900 + [1] * 99 + [2])
     rows = stratified(labels, np.arange(1000), 3, 1)

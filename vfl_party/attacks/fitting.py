@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
@@ -16,6 +17,7 @@ from vfl_party.seeds import batches, derive_seed
 
 Inputs = tuple[Tensor, ...]
 _HEAD_STEPS, _TUNED_STEPS, _LR, _DECAY = 300, 150, 2e-3, 1e-3
+_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-4, 9))  # of a ridge regression: 0.01 to 10,000
 _DECODER, _DECODER_STEPS = ("decoder", 128, 3e-3), 400  # name, width and learning rate of an MLP
 _PIXELS, _PIXELS_STEPS, _PIXELS_BATCH = ("pixels", 512, 1e-3), 1500, 64
 _SSL_EPOCHS, _SSL_BATCH, _SSL_ROWS, _CORRUPTED = 10, 256, 10_000, 0.3
@@ -38,23 +40,68 @@ def classify(
     ``tuned``: the encoder is trained, too (a copy of it), otherwise it stays as it is.
     """
     encoder = copy.deepcopy(encoder).eval()
-    with torch.no_grad():
-        z_KD = encoder(*known).flatten(1)
-    mean_D, std_D = z_KD.mean(dim=0), z_KD.std(dim=0).clamp_min(1e-6)
+    mean_D, std_D = _spread(embed(encoder, known))
     with seeded(derive_seed(seed, "init", "head")):
-        head = nn.Linear(z_KD.shape[1], classes)
-    head.to(z_KD.device)
-    weights = [*head.parameters(), *(encoder.parameters() if tuned else ())]
-    optimizer = torch.optim.Adam(weights, lr=_LR, weight_decay=_DECAY)
-    for _ in range(_TUNED_STEPS if tuned else _HEAD_STEPS):
-        z = encoder(*known).flatten(1) if tuned else z_KD
-        loss = functional.cross_entropy(head((z - mean_D) / std_D), classes_K)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    with torch.no_grad():
-        logits: Tensor = head((embed(encoder, judged) - mean_D) / std_D)
-    return logits.cpu()
+        head = nn.Linear(len(mean_D), classes)
+    model = _Headed(encoder, head.to(mean_D.device), mean_D, std_D)
+    model.learn(known, lambda logits: functional.cross_entropy(logits, classes_K), tuned=tuned)
+    return model.of(judged)
+
+
+def estimate(encoder: nn.Module, known: Inputs, numbers_K: Tensor, judged: Inputs, *, tuned: bool) -> Tensor:
+    """Fits a linear head on an encoder to the numbers of K rows; returns those [N] that it gives others.
+
+    It is a ridge regression, its penalty chosen by leaving one row out. ``tuned``: it is then trained with the encoder.
+    """
+    from sklearn.linear_model import RidgeCV
+
+    encoder = copy.deepcopy(encoder).eval()
+    z_KD = embed(encoder, known)
+    mean_D, std_D = _spread(z_KD)
+    mean, std = numbers_K.mean(), numbers_K.std().clamp_min(1e-6)
+    y_K1 = ((numbers_K - mean) / std).float()[:, None]
+    ridge = RidgeCV(alphas=_PENALTIES).fit(((z_KD - mean_D) / std_D).cpu().numpy(), y_K1[:, 0].cpu().numpy())
+    with seeded(0), torch.no_grad():  # what is drawn is replaced
+        head = nn.Linear(len(mean_D), 1)
+        head.weight.copy_(torch.from_numpy(ridge.coef_)[None])
+        head.bias.fill_(float(ridge.intercept_))
+    model = _Headed(encoder, head.to(mean_D.device), mean_D, std_D)
+    if tuned:
+        model.learn(known, lambda found_K1: functional.mse_loss(found_K1, y_K1), tuned=True)
+    return model.of(judged)[:, 0] * std.cpu() + mean.cpu()
+
+
+def _spread(z_KD: Tensor) -> tuple[Tensor, Tensor]:
+    return z_KD.mean(dim=0), z_KD.std(dim=0).clamp_min(1e-6)
+
+
+@dataclass(frozen=True, eq=False)
+class _Headed:
+    """An encoder with a linear head on its embeddings, standardised by those of the known rows."""
+
+    encoder: nn.Module
+    head: nn.Linear
+    mean_D: Tensor  # noqa: N815 - the shape is part of the name
+    std_D: Tensor  # noqa: N815
+
+    def learn(self, known: Inputs, loss_of: Callable[[Tensor], Tensor], *, tuned: bool) -> None:
+        """Trains the head, and with ``tuned`` the encoder, too."""
+        weights = [*self.head.parameters(), *(self.encoder.parameters() if tuned else ())]
+        optimizer = torch.optim.Adam(weights, lr=_LR, weight_decay=_DECAY)
+        with torch.no_grad():
+            z_KD = self.encoder(*known).flatten(1)
+        for _ in range(_TUNED_STEPS if tuned else _HEAD_STEPS):
+            z = self.encoder(*known).flatten(1) if tuned else z_KD
+            loss = loss_of(self.head((z - self.mean_D) / self.std_D))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    @torch.no_grad()
+    def of(self, judged: Inputs) -> Tensor:
+        """Returns what the head gives rows, [N, outputs]."""
+        found: Tensor = self.head((embed(self.encoder, judged) - self.mean_D) / self.std_D)
+        return found.cpu()
 
 
 def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:

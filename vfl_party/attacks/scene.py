@@ -110,7 +110,8 @@ class Scene:
     ``rows``: {split: rows}. ``encoder``: the attacker's own trained encoder, in evaluation mode. ``inputs``: the
     encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind. ``columns``: {party:
     its columns}; only the judge and the auxiliary rows use them. ``heard``: the messages from and to the attacker that
-    phases let be overheard, in order. ``seed``: of all that an attack draws.
+    phases let be overheard, in order. ``seed``: of all that an attack draws. ``targets``: the label of each row in a
+    regression, float64 [N], scaled.
     """
 
     attacker: str
@@ -126,6 +127,7 @@ class Scene:
     make_encoder: Callable[[str], nn.Module] | None = None
     columns: Mapping[str, Columns] = field(default_factory=dict)
     heard: Callable[[], Iterator[Heard]] = field(default=lambda: iter(()))
+    targets: Tensor | None = None
 
     @property
     def classes(self) -> int:
@@ -133,6 +135,13 @@ class Scene:
         if self.task.kind == "regression":
             raise UnfitError("the labels are numbers, and the attack finds classes")
         return self.task.classes or 2
+
+    @property
+    def numbers(self) -> Tensor:
+        """The labels of a regression, float64 [N]. Raises UnfitError for classes."""
+        if self.targets is None:
+            raise UnfitError("the labels are classes, and the attack finds numbers")
+        return self.targets
 
 
 @dataclass(frozen=True, eq=False)
