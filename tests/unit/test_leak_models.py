@@ -12,6 +12,7 @@ import torch
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
 from vfl.leaking.result import ALL_EPOCHS, Line, Rehearsed, Spread
 from vfl_party.attacks import kinds, scene
+from vfl_party.attacks.fitting import decode, explained
 from vfl_party.attacks.kinds.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
 from vfl_party.attacks.scene import Columns, Figure, Scene, UnfitError
 
@@ -77,6 +78,19 @@ def test_what_own_columns_tell_stands_beside() -> None:
     found = play("columns", linear_scene(0.5, own=True))
     assert found["p1: c0 R² 120 rows"].baselines["own columns"] > 0.9
     assert found["p1: c1 R² 120 rows"].baselines["own columns"] < 0.1
+
+
+def test_an_input_of_one_value_in_the_known_rows_tells_nothing_of_others() -> None:
+    """Divided by next to nothing, it would drown all that the others say."""
+    made = torch.Generator().manual_seed(1)
+    x = torch.randn(600, 3, generator=made)
+    beside = torch.cat([x, torch.zeros(600, 1)], dim=1)
+    beside[300:, 3] = 1.0
+    alone, found = (
+        decode(each[:300], x[:300], each[300:], 1) for each in (torch.cat([x, 0 * x[:, :1]], dim=1), beside)
+    )
+    assert torch.equal(found, alone)
+    assert min(explained(found, x[300:])) > 0.9
 
 
 @pytest.mark.parametrize("noise", [0.1, 1e4])

@@ -18,9 +18,23 @@ from vfl_party.seeds import batches, derive_seed
 Inputs = tuple[Tensor, ...]
 _HEAD_STEPS, _TUNED_STEPS, _LR, _DECAY = 300, 150, 2e-3, 1e-3
 _PENALTIES = tuple(10.0 ** (power / 2) for power in range(-4, 9))  # of a ridge regression: 0.01 to 10,000
-_DECODER, _DECODER_STEPS = ("decoder", 128, 3e-3), 400  # name, width and learning rate of an MLP
-_PIXELS, _PIXELS_STEPS, _PIXELS_BATCH = ("pixels", 512, 1e-3), 1500, 64
+_DECODER_STEPS, _PIXELS_STEPS, _PIXELS_BATCH = 400, 1500, 64
+_LEAST_SPREAD = 1e-6  # of an input, below which it is one value
 _SSL_EPOCHS, _SSL_BATCH, _SSL_ROWS, _CORRUPTED = 10, 256, 10_000, 0.3
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """An MLP that decodes, and how it learns. ``patience``: steps without less error, after which training ends."""
+
+    name: str
+    width: int
+    lr: float
+    patience: int
+
+
+_DECODER = _Shape("decoder", 128, 3e-3, _DECODER_STEPS)
+_PIXELS = _Shape("pixels", 512, 1e-3, 200)
 
 
 @torch.no_grad()
@@ -173,20 +187,20 @@ def _decoded(
     y_KF: Tensor,
     judged_ND: Tensor,
     rows: Iterable[Tensor | slice],
-    shape: tuple[str, int, float],
+    shape: _Shape,
     seed: int,
 ) -> Tensor | None:
     """Returns what an MLP gives for judged rows, as it was when the first known rows' error was least.
 
-    ``rows``: of each step. ``shape``: its name, its width and the learning rate. None if it was never better than 0.
+    ``rows``: of each step. None if it was never better than 0.
     """
-    name, width, lr = shape
-    mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0).clamp_min(1e-6)
-    x, held = (known_KD - mean_D) / std_D, held_of(len(known_KD))
-    with seeded(derive_seed(seed, "init", name)):
-        decoder = nn.Sequential(nn.Linear(x.shape[1], width), nn.ReLU(), nn.Linear(width, y_KF.shape[1]))
-    optimizer = torch.optim.Adam(decoder.parameters(), lr=lr, weight_decay=1e-4)
-    best, kept = y_KF[:held].pow(2).mean().item(), None
+    mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0)
+    scale_D = torch.where(std_D > _LEAST_SPREAD, 1 / std_D, 0.0)  # what is one value in all known rows tells nothing
+    x, held = (known_KD - mean_D) * scale_D, held_of(len(known_KD))
+    with seeded(derive_seed(seed, "init", shape.name)):
+        decoder = nn.Sequential(nn.Linear(x.shape[1], shape.width), nn.ReLU(), nn.Linear(shape.width, y_KF.shape[1]))
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=shape.lr, weight_decay=1e-4)
+    best, kept, since = y_KF[:held].pow(2).mean().item(), None, 0
     for step, rows_B in enumerate(rows):
         loss = functional.mse_loss(decoder(x[rows_B]), y_KF[rows_B])
         optimizer.zero_grad()
@@ -196,12 +210,14 @@ def _decoded(
             with torch.no_grad():
                 error = functional.mse_loss(decoder(x[:held]), y_KF[:held]).item()
             if error < best:
-                best, kept = error, copy.deepcopy(decoder.state_dict())
+                best, kept, since = error, copy.deepcopy(decoder.state_dict()), step
+            if step - since >= shape.patience:
+                break
     if kept is None:
         return None
     decoder.load_state_dict(kept)
     with torch.no_grad():
-        found: Tensor = decoder((judged_ND - mean_D) / std_D)
+        found: Tensor = decoder((judged_ND - mean_D) * scale_D)
     return found
 
 

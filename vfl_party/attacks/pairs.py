@@ -12,6 +12,7 @@ from torch import Tensor
 from vfl_party.attacks.scene import Batch, Image, Scene, UnfitError
 from vfl_party.seeds import Rows, derive_seed
 
+ALL_THREE = "first, last and mean"  # of a row's embeddings, side by side
 _SHARE, _LEAST, _MOST, _JUDGED = 0.1, 50, 2000, 5000  # of the rows; auxiliary rows; rows that are judged
 
 
@@ -111,7 +112,7 @@ class _Sent:
         at = torch.from_numpy(rows_B)
         mean_BD = (self.total[at] / self.times[at, None].clamp_min(1)).float()
         ends_BD = torch.cat([self.first[at], self.last[at]], dim=1)
-        return {"mean": mean_BD, "first and last": ends_BD, "all three": torch.cat([mean_BD, ends_BD], dim=1)}
+        return {"mean": mean_BD, "first and last": ends_BD, ALL_THREE: torch.cat([mean_BD, ends_BD], dim=1)}
 
 
 def _sent(batches: Iterator[Batch]) -> dict[str, _Sent]:

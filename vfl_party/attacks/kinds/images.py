@@ -1,10 +1,11 @@
 """Reconstructs the images behind embeddings, learnt from rows that the active party knows both of.
 
-It knows as many rows as ``columns`` does, drawn alike, and reads each exchange by itself. Two decoders learn from them:
-the convolutional one of model inversion (MocoSFL, appendix A.3) if there are many rows, and a dense one. A fifth of the
-known rows decides which of them is used, or whether the mean of the known images is better than both. Images are judged
-by SSIM, and by the mean squared error of pixels from 0 to 1: less of it is a larger leak. Beside stand the mean image,
-the same decoders from the attacker's own columns, and from shuffled embeddings (chance).
+It knows as many rows as ``columns`` does, drawn alike, and reads each exchange by itself: the embeddings of the last
+recorded epoch, then the first, the last and the mean of all epochs. Two decoders learn: a dense one and, if there are
+many rows, the convolutional one of model inversion (MocoSFL, appendix A.3). A fifth of the known rows decides which of
+them is used, or whether the mean of the known images is better than both. Images are judged by SSIM, and by the mean
+squared error of pixels from 0 to 1: less of it is a larger leak. Beside stand the mean image, the same decoders from
+the attacker's own columns, and from shuffled embeddings (chance).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from vfl_party.attacks.fitting import decode_pixels, held_of
 from vfl_party.attacks.inversion import InversionSettings, reconstruct, train_decoder
 from vfl_party.attacks.inversion import Pairs as Latents
 from vfl_party.attacks.likeness import Likeness, likeness
-from vfl_party.attacks.pairs import Pairs, left_out, pairs
-from vfl_party.attacks.scene import Attack, Figure, Scene, Shown
+from vfl_party.attacks.pairs import ALL_THREE, Pairs, left_out, pairs
+from vfl_party.attacks.scene import ALL_EPOCHS, Attack, Figure, Scene, Shown
 from vfl_party.seeds import derive_seed
 
 # On digits and MNIST the convolutional decoder had more error than the dense one with 125 to 700 known rows, and
@@ -42,10 +43,13 @@ def play(scene: Scene) -> list[Figure]:
         figure = Figure(f"{each.sender}: images", f"{len(known)} rows", "SSIM", 0.0, place=each.place)
         nothing = guesses[_FOUND].by == _MEAN
         note = f"{each.sender}: from {each.place} the decoders learnt nothing, and give the mean image"
-        ssim = _figure(figure, {what: own.ssim for what, own in like.items()})
-        found.append(replace(ssim, note=note if nothing else "", shown=_shown(each, truth, guesses, like)))
-        mse = {what: own.mse for what, own in like.items()}
-        found.append(_figure(replace(figure, unit="MSE", detail=True), mse))
+        first, *rest = _figures(figure, like)
+        found += [replace(first, note=note if nothing else "", shown=_shown(each, truth, guesses, like)), *rest]
+        if each.over:
+            z_KD, judged_ND = each.over[ALL_THREE]
+            guess = decode_images(z_KD, known, judged_ND[: len(truth)], scene.seed)
+            over = like | {_FOUND: likeness(guess.images, truth)}
+            found += _figures(replace(figure, knows=f"{figure.knows}, {ALL_EPOCHS}"), over)
     few = left_out(scene, images=True)
     if few:
         found[-1] = replace(found[-1], note=f"not played on exchanges of too few rows: {listed(few)}")
@@ -104,9 +108,17 @@ def decode_images(z_KD: Tensor, images_KCHW: Tensor, judged_ND: Tensor, seed: in
     return Guess(made[by][held:], by)
 
 
-def _figure(like: Figure, values: dict[str, float]) -> Figure:
-    beside = {what: values[what] for what in (_MEAN, _OWN) if what in values}
-    return replace(like, value=values[_FOUND], chance=values[_CHANCE], baselines=beside)
+def _figures(figure: Figure, like: dict[str, Likeness]) -> list[Figure]:
+    """Returns SSIM, and MSE as its detail."""
+    found = []
+    for unit, values in (
+        ("SSIM", {w: own.ssim for w, own in like.items()}),
+        ("MSE", {w: own.mse for w, own in like.items()}),
+    ):
+        beside = {what: values[what] for what in (_MEAN, _OWN) if what in values}
+        of = replace(figure, unit=unit, detail=unit == "MSE")
+        found.append(replace(of, value=values[_FOUND], chance=values[_CHANCE], baselines=beside))
+    return found
 
 
 def _shown(each: Pairs, truth: Tensor, guesses: dict[str, Guess], like: dict[str, Likeness]) -> Shown:
