@@ -2,8 +2,8 @@
 
 Credit default (22 % positive; FATE's two organisations) and scikit-learn's digits, one against the rest (10 %
 positive). Each defence runs with each seed; what the passive party received is attacked. One table, one picture and one
-JSON file each; ``--quick``: one seed and few epochs, to try it out. ``--only fedhssl``, ``--only active``:
-``leaks_fedhssl.py``, ``leaks_active.py``.
+JSON file each; ``--quick``: one seed and few epochs, to try it out. ``--only fedhssl``, ``active``, ``images``:
+``leaks_fedhssl.py``, ``leaks_active.py``, ``leaks_images.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 import vfl
-from benchmarks import leaks_active, leaks_fedhssl
+from benchmarks import leaks_active, leaks_fedhssl, leaks_images
 from vfl.leaking.picture import draw
 from vfl.leaking.result import Rehearsed, Spread, as_json
 from vfl.leaking.table import render
@@ -29,7 +29,7 @@ from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results"
 Tables = dict[str, Any]
-PARTS = ("credit", "digits", "methods", "columns", "epochs", "fedhssl", "active")
+PARTS = ("credit", "digits", "methods", "columns", "epochs", "fedhssl", "active", "images")
 GRADIENTS = ("norm", "cosine", "clusters")
 MODELS = ("completion", "columns", "reidentify")
 COLUMNS = ("columns", "reidentify")
@@ -171,6 +171,9 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
     for which in only or ("credit", "digits", "methods"):
         if which == "fedhssl":
             leaks_fedhssl.run(data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
+            continue
+        if which == "images":
+            leaks_images.run(data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
             continue
         with tempfile.TemporaryDirectory() as place:
             own = Path(place)
