@@ -3,7 +3,7 @@
 Credit default (22 % positive; FATE's two organisations) and scikit-learn's digits, one against the rest (10 %
 positive). Each defence runs with each seed; what the passive party received is attacked. One table, one picture and one
 JSON file each; ``--quick``: one seed and few epochs, to try it out. ``--only`` with
-``fedhssl``, ``tops``, ``active`` or ``watch``: ``leaks_fedhssl.py``, ``leaks_tops.py`` and so on.
+``fedhssl``, ``tops``, ``active``, ``images`` or ``watch``: ``leaks_fedhssl.py``, ``leaks_tops.py`` and so on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 import vfl
-from benchmarks import leaks_active, leaks_fedhssl, leaks_tops, leaks_watch
+from benchmarks import leaks_active, leaks_fedhssl, leaks_images, leaks_tops, leaks_watch
 from vfl.leaking.picture import draw
 from vfl.leaking.result import Rehearsed, Spread, as_json
 from vfl.leaking.table import render
@@ -29,7 +29,7 @@ from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results"
 Tables = dict[str, Any]
-PARTS = ("credit", "digits", "methods", "columns", "epochs", "fedhssl", "tops", "active", "watch")
+PARTS = ("credit", "digits", "methods", "columns", "epochs", "fedhssl", "tops", "active", "images", "watch")
 GRADIENTS = ("norm", "cosine", "clusters")
 MODELS = ("completion", "columns", "reidentify")
 COLUMNS = ("columns", "reidentify")
@@ -151,11 +151,12 @@ def costs(found: dict[str, Rehearsed]) -> str:
 
 def baselines(found: dict[str, Rehearsed]) -> str:
     """Returns a Markdown table: what each method gives away, beside what an attacker has without it."""
-    lines = ["| method | test AUC | attack | reads | leak | chance | without any message |", "| --- " * 7 + "|"]
+    lines = ["| method | test AUC | attack | reads | knows | leak | chance | without any message |", "| --- " * 8 + "|"]
     for name, each in found.items():
         for line in each.lines:
             beside = ", ".join(f"{key} {value}" for key, value in line.baselines.items())
-            cells = (name, each.utility, line.attack, line.of, f"{line.unit} {line.value}", line.chance or "", beside)
+            of = (name, each.utility, line.attack, line.of, line.knows)
+            cells = (*of, f"{line.unit} {line.value}", line.chance or "", beside)
             lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -171,6 +172,9 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
         if which in ("fedhssl", "tops"):
             play = leaks_fedhssl.run if which == "fedhssl" else leaks_tops.run
             play(data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
+            continue
+        if which == "images":
+            leaks_images.run(data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
             continue
         with tempfile.TemporaryDirectory() as place:
             own = Path(place)

@@ -23,11 +23,11 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.text import listed
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
-from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Heard, Owner, Scene, UnfitError
+from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Heard, Image, Owner, Scene, UnfitError
 from vfl_party.attacks.sizes import Seen, Sizes, told
 from vfl_party.attacks.times import Passed, Times
 from vfl_party.attacks.times import told as told_by_times
-from vfl_party.data.preprocess import HIDDEN, UNKNOWN
+from vfl_party.data.preprocess import HIDDEN, UNKNOWN, Preprocessor
 from vfl_party.declared import Exchange, Role, Sent
 from vfl_party.exchange import Answering, Asking
 from vfl_party.filter import Passage, Tensors
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}  # what attacks of a role read
 _WHAT = {Kind.GRADIENT: "dz", Kind.EMBEDDING: "z"}  # tensors that are recorded, by the kind of their bundle
+_LEAST_SIDE = 2  # pixels of an image's height and width
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ class Rehearsal:
             role=own.role,
             task=own.recipe.task,
             labels=_classes(active.targets, own.recipe.task.kind),
+            targets=_numbers(active.targets, own.recipe.task.kind),
             rows=own.splits,
             seed=derive_seed(seed, "attack", attacker),
             gradients=partial(self._batches, active.name, attacker, "gradient"),
@@ -323,8 +325,9 @@ class Rehearsal:
             codes = features.categories.cpu()
             hot = torch.where(codes == UNKNOWN, -1, (codes - HIDDEN).clamp_min(0))
             return Columns(tuple(names), values, hot, groups)
-        if len(names) != values.shape[1]:  # pixels
-            return Columns(tuple(f"x{number}" for number in range(values.shape[1])), values)
+        if preprocessor.image_shape is not None:
+            image = _image(preprocessor)
+            return Columns(tuple(f"x{number}" for number in range(values.shape[1])), values, image=image)
         return Columns(tuple(names), values, groups=groups)
 
 
@@ -377,9 +380,22 @@ def _as_heard(key: Key, tensor: Tensor, behind: Tensor | None) -> Heard:
     return Heard(key.phase, key.exchange, key.round, key.sender, key.receiver, tensor, behind, key.tensor)
 
 
+def _image(preprocessor: Preprocessor) -> Image | None:
+    """Returns how pixels are an image; None if it is a line of them, which has no structure to compare."""
+    channels, height, width = preprocessor.image_shape or (0, 0, 0)
+    if min(height, width) < _LEAST_SIDE:
+        return None
+    return Image((channels, height, width), preprocessor.shift, preprocessor.scale)
+
+
 def _classes(targets: Tensor | None, kind: str) -> Tensor:
     """Returns each row's class, int64 [N]; -1 everywhere for a regression."""
     assert targets is not None  # noqa: S101 - the active party has them
     if kind == "regression":
         return torch.full((len(targets),), -1)
     return targets.reshape(-1).long().cpu()
+
+
+def _numbers(targets: Tensor | None, kind: str) -> Tensor | None:
+    """Returns each row's label of a regression, float64 [N]."""
+    return targets.reshape(-1).double().cpu() if targets is not None and kind == "regression" else None

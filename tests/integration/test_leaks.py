@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,14 @@ def test_an_exchange_without_the_defence_is_attacked_by_itself_and_named(tmp_pat
     half = tables(transforms=[{**noise, "sent_by": "passive"}])
     half["simulate"] = {"parties": cases.columns("sklearn:breast_cancer", 3, limit=569)}
     one = vfl.leaks(half, attacks=["columns"], quiet=True)
-    found = {line.place: line.value.mean for line in one.found[0].lines if line.of == "p1: mean of columns"}
-    assert found["splitnn/embedding"] < 0.1
-    assert found["evaluate/embedding"] > 0.4
-    (shown,) = (line for line in one.found[0].worst if line.of == "p1: mean of columns")
-    assert shown.place == "evaluate/embedding"
+    means = [line for line in one.found[0].lines if line.of == "p1: mean of columns"]
+    found = {(line.place, line.knows.endswith("all epochs")): line.value.mean for line in means}
+    assert found["splitnn/embedding", False] < 0.1
+    assert found["splitnn/embedding", True] < 0.1  # two epochs of much noise
+    assert found["evaluate/embedding", False] > 0.4
+    assert len(found) == 3  # evaluation sends each row once
+    shown = [line.place for line in one.found[0].worst if line.of == "p1: mean of columns"]
+    assert shown == ["evaluate/embedding", "splitnn/embedding"]
     assert one.found[0].gaps == (
         "clipped_gaussian protects embeddings of splitnn/embedding only: splitnn/validation, evaluate/embedding leave "
         "without it. Name each exchange in its phase's transforms.",
@@ -290,3 +294,36 @@ def test_an_attack_that_fails_takes_no_other_figure_along(
     found = vfl.leaks(tables(), attacks=["broken", "norm"], quiet=True).found[0]
     assert {line.attack for line in found.lines} == {"norm"}
     assert any(words in note for note in found.notes), found.notes
+
+
+def test_images_are_drawn_and_only_their_owner_may_read_them(tmp_path: Path) -> None:
+    made = cases.recipe(2, rows={"validation": 0.2, "test": 0.3}) | {
+        "simulate": {"parties": cases.digits(2, limit=600)}
+    }
+    made["phases"].append({"kind": "evaluate"})
+    vfl.Recipe.from_dict(made).save(tmp_path / "halves.toml")
+    done = vfl_here("leaks", "halves.toml", "--attacks", "images,columns", "--out", "found", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "columns by p0 was not played: all columns are pixels; see images" in words
+    assert "mean image 0." in words
+    (line, *_) = json.loads((tmp_path / "found" / "leaks.json").read_text())["recipes"][0]["lines"]
+    assert (line["of"], line["unit"]) == ("p1: images", "SSIM")
+    assert line["value"]["mean"] > line["baselines"]["mean image"]["mean"]
+    picture = tmp_path / "found" / "images-case-p1.png"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert stat.S_IMODE(picture.stat().st_mode) == 0o600
+    assert str(Path("found") / picture.name) in done.stdout
+
+
+def test_labels_that_are_numbers_are_read_from_gradients_and_from_the_encoder(tmp_path: Path) -> None:
+    made = cases.recipe(2, task={"kind": "regression"}, phase={"epochs": 3, "batch_size": 64})
+    made |= {"simulate": {"parties": cases.columns("sklearn:diabetes", 2, limit=300)}}
+    found = vfl.leaks(made, attacks=["residuals", "completion", "norm"], quiet=True, out=tmp_path).found[0]
+    lines = {(line.attack, line.knows): line for line in found.lines}
+    first = lines["residuals", "nothing, first round"]
+    assert first.value.mean > 0.8
+    assert first.excess > 0.7
+    assert {line.unit for line in lines.values()} == {"|ρ|", "R²"}
+    assert [knows for attack, knows in lines if attack == "completion"] == ["80 labels, frozen", "80 labels, tuned"]
+    assert "norm by p1 was not played: the labels are numbers, and the attack finds classes" in found.notes

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
-from vfl_party.attacks import kinds
+from vfl.leaking.result import ALL_EPOCHS, Line, Rehearsed, Spread
+from vfl_party.attacks import kinds, scene
+from vfl_party.attacks.fitting import decode, explained
 from vfl_party.attacks.kinds.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
 from vfl_party.attacks.scene import Columns, Figure, Scene, UnfitError
 
@@ -33,6 +35,39 @@ def test_columns_are_decoded_as_well_as_the_noise_lets(noise: float) -> None:
     assert dict(mean.baselines) == {}
 
 
+@pytest.mark.parametrize("rounds", [2, 9])
+def test_over_all_epochs_noise_averages_out_if_the_encoder_stays(rounds: int) -> None:
+    """z = xA + N(0, 1) in each round: R² = 1/2 of one, and rounds / (rounds + 1) of their mean."""
+    found = play("columns", linear_scene(1.0, rows=4000, rounds=rounds))
+    last, every = (found[f"p1: mean of columns R² 400 rows{knows}"] for knows in ("", ", all epochs"))
+    assert 0.5 - 0.12 < last.value < 0.5 + 0.03
+    assert rounds / (rounds + 1) - 0.12 < every.value < rounds / (rounds + 1) + 0.03
+    assert every.chance == last.chance
+    assert len(found) == 3 + 6  # single columns stand there once
+
+
+def test_over_all_epochs_an_encoder_that_moves_is_read_as_well_as_in_the_last() -> None:
+    """Means of nine unrelated encoders say less than the last alone, which is then taken."""
+    found = play("columns", linear_scene(0.0, rows=4000, rounds=9, moves=True))
+    last, every = (found[f"p1: mean of columns R² 400 rows{knows}"] for knows in ("", ", all epochs"))
+    assert every.value == pytest.approx(last.value, abs=0.02)
+    assert last.value > 0.9
+
+
+def test_all_epochs_are_a_line_of_their_own_beside_the_last() -> None:
+    (all_epochs,) = {ALL_EPOCHS, scene.ALL_EPOCHS}
+    made = {
+        knows: Line("columns", "p0", "p1: mean of columns", knows, "R²", Spread((value,)), place=place)
+        for knows, value, place in (
+            ("125 rows", 0.2, "splitnn/embedding"),
+            (f"125 rows, {all_epochs}", 0.6, "splitnn/embedding"),
+            ("50 rows", 0.3, "evaluate/embedding"),
+        )
+    }
+    worst = Rehearsed("one", (1,), "", None, 0, tuple(made.values())).worst
+    assert [line.knows for line in worst] == ["50 rows", f"125 rows, {all_epochs}"]
+
+
 def test_without_the_information_columns_are_as_unknown_as_by_chance() -> None:
     mean = play("columns", linear_scene(1e4))["p1: mean of columns R² 120 rows"]
     assert mean.value == pytest.approx(mean.chance or 0, abs=0.06)
@@ -43,6 +78,19 @@ def test_what_own_columns_tell_stands_beside() -> None:
     found = play("columns", linear_scene(0.5, own=True))
     assert found["p1: c0 R² 120 rows"].baselines["own columns"] > 0.9
     assert found["p1: c1 R² 120 rows"].baselines["own columns"] < 0.1
+
+
+def test_an_input_of_one_value_in_the_known_rows_tells_nothing_of_others() -> None:
+    """Divided by next to nothing, it would drown all that the others say."""
+    made = torch.Generator().manual_seed(1)
+    x = torch.randn(600, 3, generator=made)
+    beside = torch.cat([x, torch.zeros(600, 1)], dim=1)
+    beside[300:, 3] = 1.0
+    alone, found = (
+        decode(each[:300], x[:300], each[300:], 1) for each in (torch.cat([x, 0 * x[:, :1]], dim=1), beside)
+    )
+    assert torch.equal(found, alone)
+    assert min(explained(found, x[300:])) > 0.9
 
 
 @pytest.mark.parametrize("noise", [0.1, 1e4])
@@ -126,6 +174,17 @@ def test_completion_finds_what_training_put_into_the_encoder_and_nothing_else() 
     accuracy = blind[f"labels accuracy {KNOWN} labels, frozen"]
     assert accuracy.baselines["majority"] == pytest.approx(0.7, abs=0.03)
     assert set(accuracy.baselines) == {"from scratch", "own SSL, frozen", "own SSL, tuned", "majority"}
+
+
+def test_completion_of_a_regression_is_judged_by_r2() -> None:
+    informed, blind = (play("completion", labelled_scene(each, numbers=True)) for each in (True, False))
+    assert [*informed] == [f"labels R² {FROZEN}", f"labels R² {TUNED}"]
+    for name, figure in informed.items():
+        assert figure.value > 0.9
+        assert max(figure.baselines.values()) < 0.1
+        assert blind[name].value < 0.1
+    tuned = blind[f"labels R² {TUNED}"]
+    assert tuned.value == pytest.approx(tuned.baselines["from scratch"], abs=0.05)
 
 
 def test_auxiliary_labels_are_stratified() -> None:

@@ -40,7 +40,7 @@ def _worse(line: Line) -> tuple[float, bool]:
 
 def _said(line: Line) -> str:
     how = f"{line.unit} {line.value.mean:.2f} by {line.attack}" + (f" from {line.place}" if line.place else "")
-    if line.floor > _ALL:
+    if line.floor > _ALL and not line.is_error:
         return f"{line.of}: not to be told from chance by {line.attack} (batches are too small, or of one class)"
     if line.excess < _LITTLE:
         return f"{line.of}: next to nothing beyond chance ({how})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
@@ -48,6 +49,24 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
     handles.append(Line2D([], [], color="0.5", ls="--", lw=0.8, label="chance, or without\nany message"))
     figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
     return figure
+
+
+def draw_images(found: Sequence[Rehearsed]) -> dict[str, bytes]:
+    """Returns {``images-RECIPE-PARTY.png``: a PNG of private images, above what an attack made of them}."""
+    from vfl_party.attacks.picture import draw_pairs
+
+    drawn: dict[str, bytes] = {}
+    for each in found:
+        for drawing in each.drawings:
+            shown = drawing.shown
+            words = [drawing.attack, each.name, shown.party]
+            stem = "-".join(re.sub(r"[^\w.-]+", "-", word).strip("-.") for word in words)
+            name = f"{stem}.png"
+            while name in drawn:  # names that differ only by what no file name can hold
+                name = f"{name.removesuffix('.png')}-2.png"
+            title = f"{each.name}: images of {shown.party}, from {drawing.place} by {drawing.attacker}\n{shown.says}"
+            drawn[name] = draw_pairs(shown.rows, title)
+    return drawn
 
 
 def _panels(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vfl_common.text import listed
 
 if TYPE_CHECKING:
-    from vfl_party.attacks.scene import Figure
+    from vfl_party.attacks.scene import Figure, Shown
     from vfl_party.attacks.sizes import Sizes
     from vfl_party.attacks.times import Times
     from vfl_party.rehearsal import Played
@@ -19,6 +19,10 @@ REHEARSAL = (
     "A rehearsal: all parties' data were in this one place. Chance: the same attack against shuffled labels, or a "
     "constant guess."
 )
+
+
+ALL_EPOCHS = "all epochs"  # as ``vfl_party.attacks.scene`` has it, which loads torch
+ERRORS = frozenset({"MSE"})  # units of which less is a larger leak
 
 
 @dataclass(frozen=True)
@@ -67,17 +71,40 @@ class Line:
     @property
     def asset(self) -> tuple[str, ...]:
         """What is read, by whom and how, whatever exchange it is read from."""
-        return self.attack, self.attacker, self.of, "" if self.place else self.knows, self.unit
+        knows = self.knows if not self.place else ALL_EPOCHS if self.knows.endswith(ALL_EPOCHS) else ""
+        return self.attack, self.attacker, self.of, knows, self.unit
+
+    @property
+    def is_error(self) -> bool:
+        """Whether less of it is a larger leak."""
+        return self.unit in ERRORS
 
     @property
     def excess(self) -> float:
         """How much of the way is done from what is known without this message (0) to everything (1)."""
-        return (self.value.mean - self.floor) / (1 - self.floor) if self.floor < 1 else 0.0
+        everything = 0.0 if self.is_error else 1.0
+        return 0.0 if self.floor == everything else (self.value.mean - self.floor) / (everything - self.floor)
 
     @property
     def floor(self) -> float:
-        """What is known without this message: the most of chance and all baselines, at least 0."""
-        return max(0.0, *(each.mean for each in (self.chance, *self.baselines.values()) if each is not None), 0.0)
+        """What is known without this message: the most of chance and all baselines, at least 0; the least error."""
+        known = [each.mean for each in (self.chance, *self.baselines.values()) if each is not None]
+        return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
+
+    def leaks_more(self, other: Line) -> bool:
+        """Whether it reads more than a line of the same unit."""
+        mine, theirs = self.value.mean, other.value.mean
+        return mine < theirs if self.is_error else mine > theirs
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """Images that an attack has reconstructed, and who did it from which exchange."""
+
+    attack: str
+    attacker: str
+    place: str
+    shown: Shown
 
 
 @dataclass(frozen=True)
@@ -86,7 +113,8 @@ class Rehearsed:
 
     ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``, ``times``: what those of the
     messages of the last seed tell anybody on the network. ``gaps``: what is not protected as the rest is, or was not
-    attacked at all, a sentence each. ``every``: one of so many rounds was recorded.
+    attacked at all, a sentence each. ``every``: one of so many rounds was recorded. ``drawings``: images of the last
+    seed to draw, of each party those of the exchange that gives away most.
     """
 
     name: str
@@ -100,6 +128,7 @@ class Rehearsed:
     gaps: tuple[str, ...] = ()
     every: int = 1
     times: tuple[Times, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
 
     @property
     def worst(self) -> tuple[Line, ...]:
@@ -107,7 +136,7 @@ class Rehearsed:
         most: dict[tuple[str, ...], Line] = {}
         for line in self.lines:
             before = most.get(line.asset)
-            if before is None or line.value.mean > before.value.mean:
+            if before is None or line.leaks_more(before):
                 most[line.asset] = line
         return tuple(most.values())
 
@@ -119,7 +148,7 @@ class Rehearsed:
             if line.place and not line.detail:
                 found.setdefault(line.asset, []).append(line)
         return tuple(
-            f"{lines[0].attack}, {lines[0].of}, by exchange: "
+            ", ".join(filter(None, (lines[0].attack, lines[0].of, lines[0].asset[3], "by exchange: ")))
             + ", ".join(f"{line.place} {line.unit} {line.value}" for line in lines)
             for lines in found.values()
             if len(lines) > 1
@@ -201,6 +230,19 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
     return lines, (*notes, *_refusals(refused))
 
 
+def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
+    """Returns what is to be drawn of one seed: of each attack, attacker and party, what reads most."""
+    most: dict[tuple[str, str, str], tuple[float, Drawing]] = {}
+    for each in played:
+        for figure in each.figures:
+            if figure.shown is not None:
+                key = (each.attack, each.attacker, figure.shown.party)
+                drawing = Drawing(each.attack, each.attacker, figure.place, figure.shown)
+                if key not in most or figure.value > most[key][0]:
+                    most[key] = (figure.value, drawing)
+    return tuple(drawing for _, drawing in most.values())
+
+
 def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
     """Yields one sentence for all attacks, and all attackers, that were refused for the same reason."""
     attackers: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -214,7 +256,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Spread):
         return {"mean": value.mean, "sd": value.sd, "values": list(value.values)}
     if is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name in [each.name for each in fields(value)]}
+        names = [each.name for each in fields(value) if each.name != "drawings"]
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, tuple) else value

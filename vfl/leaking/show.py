@@ -13,26 +13,33 @@ from vfl.leaking.result import as_json as written
 from vfl.leaking.table import render
 from vfl.report.table import wide_console
 from vfl_common.errors import Code, InputError
-from vfl_common.files import write_atomic
+from vfl_common.files import private_file, write_atomic
 from vfl_common.text import to_json
 
 T = TypeVar("T")
 
 
 def show_leaks(found: Sequence[Rehearsed], *, as_json: bool, out: Path | None) -> None:
-    """Prints what was found; with ``out``, writes leaks.json and leaks.png into it."""
+    """Prints what was found; with ``out``, writes leaks.json and leaks.png into it.
+
+    Pictures of private images go beside them; only their owner may read them.
+    """
     if as_json:
         click.echo(to_json(written(found), compact=True))
     else:
         wide_console().print(render(found))
     if out is not None:
-        from vfl.leaking.picture import draw
+        from vfl.leaking.picture import draw, draw_images
 
         write_atomic(out / "leaks.json", to_json(written(found)) + "\n")
         written_to = [out / "leaks.json"]
         if any(each.lines for each in found):
             draw(found).savefig(out / "leaks.png", dpi=130)
             written_to.append(out / "leaks.png")
+        for name, png in draw_images(found).items():
+            with private_file(out / name) as file:
+                file.write(png)
+            written_to.append(out / name)
         if not as_json:
             click.echo("\n".join(map(str, written_to)))
 

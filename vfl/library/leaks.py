@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vfl.leaking.result import Rehearsed, Spread, as_columns, as_json, over_seeds
+from vfl.leaking.result import Rehearsed, Spread, as_columns, as_json, drawings, over_seeds
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import rehearse
@@ -44,6 +44,15 @@ class Leaks:
         from vfl.leaking.picture import draw
 
         return draw(self.found)
+
+    def images(self) -> dict[str, bytes]:
+        """Returns {file name: PNG}: of each recipe and party, private images above what an attack made of them.
+
+        It is empty if no attack reads images. ``IPython.display.Image`` shows a PNG in a notebook.
+        """
+        from vfl.leaking.picture import draw_images
+
+        return draw_images(self.found)
 
     def __repr__(self) -> str:
         return f"Leaks({len(self.found)} recipes, {sum(len(each.lines) for each in self.found)} figures)"
@@ -120,7 +129,7 @@ def leaks(
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
         of_recipe = (label, tuple(chosen), metric, utility, sent, lines, notes, sizes, gaps, every, times)
-        found.append(Rehearsed(*of_recipe))
+        found.append(Rehearsed(*of_recipe, drawings(played[-1])))
     return Leaks(tuple(found))
 
 

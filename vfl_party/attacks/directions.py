@@ -12,9 +12,9 @@ def unit(g: Tensor) -> Tensor:
     return functional.normalize(g.double().flatten(1), dim=1)
 
 
-def shared(unit_BD: Tensor) -> Tensor:
+def shared(g_BD: Tensor) -> Tensor:
     """Returns the direction [D] that most of the rows share: their first singular vector, up to its sign."""
-    found: Tensor = torch.linalg.svd(unit_BD, full_matrices=False).Vh[0]
+    found: Tensor = torch.linalg.svd(g_BD, full_matrices=False).Vh[0]
     return found
 
 

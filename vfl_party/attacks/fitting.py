@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -15,8 +17,24 @@ from vfl_party.seeds import batches, derive_seed
 
 Inputs = tuple[Tensor, ...]
 _HEAD_STEPS, _TUNED_STEPS, _LR, _DECAY = 300, 150, 2e-3, 1e-3
-_DECODER_STEPS, _DECODER_WIDTH = 400, 128
+_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-4, 9))  # of a ridge regression: 0.01 to 10,000
+_DECODER_STEPS, _PIXELS_STEPS, _PIXELS_BATCH = 400, 1500, 64
+_LEAST_SPREAD = 1e-6  # of an input, below which it is one value
 _SSL_EPOCHS, _SSL_BATCH, _SSL_ROWS, _CORRUPTED = 10, 256, 10_000, 0.3
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """An MLP that decodes, and how it learns. ``patience``: steps without less error, after which training ends."""
+
+    name: str
+    width: int
+    lr: float
+    patience: int
+
+
+_DECODER = _Shape("decoder", 128, 3e-3, _DECODER_STEPS)
+_PIXELS = _Shape("pixels", 512, 1e-3, 200)
 
 
 @torch.no_grad()
@@ -36,23 +54,68 @@ def classify(
     ``tuned``: the encoder is trained, too (a copy of it), otherwise it stays as it is.
     """
     encoder = copy.deepcopy(encoder).eval()
-    with torch.no_grad():
-        z_KD = encoder(*known).flatten(1)
-    mean_D, std_D = z_KD.mean(dim=0), z_KD.std(dim=0).clamp_min(1e-6)
+    mean_D, std_D = _spread(embed(encoder, known))
     with seeded(derive_seed(seed, "init", "head")):
-        head = nn.Linear(z_KD.shape[1], classes)
-    head.to(z_KD.device)
-    weights = [*head.parameters(), *(encoder.parameters() if tuned else ())]
-    optimizer = torch.optim.Adam(weights, lr=_LR, weight_decay=_DECAY)
-    for _ in range(_TUNED_STEPS if tuned else _HEAD_STEPS):
-        z = encoder(*known).flatten(1) if tuned else z_KD
-        loss = functional.cross_entropy(head((z - mean_D) / std_D), classes_K)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    with torch.no_grad():
-        logits: Tensor = head((embed(encoder, judged) - mean_D) / std_D)
-    return logits.cpu()
+        head = nn.Linear(len(mean_D), classes)
+    model = _Headed(encoder, head.to(mean_D.device), mean_D, std_D)
+    model.learn(known, lambda logits: functional.cross_entropy(logits, classes_K), tuned=tuned)
+    return model.of(judged)
+
+
+def estimate(encoder: nn.Module, known: Inputs, numbers_K: Tensor, judged: Inputs, *, tuned: bool) -> Tensor:
+    """Fits a linear head on an encoder to the numbers of K rows; returns those [N] that it gives others.
+
+    It is a ridge regression, its penalty chosen by leaving one row out. ``tuned``: it is then trained with the encoder.
+    """
+    from sklearn.linear_model import RidgeCV
+
+    encoder = copy.deepcopy(encoder).eval()
+    z_KD = embed(encoder, known)
+    mean_D, std_D = _spread(z_KD)
+    mean, std = numbers_K.mean(), numbers_K.std().clamp_min(1e-6)
+    y_K1 = ((numbers_K - mean) / std).float()[:, None]
+    ridge = RidgeCV(alphas=_PENALTIES).fit(((z_KD - mean_D) / std_D).cpu().numpy(), y_K1[:, 0].cpu().numpy())
+    with seeded(0), torch.no_grad():  # what is drawn is replaced
+        head = nn.Linear(len(mean_D), 1)
+        head.weight.copy_(torch.from_numpy(ridge.coef_)[None])
+        head.bias.fill_(float(ridge.intercept_))
+    model = _Headed(encoder, head.to(mean_D.device), mean_D, std_D)
+    if tuned:
+        model.learn(known, lambda found_K1: functional.mse_loss(found_K1, y_K1), tuned=True)
+    return model.of(judged)[:, 0] * std.cpu() + mean.cpu()
+
+
+def _spread(z_KD: Tensor) -> tuple[Tensor, Tensor]:
+    return z_KD.mean(dim=0), z_KD.std(dim=0).clamp_min(1e-6)
+
+
+@dataclass(frozen=True, eq=False)
+class _Headed:
+    """An encoder with a linear head on its embeddings, standardised by those of the known rows."""
+
+    encoder: nn.Module
+    head: nn.Linear
+    mean_D: Tensor  # noqa: N815 - the shape is part of the name
+    std_D: Tensor  # noqa: N815
+
+    def learn(self, known: Inputs, loss_of: Callable[[Tensor], Tensor], *, tuned: bool) -> None:
+        """Trains the head, and with ``tuned`` the encoder, too."""
+        weights = [*self.head.parameters(), *(self.encoder.parameters() if tuned else ())]
+        optimizer = torch.optim.Adam(weights, lr=_LR, weight_decay=_DECAY)
+        with torch.no_grad():
+            z_KD = self.encoder(*known).flatten(1)
+        for _ in range(_TUNED_STEPS if tuned else _HEAD_STEPS):
+            z = self.encoder(*known).flatten(1) if tuned else z_KD
+            loss = loss_of(self.head((z - self.mean_D) / self.std_D))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    @torch.no_grad()
+    def of(self, judged: Inputs) -> Tensor:
+        """Returns what the head gives rows, [N, outputs]."""
+        found: Tensor = self.head((embed(self.encoder, judged) - self.mean_D) / self.std_D)
+        return found.cpu()
 
 
 def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
@@ -97,29 +160,65 @@ def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) ->
 
     A fifth of the known rows decides when training stops, and whether the known rows' mean is better than all.
     """
-    mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0).clamp_min(1e-6)
     mean_F, std_F = values_KF.mean(dim=0), values_KF.std(dim=0).clamp_min(1e-6)
-    x, y = (known_KD - mean_D) / std_D, (values_KF - mean_F) / std_F
-    with seeded(derive_seed(seed, "init", "decoder")):
-        decoder = nn.Sequential(nn.Linear(x.shape[1], _DECODER_WIDTH), nn.ReLU(), nn.Linear(_DECODER_WIDTH, y.shape[1]))
-    held = max(1, len(x) // 5)
-    optimizer = torch.optim.Adam(decoder.parameters(), lr=3e-3, weight_decay=1e-4)
-    best, kept = y[:held].pow(2).mean().item(), None
-    for step in range(_DECODER_STEPS):
-        loss = functional.mse_loss(decoder(x[held:]), y[held:])
+    rows = repeat(slice(held_of(len(known_KD)), None), _DECODER_STEPS)
+    found = _decoded(known_KD, (values_KF - mean_F) / std_F, judged_ND, rows, _DECODER, seed)
+    return mean_F.expand(len(judged_ND), -1) if found is None else found * std_F + mean_F
+
+
+def decode_pixels(known_KD: Tensor, pixels_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
+    """Does as ``decode`` with the pixels of images.
+
+    Pixels keep their scale, because those that vary most tell most, and a wider MLP sees batches.
+    """
+    mean_F, held = pixels_KF.mean(dim=0), held_of(len(known_KD))
+    drawn = torch.Generator().manual_seed(derive_seed(seed, "batches of pixels") % 2**63)
+    rows = (torch.randint(held, len(known_KD), (_PIXELS_BATCH,), generator=drawn) for _ in range(_PIXELS_STEPS))
+    found = _decoded(known_KD, pixels_KF - mean_F, judged_ND, rows, _PIXELS, seed)
+    return mean_F.expand(len(judged_ND), -1) if found is None else found + mean_F
+
+
+def held_of(known: int) -> int:
+    """Returns how many of the known rows, the first ones, decide when a decoder's training stops."""
+    return max(1, known // 5)
+
+
+def _decoded(
+    known_KD: Tensor,
+    y_KF: Tensor,
+    judged_ND: Tensor,
+    rows: Iterable[Tensor | slice],
+    shape: _Shape,
+    seed: int,
+) -> Tensor | None:
+    """Returns what an MLP gives for judged rows, as it was when the first known rows' error was least.
+
+    ``rows``: of each step. None if it was never better than 0.
+    """
+    mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0)
+    scale_D = torch.where(std_D > _LEAST_SPREAD, 1 / std_D, 0.0)  # what is one value in all known rows tells nothing
+    x, held = (known_KD - mean_D) * scale_D, held_of(len(known_KD))
+    with seeded(derive_seed(seed, "init", shape.name)):
+        decoder = nn.Sequential(nn.Linear(x.shape[1], shape.width), nn.ReLU(), nn.Linear(shape.width, y_KF.shape[1]))
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=shape.lr, weight_decay=1e-4)
+    best, kept, since = y_KF[:held].pow(2).mean().item(), None, 0
+    for step, rows_B in enumerate(rows):
+        loss = functional.mse_loss(decoder(x[rows_B]), y_KF[rows_B])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % 10 == 9:
             with torch.no_grad():
-                error = functional.mse_loss(decoder(x[:held]), y[:held]).item()
+                error = functional.mse_loss(decoder(x[:held]), y_KF[:held]).item()
             if error < best:
-                best, kept = error, copy.deepcopy(decoder.state_dict())
+                best, kept, since = error, copy.deepcopy(decoder.state_dict()), step
+            if step - since >= shape.patience:
+                break
     if kept is None:
-        return mean_F.expand(len(judged_ND), -1)
+        return None
     decoder.load_state_dict(kept)
     with torch.no_grad():
-        found: Tensor = decoder((judged_ND - mean_D) / std_D) * std_F + mean_F
+        found: Tensor = decoder((judged_ND - mean_D) * scale_D)
     return found
 
 

@@ -7,6 +7,7 @@ party's private images. The functions here take pairs, and no bottom.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,10 +126,16 @@ def invert(
 
 
 def train_decoder(
-    pairs: Pairs, settings: InversionSettings, *, device: torch.device = CPU, progress: Progress = _quiet
+    pairs: Pairs,
+    settings: InversionSettings,
+    *,
+    held: Pairs | None = None,
+    device: torch.device = CPU,
+    progress: Progress = _quiet,
 ) -> Decoder:
     """Returns a decoder in evaluation mode that was trained on pairs.
 
+    ``held``: other pairs; of all epochs, the decoder is kept that had the least error on them.
     Raises InputError if there are fewer than two pairs (BatchNorm needs two), or if the training diverges.
     """
     if len(pairs) < 2:
@@ -140,6 +147,7 @@ def train_decoder(
     optimizer = build_optimizer(OptimizerSettings(lr=settings.lr), decoder.parameters())
     z, images = pairs.z.to(device), pairs.images.to(device)
     all_rows = np.arange(len(pairs), dtype=np.int64)
+    best, kept = math.inf, None
     for epoch in range(settings.epochs):
         total, count = torch.zeros((), device=device), 0
         for rows_B in batches(settings.seed, "inversion", epoch, all_rows, max(2, settings.batch_size)):
@@ -155,7 +163,18 @@ def train_decoder(
             text = f"the decoder's error is {mse} after epoch {epoch + 1}: its training diverged"
             raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
         progress(epoch + 1, settings.epochs, mse)
+        if held is not None and (error := _error(decoder, held)) < best:
+            best, kept = error, copy.deepcopy(decoder.state_dict())
+    if kept is not None:
+        decoder.load_state_dict(kept)
     return decoder.eval()
+
+
+def _error(decoder: Decoder, held: Pairs) -> float:
+    decoder.eval()
+    found = functional.mse_loss(reconstruct(decoder, held.z), held.images.cpu()).item()
+    decoder.train()
+    return found
 
 
 @torch.no_grad()

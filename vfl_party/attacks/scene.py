@@ -13,6 +13,7 @@ from vfl_common.config.models import TaskSettings
 from vfl_party.seeds import Rows
 
 Role = Literal["active", "passive", "server"]
+ALL_EPOCHS = "all epochs"  # ends what an attacker knows that has all messages about a row, not the last alone
 
 
 class UnfitError(Exception):
@@ -68,19 +69,38 @@ class Owner:
     rows: Mapping[str, Rows]
 
 
+@dataclass(frozen=True)
+class Image:
+    """How columns are the pixels of an image. ``shape``: C, H and W, at least two pixels high and wide.
+
+    ``shift``, ``scale``: of each channel, what was taken from its pixels, and by what they were then divided.
+    """
+
+    shape: tuple[int, int, int]
+    shift: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def pixels(self, values_BF: Tensor) -> Tensor:
+        """Returns images [B, C, H, W] in the numbers of their source."""
+        shift, scale = (torch.tensor(each, dtype=torch.float32)[:, None, None] for each in (self.shift, self.scale))
+        return values_BF.reshape(-1, *self.shape) * scale + shift
+
+
 @dataclass(frozen=True, eq=False)
 class Columns:
     """A party's encoder inputs as a table of numbers.
 
     ``names``: of the table's columns. ``values``: [N, F], scaled. ``codes``: int64 [N, K], categories that are not
     among the values; -1 is a category that training did not have. In the table they follow as columns of 0 and 1.
-    ``groups``: {column of categories: its columns of the table}; the last K are those of the codes.
+    ``groups``: {column of categories: its columns of the table}; the last K are those of the codes. ``image``: if the
+    columns are pixels.
     """
 
     names: tuple[str, ...]
     values: Tensor
     codes: Tensor | None = None
     groups: Mapping[str, range] = field(default_factory=dict)
+    image: Image | None = None
 
     def table(self, rows: Rows) -> Tensor:
         """Returns some rows of the table, float32 [B, len(names)], on the CPU."""
@@ -102,7 +122,8 @@ class Scene:
     encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind. ``columns``: {party:
     its columns}; only the judge and the auxiliary rows use them. ``owners``: {party: what it has}, for the judge.
     ``heard``: the messages from and to the attacker that phases let be overheard, in order. ``seed``: of all that an
-    attack draws. The server has messages, and nothing else.
+    attack draws. ``targets``: the label of each row in a regression, float64 [N], scaled. The server has messages, and
+    nothing else.
     """
 
     attacker: str
@@ -119,6 +140,7 @@ class Scene:
     columns: Mapping[str, Columns] = field(default_factory=dict)
     heard: Callable[[], Iterator[Heard]] = field(default=lambda: iter(()))
     owners: Mapping[str, Owner] = field(default_factory=dict)
+    targets: Tensor | None = None
 
     @property
     def classes(self) -> int:
@@ -127,17 +149,38 @@ class Scene:
             raise UnfitError("the labels are numbers, and the attack finds classes")
         return self.task.classes or 2
 
+    @property
+    def numbers(self) -> Tensor:
+        """The labels of a regression, float64 [N]. Raises UnfitError for classes."""
+        if self.targets is None:
+            raise UnfitError("the labels are classes, and the attack finds numbers")
+        return self.targets
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """Private images beside what an attack made of them, to be drawn.
+
+    ``party``: whose they are. ``rows``: names and images [N, C, H, W] from 0 to 1, the private ones first. ``says``:
+    how like they are.
+    """
+
+    party: str
+    rows: tuple[tuple[str, Tensor], ...]
+    says: str
+
 
 @dataclass(frozen=True)
 class Figure:
     """One figure of one attack in one run.
 
     ``of``: what is read, ``labels`` or a column. ``knows``: what the attacker has beside the messages. ``unit``: AUC,
-    accuracy, R². ``value``: the leak; over several batches their median. ``high``: the 95 % quantile over batches, or
-    None. ``chance``, ``chance_high``: both without what is read, from shuffled labels or a constant guess.
-    ``baselines``: {what an attacker has without any message: its value}. ``batches``, ``skipped``: how many were judged
-    and left out. ``place``: the phase and the exchange, if only one is read; of several the worst is shown.
-    ``detail``: whether another figure sums it up. ``note``: a sentence for below the table.
+    accuracy, R², SSIM, or an error (MSE), of which less is a larger leak. ``value``: the leak; over several batches
+    their median. ``high``: the 95 % quantile over batches, or None. ``chance``, ``chance_high``: both without what is
+    read, from shuffled labels or a constant guess. ``baselines``: {what an attacker has without any message: its
+    value}. ``batches``, ``skipped``: how many were judged and left out. ``place``: the phase and the exchange, if only
+    one is read; of several the worst is shown. ``detail``: whether another figure sums it up. ``note``: a sentence for
+    below the table. ``shown``: images to draw.
     """
 
     of: str
@@ -153,6 +196,7 @@ class Figure:
     place: str = ""
     detail: bool = False
     note: str = ""
+    shown: Shown | None = None
 
 
 @dataclass(frozen=True)

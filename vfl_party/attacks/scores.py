@@ -1,4 +1,4 @@
-"""What an attack's guesses are worth: AUC and matched accuracy, over batches, beside chance."""
+"""What an attack's guesses are worth: AUC, matched accuracy, rank correlation, over batches, beside chance."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def auc(scores_B: npt.NDArray[np.floating], positive_B: npt.NDArray[np.bool_]) -
         return float("nan")
     ranks: Numbers = rankdata(scores_B)
     return float((ranks[positive_B].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def rank_correlation(scores_B: npt.NDArray[np.floating], number_B: Numbers) -> float:
+    """Returns |Spearman's ρ|, because an attacker may turn its score around; 0 if all scores are equal."""
+    ranks = [rankdata(each) - (len(each) + 1) / 2 for each in (scores_B, number_B)]
+    length = float(np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1]))
+    return min(1.0, abs(float(ranks[0] @ ranks[1])) / length) if length else 0.0
 
 
 def folded(value: float) -> float:
@@ -76,18 +83,27 @@ class Tally:
         self.found.append(float((guess_B == label_B).mean()))
         self.chance.append(float((guess_B == self._random.permutation(label_B)).mean()))
 
+    def numbers(self, scores_B: npt.NDArray[np.floating], number_B: Numbers) -> None:
+        """Adds a batch of a regression: |Spearman's ρ| of the scores. One without two different labels is skipped."""
+        if len(np.unique(number_B)) < 2:
+            self.skipped += 1
+            return
+        self.found.append(rank_correlation(scores_B, number_B))
+        self.chance.append(rank_correlation(scores_B, self._random.permutation(number_B)))
+
     def figure(self, knows: str, unit: str) -> Figure:
         """Returns median and 95 % quantile over the batches; of AUC, each batch's value is folded first.
 
         Raises UnfitError if there is no batch to judge.
         """
+        few = "labels that are all equal" if unit == "|ρ|" else "too few rows of a class"
         if not self.found:
-            raise UnfitError(f"no batch can be judged ({self.skipped} have too few rows of a class)")
+            raise UnfitError(f"no batch can be judged ({self.skipped} have {few})")
         fold = unit == "AUC"
         value, high = middle_and_high([folded(each) if fold else each for each in self.found])
         chance, chance_high = middle_and_high([folded(each) if fold else each for each in self.chance])
         judged, total = len(self.found), len(self.found) + self.skipped
-        text = f"{judged:,} of {total:,} batches are judged; the others have too few rows of a class"
+        text = f"{judged:,} of {total:,} batches are judged; the others have {few}"
         note = f"{text} (known: {knows})" if self.skipped else ""
         return Figure("labels", knows, unit, value, high, chance, chance_high, {}, judged, self.skipped, note=note)
 

@@ -2,11 +2,14 @@
 
 It knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange by itself. Beside it stands the same
 decoder from the attacker's own columns alone, which correlate with the others' without any message, and from shuffled
-embeddings (chance). Numbers are judged by R², categories by accuracy.
+embeddings (chance). It reads the embeddings of the last recorded epoch, then those of all epochs together, in which
+noise that is drawn anew averages out. Numbers are judged by R², categories by accuracy. Pixels are left to ``images``:
+a pixel by itself says little.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -15,9 +18,9 @@ import torch
 from torch import Tensor
 
 from vfl_common.text import listed
-from vfl_party.attacks.fitting import decode_table, explained, is_mean
-from vfl_party.attacks.pairs import Pairs, left_out, pairs
-from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
+from vfl_party.attacks.fitting import decode_table, explained, held_of, is_mean
+from vfl_party.attacks.pairs import Pairs, left_out, pairs, senders_of
+from vfl_party.attacks.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 from vfl_party.seeds import derive_seed
 
 _MOST_SHOWN = 30  # columns of a party; of more, only mean and best are given
@@ -28,10 +31,10 @@ def play(scene: Scene) -> list[Figure]:
     """Returns R² of each column of numbers and accuracy of each of categories, their means, and the best column.
 
     R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError without enough rows
-    or columns.
+    or columns, or if all are pixels.
     """
     found = []
-    for each in pairs(scene):
+    for each in pairs(scene, images=False):
         guesses = _guesses(each, scene.seed)
         like = Figure("", f"{len(each.z_known)} rows", "R²", 0.0, place=each.place)
         words = {_FOUND: f"embeddings of {each.place}", _CHANCE: "shuffled embeddings (chance)", _OWN: _OWN}
@@ -44,14 +47,18 @@ def play(scene: Scene) -> list[Figure]:
         notes += [f"{constant} {one} left out"] if constant else []
         figures = [*_figures(each.sender, "column", numbers, like)]
         figures += _figures(each.sender, "category", categories, replace(like, unit="accuracy"))
+        if each.over:
+            figures += _over_epochs(each, guesses, like, scene.seed)
         if figures and notes:
             figures[0] = replace(figures[0], note=f"{each.sender}: {'; '.join(notes)}")
         found += figures
     if not found:
         raise UnfitError("all columns have one value")
-    few = left_out(scene)
-    if few:
-        found[-1] = replace(found[-1], note=f"not played on exchanges of too few rows: {listed(few)}")
+    few, pixels = left_out(scene, images=False), senders_of(scene, images=True)
+    notes = [f"not played on exchanges of too few rows: {listed(few)}"] if few else []
+    notes += [f"pixels are left to the attack images: those of {listed(pixels)}"] if pixels else []
+    if notes:
+        found[-1] = replace(found[-1], note="; ".join(notes))
     return found
 
 
@@ -72,6 +79,29 @@ def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
     if each.own is not None:
         found[_OWN] = decode_table(each.own[0], each.values_known, each.own[1], seed, groups)
     return found
+
+
+def _over_epochs(each: Pairs, guesses: Mapping[str, Tensor], like: Figure, seed: int) -> Iterator[Figure]:
+    """Yields the means again, of a decoder that has a row's embeddings of all recorded epochs, not the last alone.
+
+    They are averaged, or the first and the last stand side by side, or all three do, or the last is taken by itself,
+    whichever reads best the known rows that decide when training stops. Noise that is drawn anew averages out, and
+    encoders of different epochs show different sides of a row.
+    """
+    held = held_of(len(each.z_known))
+    spread_F = each.values_known.std(dim=0).clamp_min(1e-6)
+    best, guess = math.inf, guesses[_FOUND]
+    for known, judged in ((each.z_known, each.z_judged), *each.over.values()):
+        asked = torch.cat([known[:held], judged])
+        found = decode_table(known, each.values_known, asked, seed, each.groups.values())
+        error = ((found[:held] - each.values_known[:held]) / spread_F).pow(2).mean().item()
+        if error < best:
+            best, guess = error, found[held:]
+    guesses = {**guesses, _FOUND: guess}
+    like = replace(like, knows=f"{like.knows}, {ALL_EPOCHS}")
+    yield from _figures(each.sender, "column", _numbers(each, guesses), like, only_mean=True)
+    categories = _categories(each, guesses)
+    yield from _figures(each.sender, "category", categories, replace(like, unit="accuracy"), only_mean=True)
 
 
 def _numbers(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
@@ -107,7 +137,9 @@ def _categories(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[st
     return found
 
 
-def _figures(sender: str, word: str, columns: Mapping[str, Mapping[str, float]], like: Figure) -> Iterator[Figure]:
+def _figures(
+    sender: str, word: str, columns: Mapping[str, Mapping[str, float]], like: Figure, *, only_mean: bool = False
+) -> Iterator[Figure]:
     """Yields mean, best and all of some columns."""
     if not columns:
         return
@@ -119,6 +151,8 @@ def _figures(sender: str, word: str, columns: Mapping[str, Mapping[str, float]],
 
     many = "columns" if word == "column" else "categories"
     yield figure(f"mean of {many}", lambda what: statistics.fmean(each[what] for each in columns.values()))
+    if only_mean:
+        return
     best = max(columns.values(), key=lambda each: each[_FOUND])
     yield figure(f"best-read {word}", lambda what: best[what], detail=True)
     if len(columns) <= _MOST_SHOWN:

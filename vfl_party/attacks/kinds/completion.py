@@ -1,9 +1,10 @@
 """Model completion: a passive party puts a head on its trained encoder (Fu et al., USENIX Security 2022).
 
 The attacker knows the labels of 80 rows, drawn class by class in proportion. It leaves the encoder as it is (frozen),
-trains it with the head (tuned), or trains both with its other rows, too (MixMatch). Three baselines need no message:
-the most frequent class, the same attack on an encoder from scratch, and on one that the attacker has trained by itself
-without labels. What the trained encoder finds beyond them is what training with the others has given away.
+trains it with the head (tuned), or trains both with its other rows, too (MixMatch). In a regression it knows the
+numbers of 80 rows, and the head gives a number. Three baselines need no message: the most frequent class, the same
+attack on an encoder from scratch, and on one that the attacker has trained by itself without labels. What the trained
+encoder finds beyond them is what training with the others has given away.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl_party.attacks.fitting import Inputs, classify, self_supervised
+from vfl_party.attacks.fitting import Inputs, classify, estimate, explained, self_supervised
 from vfl_party.attacks.mixmatch import semi_supervised
 from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
 from vfl_party.attacks.scores import auc
@@ -31,7 +32,12 @@ _BESIDE = {  # of each attack: the attacks on other encoders that stand beside i
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Judges heads on the test rows, or the validation rows. Raises UnfitError without an encoder or enough rows."""
+    """Judges heads on the test rows, or the validation rows. Raises UnfitError without an encoder or enough rows.
+
+    In a regression they are judged by R², and MixMatch, which is of classes, is left out.
+    """
+    if scene.task.kind == "regression":
+        return _estimated(scene)
     found, beside, truth = recovered(scene), without(scene), scene.labels[_judged(scene)]
     figures = []
     for unit, score in (("accuracy", accuracy), *((("AUC", _auc),) if scene.classes == 2 else ())):
@@ -41,6 +47,34 @@ def play(scene: Scene) -> list[Figure]:
                 baselines["majority"] = float(torch.bincount(truth).max()) / len(truth)
             figures.append(Figure("labels", knows, unit, score(logits, truth), baselines=baselines))
     return figures
+
+
+def _estimated(scene: Scene) -> list[Figure]:
+    """Returns the figures of a regression: 80 rows with their numbers are drawn at random."""
+    encoder, make, inputs = scene.encoder, scene.make_encoder, scene.inputs
+    if encoder is None or make is None or inputs is None:
+        raise UnfitError("the attacker has no encoder")
+    train, judged = _train(scene), _judged(scene)
+    random = np.random.default_rng(derive_seed(scene.seed, "auxiliary labels"))
+    known = np.sort(random.permutation(train)[:KNOWN])
+    x, device = inputs(known), inputs(known[:1])[0].device
+    fresh = make("attack from scratch").to(device)
+    own = self_supervised(make("attack by itself").to(device), inputs(train), scene.seed)
+
+    def r2(of: nn.Module, *, tuned: bool) -> float:
+        numbers_K = scene.numbers[known].to(device)
+        found = estimate(of, x, numbers_K, inputs(judged), tuned=tuned)
+        return explained(found[:, None], scene.numbers[judged][:, None])[0]
+
+    beside = {
+        "from scratch": r2(fresh, tuned=True),
+        "own SSL, frozen": r2(own, tuned=False),
+        "own SSL, tuned": r2(own, tuned=True),
+    }
+    return [
+        Figure("labels", knows, "R²", r2(encoder, tuned=tuned), chance=0.0, baselines=beside)
+        for knows, tuned in ((FROZEN, False), (TUNED, True))
+    ]
 
 
 def recovered(scene: Scene) -> Mapping[str, Tensor]:
@@ -92,17 +126,22 @@ class _Known:
 
 
 def _known(scene: Scene) -> _Known:
-    classes, judged = scene.classes, _judged(scene)
-    train = scene.rows.get("local", scene.rows["train"])  # its own rows that are not labelled or aligned, too
-    train = train[train < len(scene.labels)]  # those that only this party has are not judged by a label
+    classes, train, judged = scene.classes, _train(scene), _judged(scene)
     if scene.inputs is None:
         raise UnfitError("the attacker has no encoder")
-    if len(train) < 2 * KNOWN or not len(judged):
-        raise UnfitError(f"it needs {2 * KNOWN} training rows, and test or validation rows")
     known = stratified(scene.labels, train, classes, scene.seed)
     x = scene.inputs(known)
     classes_K = scene.labels[known].to(x[0].device)
     return _Known(x, classes_K, scene.inputs(train), scene.inputs(judged), classes, scene.seed)
+
+
+def _train(scene: Scene) -> Rows:
+    """Returns the attacker's training rows. Raises UnfitError if they are few, or if there is none to judge."""
+    train = scene.rows.get("local", scene.rows["train"])  # its own rows that are not labelled or aligned, too
+    train = train[train < len(scene.labels)]  # those that only this party has are not judged by a label
+    if len(train) < 2 * KNOWN or not len(_judged(scene)):
+        raise UnfitError(f"it needs {2 * KNOWN} training rows, and test or validation rows")
+    return train
 
 
 def _judged(scene: Scene) -> Rows:

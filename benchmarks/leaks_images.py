@@ -1,0 +1,71 @@
+"""Images from embeddings: ``python -m benchmarks.leaks --only images --data DIR``.
+
+Split training of four parties, each of which has a quarter of every image: scikit-learn's digits as in
+``examples/digits.toml``, and MNIST-10k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import vfl
+from vfl.leaking.result import Line, Rehearsed, as_json
+from vfl_common.text import to_json
+
+RESULTS = Path(__file__).parent / "results" / "leaks-images"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.toml"
+Tables = dict[str, Any]
+
+
+def mnist(data: Path, *, epochs: int) -> Tables:
+    """Makes a recipe of split training on the quarters of MNIST-10k: MLPs, embeddings of 32 numbers."""
+    names = ("upper-left", "upper-right", "lower-left", "lower-right")
+    optimizer = {"kind": "adam", "lr": 0.001}
+    return {
+        "name": "mnist-10k",
+        "task": {"kind": "multiclass", "classes": 10},
+        "parties": [{"name": name, "role": "passive" if number else "active"} for number, name in enumerate(names)],
+        "rows": {"validation": 0.1, "test": 0.2},
+        "model": {"embedding_size": 32, "encoder": {"kind": "mlp", "hidden": [128]}, "top": {"hidden": [64]}},
+        "phases": [
+            {"kind": "splitnn", "epochs": epochs, "batch_size": 128, "optimizer": optimizer},
+            {"kind": "evaluate"},
+        ],
+        "simulate": {
+            "scheme": "quadrants",
+            "data": {"source": str(data.resolve() / "mnist10k.npz"), "label": "labels"},
+        },
+    }
+
+
+def run(data: Path, seeds: Sequence[int], *, quick: bool, console: Console) -> None:
+    """Attacks both, and writes the table after each."""
+    digits = vfl.Recipe.of(EXAMPLE)
+    found: list[Rehearsed] = []
+    for each in (digits, mnist(data, epochs=1 if quick else 10)):
+        found += vfl.leaks(each, attacks=["images"], seeds=seeds, quiet=True).found
+        console.print(f"{found[-1].name}: {found[-1].metric} {found[-1].utility}")
+        if not quick:
+            RESULTS.with_suffix(".md").write_text(written(found))
+            RESULTS.with_suffix(".json").write_text(to_json(as_json(found)) + "\n")
+    console.print(written(found), markup=False)
+
+
+def written(found: Sequence[Rehearsed]) -> str:
+    """Returns a Markdown table: a row for each party, exchange, and what is known."""
+    lines = ["| images | party | from | known | unit | leak | mean image | own columns |", "| --- " * 8 + "|"]
+    for each in found:
+        for line in each.lines:
+            cells = (each.name, line.of.partition(":")[0], line.place, line.knows, line.unit, *_figures(line))
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _figures(line: Line) -> Iterator[str]:
+    yield str(line.value)
+    for name in ("mean image", "own columns"):
+        yield str(line.baselines.get(name, ""))
