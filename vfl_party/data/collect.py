@@ -23,7 +23,7 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks, written
 from vfl_party.data.choice import Chosen, choose
 from vfl_party.data.space import IN_MEMORY, Growing, Space
-from vfl_party.data.stream import Stream, emptied
+from vfl_party.data.stream import Stream, emptied, without_headers
 from vfl_party.data.table import Categories
 from vfl_party.data.vocabulary import Vocabulary, decoded
 
@@ -73,7 +73,7 @@ class Rows:
 
 def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
-    stream = emptied(stream, settings.na)
+    stream = emptied(without_headers(stream), settings.na)
     chosen, space = choose(stream.source, list(stream.names), settings, with_label), Space.of(settings)
     if not stream.as_written:
         if settings.dates is not None:

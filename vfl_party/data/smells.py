@@ -10,18 +10,17 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings, shown
 from vfl_party.data import checks, written
 from vfl_party.data.collect import Columns, Rows
 from vfl_party.data.ids import IdCounts, in_order, normalised
+from vfl_party.data.odd_ids import odd_ids
 from vfl_party.data.space import parts
 from vfl_party.data.table import counted
 
 FEW_ROWS = 20  # in so few, nothing smells
 MOST_SHOWN = 24  # characters of a cell
-_ROUNDED = r"^[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+$"  # what Excel makes of long numbers
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,4 @@ def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
         count = kept[0] - kept[1]
         found = "1 id differs from another" if count == 1 else f"{count:,} ids differ from others"
         yield f'{found} by spaces or capitals alone; add "trim" or "casefold" to rows.id_rules'
-    rounded = pc.sum(pc.match_substring_regex(alike[0], _ROUNDED)).as_py() or 0
-    if rounded:
-        found = "1 id looks" if rounded == 1 else f"{rounded:,} ids look"
-        yield f"{found} like 1.2E+05: a spreadsheet has rounded them; write them again as text"
+    yield from odd_ids(rows.ids, alike[0])

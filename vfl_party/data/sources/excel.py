@@ -41,7 +41,7 @@ def open_excel(settings: DataSettings) -> Stream:
     _require_workbook(source)
     book = _Book.open(source)
     sheet, notes = _chosen(book, settings.sheet)
-    reading = _Sheet.of(book, sheet)
+    reading = _Sheet.of(book, sheet, settings.id)
     return Stream(source, tuple(reading.columns), True, reading.blocks, notes=notes)
 
 
@@ -184,7 +184,7 @@ class _Sheet:
     """A sheet whose header has been read.
 
     header: its row. columns, numbers: the names of the columns, and the columns themselves, from 1. merged: the first
-    range of merged cells that lies in one of them at the header or below it.
+    range of merged cells that lies in one of them at the header or below it. ids: the columns of the id, by number.
     """
 
     book: _Book
@@ -193,9 +193,10 @@ class _Sheet:
     columns: Sequence[str]
     numbers: Sequence[int]
     merged: Range | None
+    ids: frozenset[int]
 
     @classmethod
-    def of(cls, book: _Book, sheet: Any) -> _Sheet:
+    def of(cls, book: _Book, sheet: Any, id_: Sequence[str]) -> _Sheet:
         """Reads the header: the first row that is not empty. Raises InputError."""
         for row, cells in book.rows(sheet):
             filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
@@ -209,7 +210,8 @@ class _Sheet:
                     if each.bottom >= row and any(each.left <= number <= each.right for number in columns)
                 )
                 merged = next(touching, None)
-                found = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged)
+                ids = frozenset(number for number, name in columns.items() if name in id_)
+                found = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids)
                 found._require_unmerged(row)
                 return found
         what = f"the sheet {sheet.title!r} is empty"
@@ -244,7 +246,12 @@ class _Sheet:
                 elif not cell.is_formula:
                     continue
                 if cell.column in places:
-                    texts[places[cell.column]] = book.text(sheet, cell, row)
+                    text = texts[places[cell.column]] = book.text(sheet, cell, row)
+                    if cell.column in self.ids and text is not None and _is_long(text):
+                        what = f"cell {cell_name(cell.column, row)} holds an id as a number of more than 15 digits"
+                        raise checks.unusable(
+                            book.source, f"{what}, of which Excel keeps 15; write the ids as text, from their origin"
+                        )
             if filled:
                 if row > last + 1:
                     what = f"row {last + 1} of the sheet {sheet.title!r} is empty, and other rows follow"
@@ -259,6 +266,11 @@ class _Sheet:
             ends = (cell_name(self.merged.left, self.merged.top), cell_name(self.merged.right, self.merged.bottom))
             what = f"the cells {':'.join(ends)} are merged, so only the first of them has a value"
             raise checks.unusable(self.book.source, f"{what}; unmerge them, and fill each")
+
+
+def _is_long(text: str) -> bool:
+    """Whether a cell as ``written`` is a number that has more digits than Excel keeps."""
+    return text.startswith(NUMBER) and abs(float(text.removeprefix(NUMBER))) >= 1e15
 
 
 def _chosen(book: _Book, name: str | None) -> tuple[Any, tuple[str, ...]]:

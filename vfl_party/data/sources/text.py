@@ -100,10 +100,14 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str], notes: list
         ):
             for batch in reader:
                 seen += batch.num_rows
+                if data.zero:
+                    raise _zero(source, data.zero)
                 if not (data.right or looked):  # before its rows are used: who has a limit reads no further
                     looked = True
                     _refuse_wrong_quotes(source, layout)
                 yield batch
+            if data.zero:
+                raise _zero(source, data.zero)
             if not (data.sound or looked):
                 _refuse_wrong_quotes(source, layout)
             _look_at_lines(source, data.line_ends - layout.skip - 1, seen, notes)
@@ -286,6 +290,11 @@ def _open(source: str) -> Any:
 def _not_in(source: str, encoding: str) -> Exception:
     text = f"is not {encoding.upper()} throughout; set data.encoding, such as"
     return checks.unreadable(source, f'{text} "cp1252" for Windows-1252')
+
+
+def _zero(source: str, line: int) -> Exception:
+    what = f"line {line:,} holds a zero byte, as in a file that was not written to its end"
+    return checks.unreadable(source, f"{what}; write it again")
 
 
 def _not_text(source: str) -> Exception:
