@@ -141,8 +141,9 @@ def _find(
         for name in wanted
     }
     marked = stream.separator is None
-    found = written.find(stream.source, sample, settings, commas=stream.separator == ",", marked=marked)
-    readings = {name: written.Words() if name in words else reading for name, reading in found.readings.items()}
+    commas = stream.separator == ","
+    found = written.find(stream.source, sample, settings, commas=commas, marked=marked, words=words)
+    readings = dict(found.readings)
     for name in settings.numeric:
         if isinstance(readings.get(name), written.Words):
             readings[name] = written.Numbers(found.style, marked=marked)
@@ -291,6 +292,8 @@ class _Pass:
             return _floats(values)
         if name in self._settings.numeric:
             return self._no_number(name, column, reading)
+        if isinstance(reading, written.Dates) and reading.form and reading.form == self._settings.dates:
+            raise written.not_all_dates(self._source, name, reading.form)
         kept = self.odd.setdefault(name, [])
         if isinstance(reading, written.Numbers) and len(kept) < MOST_ODD:
             kept += written.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
