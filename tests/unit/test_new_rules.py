@@ -171,5 +171,7 @@ def test_names() -> None:
     assert rules.likely_label(["id", "default", "age"], ["age", "x"]) == "default"
     assert rules.likely_label(["id", "age", "x"], ["age"]) == "age"
     assert rules.likely_label(["id", "age", "x"], ["age", "x"]) == ""
-    assert rules.recipe_name("Paid back?") == "Paid-back"
-    assert rules.recipe_name("ß") == "federation"
+    assert rules.recipe_name("Paid back?", ("bank", "shop")) == "bank-shop-Paid-back"
+    assert rules.recipe_name("ß", ("bank", "shop")) == "bank-shop"
+    assert rules.recipe_name("y", ("bank", *"abcd")) == "bank-y"
+    assert rules.recipe_name("y" * 100, ("bank", "shop")) == "bank-shop-" + "y" * 50

@@ -249,9 +249,11 @@ def left_out_number(name: str, values: Callable[[str], Values | None]) -> bool:
     return looks_like_id(name) and _identifies(values(name), 1.0)
 
 
-def recipe_name(label: str) -> str:
-    """Returns a name for a recipe that predicts this label."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", label)[:60].strip("-") or "federation"
+def recipe_name(label: str, parties: Sequence[str]) -> str:
+    """Returns a name for a recipe, by which its runs are called: who predicts what. More than three are not named."""
+    words = [*parties[: 3 if len(parties) <= 3 else 1], label]
+    found = "-".join(re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in words)
+    return found.strip("-")[:60].strip("-")
 
 
 def _unusable(text: str) -> InputError:
