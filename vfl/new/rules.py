@@ -236,6 +236,21 @@ def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
     return tuple(rules)
 
 
+def about_zeros(ids: Sequence[str], id_rules: Sequence[str]) -> str:
+    """Returns a sentence about zeros with which ids begin, or may have begun; '' if these matter to nobody.
+
+    ``ids``: as the rules spell them.
+    """
+    numbers = [text for text in ids[:_LOOKED_AT] if text.isdecimal()]
+    if "zeros" in id_rules or len(numbers) <= len(ids[:_LOOKED_AT]) / 2:
+        return ""
+    if any(text.startswith("0") for text in numbers):
+        return 'some begin with 0: if the table of another party has lost these zeros, add "zeros" to the rules'
+    if len({len(text) for text in numbers}) > 1:
+        return 'they have several lengths, none begins with 0: if this table has lost zeros, add "zeros" to the rules'
+    return ""
+
+
 # --- columns --------------------------------------------------------------------------------------------------------
 
 

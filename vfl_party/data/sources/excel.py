@@ -30,6 +30,7 @@ _OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # before a file of Excel 97, and bef
 _PASSWORD = "EncryptedPackage".encode("utf-16-le")  # in the second kind
 _SMALL = 64 << 20  # bytes; a larger part is suspicious if it is many times as large as its compressed bytes
 _RATIO, _SHEETS_RATIO = 200, 500  # equal rows without their numbers make 260
+_MOST_ABOVE = 100  # rows in which the names of the columns are looked for
 _LARGEST = 1 << 30  # bytes of a part that is no sheet: it is read whole
 _ERRORS = ("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#N/A", "#SPILL!", "#CALC!", "#GETTING_DATA")
 _SAVE = 'open it in Excel or LibreOffice, and save it as "Excel workbook" (.xlsx)'
@@ -40,8 +41,8 @@ def open_excel(settings: DataSettings) -> Stream:
     source = settings.source
     _require_workbook(source)
     book = _Book.open(source)
-    sheet, notes = _chosen(book, settings.sheet)
-    reading = _Sheet.of(book, sheet, settings.id)
+    sheet, notes = _chosen(book, settings)
+    reading = _Sheet.of(book, sheet, settings)
     return Stream(source, tuple(reading.columns), True, reading.blocks, notes=notes)
 
 
@@ -196,21 +197,20 @@ class _Sheet:
     ids: frozenset[int]
 
     @classmethod
-    def of(cls, book: _Book, sheet: Any, id_: Sequence[str]) -> _Sheet:
-        """Reads the header: the first row that is not empty. Raises InputError."""
-        for row, cells in book.rows(sheet):
-            filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
-            named = {cell.column: book.text(sheet, cell, row) for cell in filled}
-            bare = {number: name.removeprefix(NUMBER).strip() for number, name in named.items() if name is not None}
-            columns = {number: name for number, name in bare.items() if name}
+    def of(cls, book: _Book, sheet: Any, settings: DataSettings) -> _Sheet:
+        """Reads the header: the first row that is not empty, behind those that are skipped. Raises InputError."""
+        rows = book.rows(sheet)
+        for row, cells in rows:
+            columns = {} if row <= settings.skip_lines else _names(book, sheet, row, cells)
             if columns:
+                _refuse_other_header(book, sheet, settings, row, columns, islice(rows, _MOST_ABOVE))
                 touching = (
                     each
                     for each in book.merged(sheet)
                     if each.bottom >= row and any(each.left <= number <= each.right for number in columns)
                 )
                 merged = next(touching, None)
-                ids = frozenset(number for number, name in columns.items() if name in id_)
+                ids = frozenset(number for number, name in columns.items() if name in settings.id)
                 found = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids)
                 found._require_unmerged(row)
                 return found
@@ -268,15 +268,48 @@ class _Sheet:
             raise checks.unusable(self.book.source, f"{what}; unmerge them, and fill each")
 
 
+def _names(book: _Book, sheet: Any, row: int, cells: Sequence[Cell]) -> dict[int, str]:
+    """Returns the cells of a row that are not empty as names of columns. Raises InputError for an error in one."""
+    filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
+    named = {cell.column: book.text(sheet, cell, row) for cell in filled}
+    bare = {number: name.removeprefix(NUMBER).strip() for number, name in named.items() if name is not None}
+    return {number: name for number, name in bare.items() if name}
+
+
+def _refuse_other_header(
+    book: _Book, sheet: Any, settings: DataSettings, header: int, columns: dict[int, str], below: Iterator[Row]
+) -> None:
+    """Raises InputError if a later row names the columns: it has those of the id, or it is the first of several cells.
+
+    A table has two columns at least, so a single cell above it is a title.
+    """
+    wanted = {name for name in (*settings.id, settings.label) if name is not None}
+    if wanted <= set(columns.values()) and (wanted or len(columns) > 1):
+        return
+    for row, cells in below:
+        filled = [cell for cell in cells if not book.is_empty(sheet, cell)]
+        texts = {text.strip() for cell in filled if cell.kind != "e" and (text := book.text(sheet, cell, row))}
+        if wanted and wanted <= texts:
+            what = f"its columns are named in row {row}, and not in row {header}"
+            raise checks.unusable(book.source, f"{what}; set data.skip_lines = {row - 1}")
+        if len(columns) == 1 and len(filled) > 1 and not wanted:
+            what = f"row {header} has one cell, and row {row} has {len(filled)}"
+            advice = f"if this one names the columns, set data.skip_lines = {row - 1}"
+            raise checks.unusable(book.source, f"{what}; {advice}")
+
+
 def _is_long(text: str) -> bool:
     """Whether a cell as ``written`` is a number that has more digits than Excel keeps."""
     return text.startswith(NUMBER) and abs(float(text.removeprefix(NUMBER))) >= 1e15
 
 
-def _chosen(book: _Book, name: str | None) -> tuple[Any, tuple[str, ...]]:
-    """Returns the sheet to read, and what was guessed. Raises InputError if there is none, or more than one."""
-    sheets = {sheet.title: sheet for sheet in book.workbook.worksheets}
-    if name is not None:
+def _chosen(book: _Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
+    """Returns the sheet to read, and what was guessed. Raises InputError if there is none, or more than one.
+
+    New rows for a trained model are in a workbook of their own, whose sheet may have another name.
+    """
+    sheets, name = {sheet.title: sheet for sheet in book.workbook.worksheets}, settings.sheet
+    if name is not None and (name in sheets or not settings.as_trained):
         if name not in sheets:
             what = f"has no sheet {name!r}, which data.sheet names"
             raise checks.unusable(book.source, f"{what}; the nearest: {checks.nearest(name, list(sheets))}")
