@@ -127,3 +127,36 @@ def test_a_zero_byte_is_refused_wherever_it_is(row: int, tmp_path: Path) -> None
     lines[row] += "\0"
     path.write_text("\n".join(["id;a", *lines]) + "\n", encoding="utf-8")
     refused(path, "holds zero bytes" if row == 1 else f"line {row + 2:,} holds a zero byte")
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def numbers(tmp_path: Path, *cells: object) -> Path:
+    path = tmp_path / "t.csv"
+    path.write_text("id;a\n" + "".join(f"K{row};{cell}\n" for row, cell in enumerate(cells)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([1, 2, 300, -999, -999], "2 cells of 'a' are -999, far from all others; list it in data.na"),
+        ([1, 2, "", 999, 999], "2 cells of 'a' are 999, far from all others"),
+        ([0, 2_000, -99, -99, -99], "3 cells of 'a' are -99, far from all others"),  # the only one below 0
+        ([-20, 30, -999, -999], "2 cells of 'a' are -999"),
+        ([1, 2, -999], None),  # once is no habit
+        ([-999, -998, -999, -990], None),
+        ([1, 999, 999, 800], None),
+        ([999, 999], None),
+        ([-5, 500, -9, -9], None),
+        (["", "NA", ""], "column 'a' is empty in all rows; list it in data.drop"),
+    ],
+)
+def test_numbers_that_stand_for_nothing_are_noted(cells: list[object], said: str | None, tmp_path: Path) -> None:
+    found = noted(numbers(tmp_path, *cells))
+    assert len(found) == (said is not None)
+    assert said is None or found[0].startswith(said)
+    if said is not None and "far" in said:
+        value = re.findall(r"are (-?\d+)", said)[0]
+        assert noted(numbers(tmp_path, *cells), na=(value,)) == []

@@ -283,3 +283,11 @@ def test_errors_keep_their_code() -> None:
     with pytest.raises(InputError, match=r"correct data.source.*\(here: --data\)") as caught:
         new.main([*BANK, "--data", "none.csv"], standalone_mode=False)
     assert caught.value.code is Code.FILE_INVALID
+
+
+def test_an_empty_column_is_left_out() -> None:
+    table("bank.csv", "customer,age,old,default", lambda n: f"K{n},{n % 50},,{('yes', 'no')[n % 2]}")
+    said = run(*BANK)
+    assert "left out    old: empty in all rows  (data.drop in bank.toml)" in said
+    assert "missing" not in said
+    assert tables("bank.toml")["data"] == {"source": "bank.csv", "id": "customer", "label": "default", "drop": ["old"]}

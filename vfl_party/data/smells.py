@@ -16,6 +16,7 @@ from vfl_party.data import checks, written
 from vfl_party.data.collect import Columns, Rows
 from vfl_party.data.ids import IdCounts, in_order, normalised
 from vfl_party.data.odd_ids import odd_ids
+from vfl_party.data.odd_numbers import odd_numbers
 from vfl_party.data.space import parts
 from vfl_party.data.table import counted
 
@@ -42,6 +43,8 @@ def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
     if rows.labels is not None and rows.labels.dtype == object:
         yield from map(Smell, _alike(f"labels in {settings.label!r}", sorted(set(rows.labels.tolist()))))
     if isinstance(rows.features, Columns):
+        for name, text in odd_numbers(rows.features):
+            yield Smell(text, name)
         for k, name in enumerate(rows.features.categorical_names):
             if name not in settings.categorical:
                 yield from _words(rows.features, k, name, settings)
