@@ -1,6 +1,7 @@
 """Sheets of Excel workbooks: cells as text, sheets, headers, streaming, and every way in which one is refused."""
 
 import datetime
+import io
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data.sources.excel import open_excel
-from vfl_party.data.sources.sheet import cell_name, column_number
+from vfl_party.data.sources.sheet import cell_name, column_number, hidden_rows
 from vfl_party.data.stream import NUMBER, Stream
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
@@ -331,6 +332,31 @@ def test_an_empty_row_in_the_middle_is_refused(tmp_path: Path) -> None:
     text = refused(source, "row 3 of the sheet 'Sheet' is empty, and other rows follow; delete it, or what follows")
     assert text.endswith("such as a sum")
     refused(save(tmp_path / "u.xlsx", ["id"], [], ["a"]), "row 2 of the sheet 'Sheet' is empty")
+
+
+def test_hidden_rows_are_read_and_counted(tmp_path: Path) -> None:
+    def hide(sheet: Any) -> None:
+        for row in (2, 4):
+            sheet.row_dimensions[row].hidden = True
+        sheet.column_dimensions["B"].hidden = True
+
+    rows: list[list[Any]] = [["id", "x"], ["a", 1], ["b", 2], ["c", 3]]
+    source = save(tmp_path / "t.xlsx", *rows, change=hide)
+    assert opened(source).notes == ("2 rows of the sheet are hidden, as by a filter, and read like the others",)
+    assert texts(source)["id"] == ["a", "b", "c"]
+    assert opened(save(tmp_path / "u.xlsx", *rows)).notes == ()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_hidden_rows_are_counted_across_pieces(size: int) -> None:
+    tag = b'<x:row r="%d" spans="1:2" hidden="1" ht="3"><c/></x:row>'
+    text = b"".join(tag % row for row in range(1, 40)) + b'<row r="50" hidden="0"/><col hidden="1"/>'
+
+    class Pieces(io.BytesIO):
+        def read(self, _size: int | None = -1) -> bytes:
+            return super().read(size)
+
+    assert hidden_rows(Pieces(text)) == 39
 
 
 def test_rows_come_in_blocks_as_often_as_asked(tmp_path: Path) -> None:

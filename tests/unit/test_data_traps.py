@@ -77,6 +77,29 @@ def test_a_percentage_as_text_beside_a_number_of_a_workbook(tmp_path: Path) -> N
     assert table.categorical_names == ("r",)
 
 
+@pytest.mark.parametrize(
+    ("cells", "want"),
+    [
+        (("1'234.5", "1\u2032234.5", "1`234.5"), [1234.5, 1234.5, 1234.5]),
+        (("1\u2009234,5", "1\u202f234,5", "1\u00a0234,5"), [1234.5, 1234.5, 1234.5]),
+        (("1,23,456.5", "12,345.5", "1,00,00,000"), [123456.5, 12345.5, 10_000_000]),
+        (("5 EUR", "-7,5 EUR", "1.000 EUR"), [5, -7.5, 1000]),
+        (("CHF 5.50", "CHF -7"), [5.5, -7]),
+        (("-€5", "€-7", "€ 9"), [-5, -7, 9]),
+        (("₹5", "₹7"), [5, 7]),
+    ],
+)
+def test_numbers_as_countries_write_them(cells: tuple[str, ...], want: list[float], tmp_path: Path) -> None:
+    source = write(tmp_path, "id;w\n" + "".join(f"{number};{cell}\n" for number, cell in enumerate(cells)))
+    assert numbers(source) == want
+
+
+@pytest.mark.parametrize("cells", [("5 EUR", "7 USD"), ("5 EUR", "7"), ("--€5", "€6"), ("1,2,3", "4,5,6")])
+def test_what_is_no_number_stays_text(cells: tuple[str, ...], tmp_path: Path) -> None:
+    source = write(tmp_path, "id;w\n" + "".join(f"{number};{cell}\n" for number, cell in enumerate(cells)))
+    assert read(source).categorical_names == ("w",)
+
+
 def test_signs_that_the_settings_name_hold_for_text_of_typed_tables(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["1", "2", "3"], "d": ["1.234", "2.500", ""]}), tmp_path / "t.parquet")
     source = str(tmp_path / "t.parquet")

@@ -26,9 +26,9 @@ MISSING = pa.array(  # in a column of numbers or dates
     ("", "NA", "N/A", "n/a", "na", "#N/A", "NaN", "nan", "NAN", "null", "NULL", "None", "none", "?", "-"),
     pa.string(),
 )
-SIGNS = ("%", "€", "$", "£", "¥")  # before or after a number; they are dropped if every number of a column has one
-_SPACES = " \u00a0\u202f"  # plain, no-break and narrow: between thousands
-_BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019]"}  # what people type for it
+SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "CHF", "GBP")  # at a number; dropped if all of a column have one
+_SPACES = " \u00a0\u202f\u2009"  # plain, no-break, narrow and thin: between thousands
+_BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}  # what people type for it
 _DAY_S, _A_SECOND = 86_400.0, {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _TIMES = ("", " %H:%M", " %H:%M:%S")
 _PLAIN_DATES, _DAY_FIRST, _MONTH_FIRST = (
@@ -260,6 +260,7 @@ def _pattern(style: Style) -> str:
     """Returns a regular expression of the numbers of a style; thousands may be separated, or not."""
     between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
     groups = f"[1-9][0-9]{{0,2}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""  # nobody writes 0,513 for 513
+    groups += f"[1-9][0-9]?(?:{between}[0-9]{{2}})+{between}[0-9]{{3}}|" if style.thousands == "," else ""  # 1,23,456
     decimal = re.escape(style.decimal)
     return f"^[+-]?(?:(?:{groups}[0-9]+)(?:{decimal}[0-9]*)?|{decimal}[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 
@@ -274,8 +275,9 @@ def _plainly(text: pa.Array, style: Style) -> pa.Array:
 def _sign(text: pa.Array) -> str:
     """Returns the sign that every cell has at one of its ends, or ''."""
     present = pc.drop_null(_present(text))
-    for sign in SIGNS if len(present) else ():
-        if _all(pc.or_(pc.starts_with(present, sign), pc.ends_with(present, sign))):
+    first = present[0].as_py() if len(present) else ""
+    for sign in SIGNS:
+        if sign in first and _all(pc.match_substring_regex(present, f"^[+-]?{re.escape(sign)}|{re.escape(sign)}$")):
             return sign
     return ""
 
@@ -352,7 +354,8 @@ def plain(text: pa.Array) -> pa.Array:
 def _without(text: pa.Array, sign: str) -> pa.Array:
     """Returns the cells without a sign at one of their ends, and without white space."""
     mark = re.escape(sign)
-    return pc.replace_substring_regex(_present(text), f"^{mark}\\s*|\\s*{mark}$", "") if sign else _present(text)
+    ends = f"^([+-]?){mark}\\s*|\\s*{mark}$"  # -€5 is -5
+    return pc.replace_substring_regex(_present(text), ends, r"\1") if sign else _present(text)
 
 
 def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
@@ -399,7 +402,8 @@ def look_like_numbers(words: pa.Array) -> pa.Array:
     present = _present(words)
     present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")  # as accountants write what is owed
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
-    bare = pc.replace_substring_regex(present, f"^[{''.join(SIGNS)}]\\s*|\\s*[{''.join(SIGNS)}]$", "")
+    sign = "|".join(map(re.escape, SIGNS))
+    bare = pc.replace_substring_regex(present, f"^(?:{sign})\\s*|\\s*(?:{sign})$", "")
     masks = [pc.match_substring_regex(bare, _pattern(each)) for each in (PLAIN, *_STYLES)]
     return pc.fill_null(functools.reduce(pc.or_, masks), False)
 

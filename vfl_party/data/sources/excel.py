@@ -20,7 +20,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.data import checks
 from vfl_party.data.sources.cells import MarkedError, written
-from vfl_party.data.sources.sheet import Cell, Range, Row, cell_name, merged_ranges, sheet_rows
+from vfl_party.data.sources.sheet import Cell, Range, Row, cell_name, hidden_rows, merged_ranges, sheet_rows
 from vfl_party.data.sources.unchanged import require_same, state_of
 from vfl_party.data.stream import NUMBER, Stream
 
@@ -43,6 +43,10 @@ def open_excel(settings: DataSettings) -> Stream:
     book = _Book.open(source)
     sheet, notes = _chosen(book, settings)
     reading = _Sheet.of(book, sheet, settings)
+    hidden = book.hidden(sheet)
+    if hidden:
+        what = "1 row of the sheet is" if hidden == 1 else f"{hidden:,} rows of the sheet are"
+        notes += (f"{what} hidden, as by a filter, and read like the others",)
     return Stream(source, tuple(reading.columns), True, reading.blocks, notes=notes)
 
 
@@ -104,6 +108,14 @@ class _Book:
         try:
             with sheet._get_source() as file:
                 return sorted(islice(merged_ranges(file), 1 << 20))
+        except Exception as error:
+            raise _damaged(self.source) from error
+
+    def hidden(self, sheet: Any) -> int:
+        """Returns how many rows are hidden. Raises InputError if the file is damaged."""
+        try:
+            with sheet._get_source() as file:
+                return hidden_rows(file)
         except Exception as error:
             raise _damaged(self.source) from error
 
