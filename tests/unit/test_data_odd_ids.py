@@ -59,6 +59,8 @@ def test_rounded_ids_that_differ_are_noted_whatever_the_rules(tmp_path: Path) ->
         (["1001.0", "1002.0", "K3"], "2 ids end in .0"),
         (["1001,0", "K2"], "1 id ends in .0"),
         (["K1\u200b", "K2", "\ufeffK3"], "2 ids have characters that nobody sees"),
+        (["'0417", "0418"], "1 id begins with a sign of a spreadsheet for text"),
+        (['"=""0417"""', '"=""0418"""'], "2 ids begin with a sign of a spreadsheet for text"),
         (["nan", "K2", "NULL"], "2 ids are words for nothing, such as NULL or nan"),
         ([*(f"K-{each:04d}" for each in range(100)), "Sum"], "the id in the last row does not look like the others"),
         ([*(f"{each}" for each in range(100)), "exported by X"], "the id in the last row does not look"),
@@ -160,3 +162,21 @@ def test_numbers_that_stand_for_nothing_are_noted(cells: list[object], said: str
     if said is not None and "far" in said:
         value = re.findall(r"are (-?\d+)", said)[0]
         assert noted(numbers(tmp_path, *cells), na=(value,)) == []
+
+
+# --- titles -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("title", ["", "Report of May\n", "Report\n\nby X\nof May\n"])
+def test_new_rows_may_have_other_lines_above_the_names_than_those_of_training(title: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{title}id;a\nK1;5\nK2;6\n", encoding="utf-8")
+    new = load_table(settings(path, skip_lines=2, as_trained=True, numeric=("a",)), with_label=False)
+    assert list(new.ids) == ["K1", "K2"]
+    book = openpyxl.Workbook()
+    assert book.active is not None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        book.active.append(line.split(";"))
+    book.save(tmp_path / "t.xlsx")
+    new = load_table(settings(tmp_path / "t.xlsx", skip_lines=2, as_trained=True), with_label=False)
+    assert list(new.ids) == ["K1", "K2"]

@@ -15,6 +15,7 @@ from vfl_party.data.written import MISSING
 
 _ROUNDED = r"^\s*[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"  # what a spreadsheet makes of long numbers
 _DECIMAL = r"^\s*[0-9]+[.,]0+\s*$"  # what a program makes of whole numbers, once one of them is missing
+_QUOTED = r"""^\s*(?:="|')"""  # what a spreadsheet writes for text, so that zeros stay
 _UNSEEN = r"[\p{Cc}\p{Cf}]"  # zero bytes, spaces without width, marks of the byte order
 _ALMOST_ALL = 0.99
 _FEWEST = 20  # rows in which most look alike
@@ -47,6 +48,10 @@ def odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[str]:
             what = (
                 f"{_ids(decimal, 'ends', 'end')} in .0, as whole numbers do when a program keeps them as decimal ones"
             )
+            yield f"{what}; write them without, or no other party has them"
+        quoted = len(_matching(column, _QUOTED))
+        if quoted:
+            what = f"{_ids(quoted, 'begins', 'begin')} with a sign of a spreadsheet for text (=\" or ')"
             yield f"{what}; write them without, or no other party has them"
     unseen = len(_matching(ids, _UNSEEN))
     if unseen:

@@ -211,9 +211,9 @@ class _Sheet:
     @classmethod
     def of(cls, book: _Book, sheet: Any, settings: DataSettings) -> _Sheet:
         """Reads the header: the first row that is not empty, behind those that are skipped. Raises InputError."""
-        rows = book.rows(sheet)
+        rows, skipped = book.rows(sheet), _skipped(book, sheet, settings)
         for row, cells in rows:
-            columns = {} if row <= settings.skip_lines else _names(book, sheet, row, cells)
+            columns = {} if row <= skipped else _names(book, sheet, row, cells)
             if columns:
                 _refuse_other_header(book, sheet, settings, row, columns, islice(rows, _MOST_ABOVE))
                 touching = (
@@ -278,6 +278,15 @@ class _Sheet:
             ends = (cell_name(self.merged.left, self.merged.top), cell_name(self.merged.right, self.merged.bottom))
             what = f"the cells {':'.join(ends)} are merged, so only the first of them has a value"
             raise checks.unusable(self.book.source, f"{what}; unmerge them, and fill each")
+
+
+def _skipped(book: _Book, sheet: Any, settings: DataSettings) -> int:
+    """Returns how many rows are skipped: new rows for a trained model may have other titles above the names."""
+    if settings.skip_lines and settings.as_trained:
+        for row, cells in islice(book.rows(sheet), settings.skip_lines + _MOST_ABOVE):
+            if set(settings.id) <= set(_names(book, sheet, row, cells).values()):
+                return row - 1
+    return settings.skip_lines
 
 
 def _names(book: _Book, sheet: Any, row: int, cells: Sequence[Cell]) -> dict[int, str]:

@@ -160,7 +160,7 @@ def _layout(settings: DataSettings) -> Layout:
     encoding, guessed = _encoding(settings)
     lines = _first_lines(source, encoding, settings.skip_lines + _SAMPLE_LINES)
     notes = [guessed] if guessed else []
-    skip = settings.skip_lines
+    skip = _skipped(settings, lines)
     _refuse_other_kinds(source, lines)
     if lines[skip : skip + 1] and lines[skip].startswith("sep=") and len(lines[skip].strip()) == 5:
         skip += 1  # Excel's own line; it says what is found anyway
@@ -193,6 +193,16 @@ def _layout(settings: DataSettings) -> Layout:
         places = ", ".join(map(str, unnamed[:5])) + (", …" if len(unnamed) > 5 else "")
         notes.append(f"columns without a name are left out: number {places}")
     return Layout(encoding, separator, skip, names, tuple(notes))
+
+
+def _skipped(settings: DataSettings, lines: Sequence[str]) -> int:
+    """Returns how many lines are skipped: new rows for a trained model may have other titles above the names."""
+    if settings.skip_lines and settings.as_trained:
+        for number, line in enumerate(lines):
+            for separator in [settings.separator] if settings.separator else SEPARATORS:
+                if set(settings.id) <= {name.strip() for row in _cells([line], separator) for name in row}:
+                    return number
+    return settings.skip_lines
 
 
 def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
