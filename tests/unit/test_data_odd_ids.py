@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import sqlite3
 from pathlib import Path
@@ -162,6 +163,40 @@ def test_numbers_that_stand_for_nothing_are_noted(cells: list[object], said: str
     if said is not None and "far" in said:
         value = re.findall(r"are (-?\d+)", said)[0]
         assert noted(numbers(tmp_path, *cells), na=(value,)) == []
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["70 kg", "7.5 kg"], "column 'a' is read as categories: its cells are numbers with a unit, such as '70 kg'"),
+        (["1cm", "-2cm", ""], "column 'a' is read as categories: its cells are numbers with a unit"),
+        (["70 kg", "150 lb"], None),
+        (["A1", "A2"], None),
+        (["yes", "no", "Y", "N"], "categories of 'a' say yes or no in several spellings, such as 'yes' and 'Y'"),
+        (["true", "0", "false", "1"], "categories of 'a' say yes or no in several spellings, such as 'true' and '1'"),
+        (["ja", "nein"], None),
+        (["y", "no", "unknown"], None),
+    ],
+)
+def test_numbers_with_units_and_several_spellings_of_yes_are_noted(
+    cells: list[object], said: str | None, tmp_path: Path
+) -> None:
+    found = noted(numbers(tmp_path, *cells))
+    assert len(found) == (said is not None)
+    assert said is None or found[0].startswith(said)
+
+
+def test_labels_in_several_spellings_are_noted(tmp_path: Path) -> None:
+    source = tmp_path / "t.csv"
+    source.write_text("id;a;y\n1;5;yes\n2;6;Y\n3;7;no\n", encoding="utf-8")
+    known = settings(source, label="y")
+    (found,) = smells(read_rows(known, True), known)
+    assert found.text.startswith("labels in 'y' say yes or no in several spellings, such as 'Y' and 'yes'")
+
+
+def test_a_compressed_file_without_its_ending_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(gzip.compress(b"id;a\n1;2\n"))
+    refused(tmp_path / "t.csv", "is compressed by gzip; give it a name that ends in .gz")
 
 
 # --- titles -------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ _BOMS = (
 )
 _TWICE = re.compile(b"\xc3[\x80-\xbf]")  # a letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has
 _SIGNS = '",;\t|\n0'
+_GZIP = b"\x1f\x8b"
 _READ = 1 << 20
 BLOCK_BYTES = 1 << 24
 
@@ -260,6 +261,8 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     try:
         with _open(source) as file:
             head = file.read(4)
+            if head.startswith(_GZIP):
+                raise checks.unreadable(source, "is compressed by gzip; give it a name that ends in .gz")
             for mark, name in _BOMS:
                 if head.startswith(mark):
                     return name, ""
