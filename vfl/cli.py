@@ -74,11 +74,11 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
       vfl demo
       vfl demo --json | jq .metrics.test.accuracy
     """
-    _simulate(DEMO, out, as_json, seed, keep_going, None)
+    _simulate((DEMO,), out, as_json, seed, keep_going, None)
 
 
 @cli.command(epilog=EXIT_CODES)
-@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("files", metavar="RECIPE|PARTY-FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_out
 @_json
 @_seed
@@ -87,13 +87,17 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
     "--baseline",
     type=click.Choice(BASELINES),
     help="Run one party instead: the active one alone, all columns combined, or boosted trees over either. "
-    "RECIPE may then be the active party's file, for its own table.",
+    "A single file may then be the active party's, for its own table.",
 )
-def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool, baseline: str | None) -> None:
+def simulate(
+    files: tuple[Path, ...], out: Path, as_json: bool, seed: int | None, keep_going: bool, baseline: str | None
+) -> None:
     """Run the server and all parties of RECIPE as processes on this machine.
 
     The recipe's [simulate] table says where the parties' data come from: one data set divided by columns, quadrants
-    or halves, or each party's own file. Certificates come from an authority that is made for this run only.
+    or halves, or each party's own file. Instead of a recipe, give the party files of all its parties, to try them
+    together before there are keys and a network: their data, encoders, devices and threads are used. Certificates
+    come from an authority that is made for this run only.
 
     \b
     In OUT/<run id>/:
@@ -106,9 +110,10 @@ def simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_goin
       vfl simulate examples/breast-cancer.toml
       vfl simulate recipe.toml --seed 7 --json | tail -n 1 > result.json
       vfl simulate recipe.toml --baseline combined    what would all columns in one place give?
+      vfl simulate bank.toml ../shop/shop.toml        what do our tables give together?
       vfl simulate bank.toml --baseline alone         what does my own table give? (the active party's file)
     """
-    _simulate(recipe, out, as_json, seed, keep_going, baseline)
+    _simulate(files, out, as_json, seed, keep_going, baseline)
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -366,10 +371,12 @@ def _named(given: tuple[str, ...], option: str, what: str) -> dict[str, str]:
     return found
 
 
-def _simulate(recipe: Path, out: Path, as_json: bool, seed: int | None, keep_going: bool, baseline: str | None) -> None:
+def _simulate(
+    files: tuple[Path, ...], out: Path, as_json: bool, seed: int | None, keep_going: bool, baseline: str | None
+) -> None:
     from vfl.simulation.run import simulate as run
 
-    folder = run(recipe, out, seed=seed, keep_going=keep_going, baseline=baseline)
+    folder = run(files[0], out, others=files[1:], seed=seed, keep_going=keep_going, baseline=baseline)
     if as_json:
         import json
 

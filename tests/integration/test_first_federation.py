@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shlex
 import socket
@@ -174,6 +175,10 @@ def test_from_two_tables_to_scores(tmp_path: Path) -> None:
 
     run = vfl.Run.load(tmp_path / "bank" / "runs" / "first")
     joint, own = run.metrics["test"]["auc"], alone(tmp_path)
+    (together,) = re.findall(r"`(vfl simulate bank\.toml \S+)`", GUIDE.read_text())
+    tried = run_here([*shlex.split(together), "--json"], tmp_path / "bank")
+    assert tried.returncode == 0, tried.stderr
+    assert json.loads(tried.stdout.splitlines()[-1])["metrics"]["test"]["auc"] == joint
     assert joint > 0.85
     assert own < 0.78
     assert (run.folder / "learning-curves.png").exists()

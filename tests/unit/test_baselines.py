@@ -220,7 +220,7 @@ def test_a_party_file_gives_the_baseline_of_its_own_table(here: Path) -> None:
         with pytest.raises(InputError, match=text):
             of_party_file(here / place, kind)
 
-    refused("bank.toml", None, "give --baseline alone or gbdt-alone, or a recipe")
+    refused("bank.toml", None, "give --baseline alone or gbdt-alone, the files of all parties, or a recipe")
     refused("bank.toml", "combined", "only this party's table is here")
     refused("shop.toml", "alone", "shop is not the active party of the recipe .bank.", name="shop")
     features = {"parties": [{"name": "bank", "role": "active", "features": False}, {"name": "shop", "role": "passive"}]}

@@ -1,6 +1,7 @@
 """Sheets of Excel workbooks: cells as text, sheets, headers, streaming, and every way in which one is refused."""
 
 import datetime
+import io
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data.sources.excel import open_excel
-from vfl_party.data.sources.sheet import cell_name, column_number
+from vfl_party.data.sources.sheet import cell_name, column_number, hidden_rows
 from vfl_party.data.stream import NUMBER, Stream
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
@@ -248,6 +249,30 @@ def test_it_does_not_choose_between_two_sheets(tmp_path: Path) -> None:
     refused(save(tmp_path / "w.xlsx"), "the sheet 'Sheet' is empty", Code.FILE_INVALID)
 
 
+def test_new_rows_for_a_trained_model_may_be_in_a_sheet_of_another_name(tmp_path: Path) -> None:
+    rows: list[list[Any]] = [["id", "x"], ["a", 1]]
+    source = book_of(tmp_path / "t.xlsx", **{"May 2024": (rows, "visible")})
+    refused(source, "has no sheet 'April', which data.sheet names", sheet="April")
+    assert texts(source, sheet="April", as_trained=True)["id"] == ["a"]
+    both = book_of(tmp_path / "u.xlsx", May=(rows, "visible"), June=(rows, "visible"))
+    refused(both, "has several sheets with rows, 'May', 'June'; name one in data.sheet", sheet="April", as_trained=True)
+    assert texts(both, sheet="June", as_trained=True)["id"] == ["a"]
+
+
+TITLED: list[list[Any]] = [["Report of May"], ["by", "X", 5], [], ["id", "x"], ["a", 1], ["b", 2]]
+
+
+def test_rows_above_the_names_are_skipped_if_the_settings_say_so(tmp_path: Path) -> None:
+    source = save(tmp_path / "t.xlsx", *TITLED, change=lambda sheet: sheet.merge_cells("A1:F1"))
+    assert texts(source, skip_lines=3) == {"id": ["a", "b"], "x": [n(1), n(2)]}
+    assert texts(source, skip_lines=2)["id"] == ["a", "b"]
+    refused(source, "its columns are named in row 4, and not in row 1; set data.skip_lines = 3", id=("id",))
+    where = "its columns are named in row 4, and not in row 2; set data.skip_lines = 3"
+    refused(source, where, skip_lines=1, id=("id",), label="x")
+    text = refused(source, "row 1 has one cell, and row 2 has 3; if this one names the columns, set data.skip_lines")
+    assert "Report" not in text
+
+
 def test_header_cells_become_text_and_the_table_may_start_anywhere(tmp_path: Path) -> None:
     rows: list[list[Any]] = [[], [], [None, "id", 2024, datetime.date(2024, 1, 31), 0.5, True], [None, "a", 1, 2, 3, 4]]
     source = save(tmp_path / "T.XLSX", *rows)
@@ -277,7 +302,7 @@ def test_a_column_with_values_needs_a_name(tmp_path: Path) -> None:
     )
     assert "note" not in text
     beside = save(tmp_path / "u.xlsx", ["id"], ["a"], ["b", None, None, "sum"])
-    refused(beside, "cell D3 has a value, and its column has no name in row 1")
+    refused(beside, "cell D3 has a value, and its column has no name in row 1", id=("id",))
 
 
 def test_equal_names_are_left_to_those_who_check_all_tables(tmp_path: Path) -> None:
@@ -307,6 +332,31 @@ def test_an_empty_row_in_the_middle_is_refused(tmp_path: Path) -> None:
     text = refused(source, "row 3 of the sheet 'Sheet' is empty, and other rows follow; delete it, or what follows")
     assert text.endswith("such as a sum")
     refused(save(tmp_path / "u.xlsx", ["id"], [], ["a"]), "row 2 of the sheet 'Sheet' is empty")
+
+
+def test_hidden_rows_are_read_and_counted(tmp_path: Path) -> None:
+    def hide(sheet: Any) -> None:
+        for row in (2, 4):
+            sheet.row_dimensions[row].hidden = True
+        sheet.column_dimensions["B"].hidden = True
+
+    rows: list[list[Any]] = [["id", "x"], ["a", 1], ["b", 2], ["c", 3]]
+    source = save(tmp_path / "t.xlsx", *rows, change=hide)
+    assert opened(source).notes == ("2 rows of the sheet are hidden, as by a filter, and read like the others",)
+    assert texts(source)["id"] == ["a", "b", "c"]
+    assert opened(save(tmp_path / "u.xlsx", *rows)).notes == ()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_hidden_rows_are_counted_across_pieces(size: int) -> None:
+    tag = b'<x:row r="%d" spans="1:2" hidden="1" ht="3"><c/></x:row>'
+    text = b"".join(tag % row for row in range(1, 40)) + b'<row r="50" hidden="0"/><col hidden="1"/>'
+
+    class Pieces(io.BytesIO):
+        def read(self, _size: int | None = -1) -> bytes:
+            return super().read(size)
+
+    assert hidden_rows(Pieces(text)) == 39
 
 
 def test_rows_come_in_blocks_as_often_as_asked(tmp_path: Path) -> None:
@@ -368,9 +418,8 @@ def test_merged_cells_of_the_table_are_refused(tmp_path: Path, where: str, said:
     if said is None:
         assert texts(source)["id"] == ["a", "b"]
     else:
-        refused(
-            source, f"the cells {said} are merged, so only the first of them has a value; unmerge them, and fill each"
-        )
+        what = f"the cells {said} are merged, so only the first of them has a value; unmerge them, and fill each"
+        refused(source, what, id=("id",))
 
 
 def test_merged_cells_are_found_across_pieces_and_with_a_prefix(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ READ: dict[str, tuple[bytes | str, dict[str, Any], dict[str, list[Any]]]] = {
     "lines of old Macs": ("id,a\r1,2\r2,3\r", {}, {"a": [2, 3]}),
     "empty lines": ("\n\nid,a\n\n1,2\n\n", {}, {"a": [2]}),
     "lines before the names": ("Export\n\nid,a\n1,2\n", {"skip_lines": 2}, {"a": [2]}),
+    "a cell of a megabyte": (f"id;a;w\n1;2;{'x' * (1 << 20)}\n2;3;y\n", {"drop": ("w",)}, {"a": [2, 3]}),
     "spaces around names": (" id , a \n1,2\n", {}, {"a": [2]}),
     "spaces around numbers": ("id,a\n1, 2\n", {}, {"a": [2]}),
     "a line break in a name": ('id,"a\nb"\n1,2\n', {}, {"a\nb": [2]}),
@@ -120,6 +121,11 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
     "a late point of two meanings": (LATE, {}, "'a' .* in two ways: .* point.*data.decimal .* data.thousands"),
     "day or month": ("id,d\n1,01/02/2024\n", {}, "'d' .* day and month cannot be told apart; set data.dates"),
     "lines before the names": ("Export\n\nid;a\n1;2\n", {}, "named in line 3, .*; set data.skip_lines = 2"),
+    "one separator more than names": (
+        "id;a;b\n" + "1;2;3;\n" * 9,
+        {},
+        "row 1 below the header has 4 cells, but the header has 3; correct it",
+    ),
     "two encodings": ("id,a\n1,ö\n".encode() + "2,ü\n".encode("cp1252"), {}, "UTF-8 in some places .* data.encoding"),
     "no encoding at all": (b"id,a\n1,\x81\n", {}, "neither UTF-8 nor Windows-1252; set data.encoding"),
     "another encoding than said": (b"id,a\n1,\xff\n", {"encoding": "utf-8"}, "not UTF-8 throughout; set data.encoding"),
@@ -178,7 +184,7 @@ def test_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
 NUMBERS = "".join(f"{row},{row}\n" for row in range(400))
 NOTED: dict[str, tuple[str, str]] = {
     "a stray word": (
-        f"id,a\n{NUMBERS}x,unknown\n",
+        f"id,a\n{NUMBERS}400,unknown\n",
         "400 of 401 cells of 'a' are numbers, but row 401 .* 'unknown'",
     ),
     "a stray date": (
@@ -275,8 +281,8 @@ def test_a_decimal_point_anywhere_decides(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="decimal and thousands are two signs"):
         DataSettings(source="x.csv", decimal=".", thousands=".")
-    with pytest.raises(ValueError, match=r"skip_lines is for text files, and x.xlsx is a workbook; remove it"):
-        DataSettings(source="x.xlsx", skip_lines=2)
+    with pytest.raises(ValueError, match=r"encoding is for text files, and x.xlsx is a workbook; remove it"):
+        DataSettings(source="x.xlsx", encoding="utf-8")
 
 
 def test_labels_of_one_meaning_are_noted(tmp_path: Path) -> None:

@@ -77,6 +77,29 @@ def test_a_percentage_as_text_beside_a_number_of_a_workbook(tmp_path: Path) -> N
     assert table.categorical_names == ("r",)
 
 
+@pytest.mark.parametrize(
+    ("cells", "want"),
+    [
+        (("1'234.5", "1\u2032234.5", "1`234.5"), [1234.5, 1234.5, 1234.5]),
+        (("1\u2009234,5", "1\u202f234,5", "1\u00a0234,5"), [1234.5, 1234.5, 1234.5]),
+        (("1,23,456.5", "12,345.5", "1,00,00,000"), [123456.5, 12345.5, 10_000_000]),
+        (("5 EUR", "-7,5 EUR", "1.000 EUR"), [5, -7.5, 1000]),
+        (("CHF 5.50", "CHF -7"), [5.5, -7]),
+        (("-€5", "€-7", "€ 9"), [-5, -7, 9]),
+        (("₹5", "₹7"), [5, 7]),
+    ],
+)
+def test_numbers_as_countries_write_them(cells: tuple[str, ...], want: list[float], tmp_path: Path) -> None:
+    source = write(tmp_path, "id;w\n" + "".join(f"{number};{cell}\n" for number, cell in enumerate(cells)))
+    assert numbers(source) == want
+
+
+@pytest.mark.parametrize("cells", [("5 EUR", "7 USD"), ("5 EUR", "7"), ("--€5", "€6"), ("1,2,3", "4,5,6")])
+def test_what_is_no_number_stays_text(cells: tuple[str, ...], tmp_path: Path) -> None:
+    source = write(tmp_path, "id;w\n" + "".join(f"{number};{cell}\n" for number, cell in enumerate(cells)))
+    assert read(source).categorical_names == ("w",)
+
+
 def test_signs_that_the_settings_name_hold_for_text_of_typed_tables(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["1", "2", "3"], "d": ["1.234", "2.500", ""]}), tmp_path / "t.parquet")
     source = str(tmp_path / "t.parquet")
@@ -118,6 +141,55 @@ def test_dates_that_a_workbook_holds_as_numbers(tmp_path: Path) -> None:
         sheet.append(row)
     book.save(tmp_path / "t.xlsx")
     assert numbers(str(tmp_path / "t.xlsx"), dates="%Y%m%d") == [19753, 19754]
+
+
+def dated(*cells: str) -> str:
+    return "id;d\n" + "".join(f"K{row};{cell}\n" for row, cell in enumerate(cells))
+
+
+def test_dashes_do_not_say_whether_the_day_comes_first(tmp_path: Path) -> None:
+    both = write(tmp_path, dated("01-02-2024", "01-03-2024"))
+    refused(both, 'day and month cannot be told apart; set data.dates to "%d-%m-%Y" or "%m-%d-%Y"')
+    assert numbers(both, dates="%m-%d-%Y") == [19724, 19725]
+    assert numbers(write(tmp_path, dated("01-02-2024", "31-01-2024"))) == [19754, 19753]
+    assert numbers(write(tmp_path, dated("01-02-2024", "01-31-2024"))) == [19724, 19753]
+    timed = write(tmp_path, dated("01-02-2024 10:00", "01-03-2024 10:00"))
+    refused(timed, 'set data.dates to "%d-%m-%Y %H:%M" or "%m-%d-%Y %H:%M"')
+
+
+def test_a_late_cell_that_is_no_date_as_the_settings_say_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, dated(*["31.01.24"] * 10_000, "2024-01-31"))
+    refused(source, "data.dates = '%d.%m.%y' fits most cells of column 'd', and not all", dates="%d.%m.%y")
+
+
+@pytest.mark.parametrize(("first", "last"), [("31.01.2024", "soon"), ("5%", "0.5")])
+def test_what_a_late_cell_contradicts_is_not_said(first: str, last: str, tmp_path: Path) -> None:
+    table = read(write(tmp_path, dated(*[first] * 10_000, last)))
+    assert table.categorical_names == ("d",)
+    assert table.notes == ("cells are separated by ';'; data.separator",)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["12E3", "3"], "numbers of 'd' are written like 12E3, as some codes are"),
+        (["1.2E3", "1E+3", "1e-3"], None),
+        (["20240131", "20240228", "99991231"], "numbers of 'd' look like days such as 20240131"),
+        (["20240131", "20241301", "20240132", "5"], None),
+    ],
+)
+def test_numbers_that_are_perhaps_none_are_noted(cells: list[str], said: str | None, tmp_path: Path) -> None:
+    notes = [note for note in read(write(tmp_path, dated(*cells))).notes if "separated" not in note]
+    assert len(notes) == (said is not None)
+    assert said is None or notes[0].startswith(said)
+
+
+def test_numbers_of_another_country_beside_decimal_commas_are_noted(tmp_path: Path) -> None:
+    source = write(tmp_path, "id;price;weight;n\nA;12,5;1.234;5\nB;13,5;2.345;6\n")
+    table = read(source)
+    assert table.numeric_NF is not None
+    assert table.numeric_NF[0].tolist() == [12.5, 1234, 5]
+    assert table.notes[2].startswith("'weight' would be other numbers with a decimal point: look at them; data.decimal")
 
 
 def test_dates_are_set_for_text_alone(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_what_the_files_hold() -> None:
     run(*BANK)
     run(*SHOP)
     recipe = load_recipe(Path("recipe.toml"))
-    assert (recipe.name, recipe.task.kind, recipe.server) == ("default", "binary", "server")
+    assert (recipe.name, recipe.task.kind, recipe.server) == ("bank-shop-default", "binary", "server")
     assert [(party.name, party.role, party.features) for party in recipe.parties] == [
         ("bank", "active", True),
         ("shop", "passive", True),

@@ -190,6 +190,20 @@ def test_numbers_of_two_meanings_and_lines_before_the_names() -> None:
     assert tables("shop.toml")["data"] == data
 
 
+def test_a_title_is_told_by_the_label_or_by_its_single_cell() -> None:
+    for title, line in (("Report of May\n\n", 3), ("Report, by X\n", 2)):
+        text = title + Path("bank.csv").read_text()
+        Path("titled.csv").write_text(text)
+        bank = ["recipe", "--data", "titled.csv", "--active", "bank", "--passive", "shop", "--label", "default"]
+        said = refused(f"named in line {line}, and not in line 1", *bank, code=Code.DATA_INVALID)
+        assert said.endswith(f"(here: --set skip_lines={line - 1})")
+    Path("shop.csv").write_text("Report of May\n\n" + Path("shop.csv").read_text())
+    run(*BANK)
+    text = refused("line 1 has one cell, and line 3 has 2; if this one names", *SHOP, code=Code.DATA_INVALID)
+    assert text.endswith("set data.skip_lines = 2 (here: --set skip_lines=2)")
+    run(*SHOP, "--set", "skip_lines=2")
+
+
 def test_columns_that_are_said_to_be_categories_stay() -> None:
     run(*BANK)
     table("shop.csv", "client_no,orders,word", lambda n: f"K{n},{n % 9},w{n}x")
@@ -269,3 +283,11 @@ def test_errors_keep_their_code() -> None:
     with pytest.raises(InputError, match=r"correct data.source.*\(here: --data\)") as caught:
         new.main([*BANK, "--data", "none.csv"], standalone_mode=False)
     assert caught.value.code is Code.FILE_INVALID
+
+
+def test_an_empty_column_is_left_out() -> None:
+    table("bank.csv", "customer,age,old,default", lambda n: f"K{n},{n % 50},,{('yes', 'no')[n % 2]}")
+    said = run(*BANK)
+    assert "left out    old: empty in all rows  (data.drop in bank.toml)" in said
+    assert "missing" not in said
+    assert tables("bank.toml")["data"] == {"source": "bank.csv", "id": "customer", "label": "default", "drop": ["old"]}

@@ -171,5 +171,24 @@ def test_names() -> None:
     assert rules.likely_label(["id", "default", "age"], ["age", "x"]) == "default"
     assert rules.likely_label(["id", "age", "x"], ["age"]) == "age"
     assert rules.likely_label(["id", "age", "x"], ["age", "x"]) == ""
-    assert rules.recipe_name("Paid back?") == "Paid-back"
-    assert rules.recipe_name("ß") == "federation"
+    assert rules.recipe_name("Paid back?", ("bank", "shop")) == "bank-shop-Paid-back"
+    assert rules.recipe_name("ß", ("bank", "shop")) == "bank-shop"
+    assert rules.recipe_name("y", ("bank", *"abcd")) == "bank-y"
+    assert rules.recipe_name("y" * 100, ("bank", "shop")) == "bank-shop-" + "y" * 50
+
+
+@pytest.mark.parametrize(
+    ("ids", "id_rules", "begins"),
+    [
+        (["00417", "12345"], ("trim",), "some begin with 0"),
+        (["417", "12345"], ("trim",), "they have several lengths, none begins with 0"),
+        (["417", "345"], ("trim",), ""),
+        (["417", "12345"], ("trim", "zeros"), ""),
+        (["K417", "K12345", "1"], ("trim",), ""),
+        ([], (), ""),
+    ],
+)
+def test_zeros_that_may_be_lost(ids: list[str], id_rules: tuple[str, ...], begins: str) -> None:
+    found = rules.about_zeros(ids, id_rules)
+    assert found.startswith(begins)
+    assert bool(found) == bool(begins)

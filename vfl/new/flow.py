@@ -11,7 +11,7 @@ import click
 from vfl.new import ask, rules
 from vfl.new.files import RECIPE, party_tables, party_text, recipe_tables, recipe_text, refuse_existing, write_all
 from vfl.new.look import Read, few_valued, look, read_values, reader
-from vfl.new.say import is_here, said_digest, say, say_addresses, say_recipe, say_table
+from vfl.new.say import is_here, said_digest, say, say_addresses, say_recipe, say_table, say_zeros
 from vfl.new.settings import settings_for, telling_flags
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.config.recipe import Recipe, load_recipe
@@ -72,7 +72,8 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     sizes = rules.sizes_for(found.rows)
     settings = rules.rows_for(found.rows, task, wishes.align, id_rules)
     features = bool(found.numbers or found.categories)
-    tables = recipe_tables(rules.recipe_name(label), task, active, passives, settings, sizes, features=features)
+    name = rules.recipe_name(label, (active, *passives))
+    tables = recipe_tables(name, task, active, passives, settings, sizes, features=features)
     text, recipe = recipe_text(tables, recipe_path)
     own = party_tables(active, recipe_path, server, advertise, table, id_, found, label=label, out=out)
     write_all({recipe_path: text, path: party_text(own, path)}, force=given.force)
@@ -80,6 +81,7 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     if not features:
         say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
     say("ids", f"{', '.join(id_rules)}; then most look like {look_of(found.ids)}", f"rows.id_rules in {recipe_path}")
+    say_zeros(found, id_rules)
     say_recipe(recipe, label, found, sizes, recipe_path)
     say_addresses(server, advertise, path)
     say("wrote", f"{recipe_path}: send it to {listed(passives)}; {said_digest(recipe)}")
@@ -123,6 +125,7 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     spelt = f"by the recipe's rules ({', '.join(id_rules)})" if id_rules else "as they come"
     text = f"{spelt} most of these look like {look_of(found.ids)}; after the rules"
     say("ids", f"{text} ids must look alike at every party: ask the others", f"data.id_rules in {path}")
+    say_zeros(found, id_rules)
     say_addresses(server, advertise, path)
     say("wrote", f"{path}: stays here")
     has_keys = (given.out / "certs" / f"{name}.pem").exists()
@@ -138,8 +141,8 @@ def _table(given: Given) -> tuple[DataSettings, tuple[str, ...]]:
     here = [path.name for path in sorted(Path().iterdir()) if path.name.lower().endswith(TABLES)]
 
     def names_in(source: str) -> tuple[str, ...]:
-        ids = tuple(dict.fromkeys(given.id))  # with it, the reader knows the line that names the columns
-        return column_names(settings_for(source, given.sets).model_copy(update={"id": ids}))
+        known = {"id": tuple(dict.fromkeys(given.id)), "label": given.label}  # the line that names these is the header
+        return column_names(settings_for(source, given.sets).model_copy(update=known))
 
     @telling_flags()
     def readable(text: str) -> str:

@@ -119,6 +119,7 @@ def look(
     for name in table.numeric_names:
         if name not in said and left_out_number(name, values):
             useless[name] = "looks like an id"
+    useless |= dict.fromkeys((name for name in _missing(rows, all_rows=True) if name not in said), "empty in all rows")
     return Look(
         rows=len(table),
         left_out=table.counts.left_out if table.counts is not None else "",
@@ -135,11 +136,15 @@ def look(
     )
 
 
-def _missing(rows: Rows) -> tuple[str, ...]:
-    """Returns the columns in which numbers are missing, which a run would refuse: in all rows, with an id or not."""
+def _missing(rows: Rows, *, all_rows: bool = False) -> tuple[str, ...]:
+    """Returns the columns in which numbers are missing, which a run would refuse: in all rows, with an id or not.
+
+    ``all_rows``: those that have no number at all.
+    """
     if not isinstance(rows.features, Columns):
         return ()
-    return tuple(rows.features.numeric_names[k] for k in marked(rows.features.numeric_NF, np.isnan).columns)
+    found, names = marked(rows.features.numeric_NF, np.isnan), rows.features.numeric_names
+    return tuple(names[k] for k in found.columns if not all_rows or found.counts[k] == len(rows))
 
 
 def _counts(table: Table) -> Counts:

@@ -236,6 +236,21 @@ def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
     return tuple(rules)
 
 
+def about_zeros(ids: Sequence[str], id_rules: Sequence[str]) -> str:
+    """Returns a sentence about zeros with which ids begin, or may have begun; '' if these matter to nobody.
+
+    ``ids``: as the rules spell them.
+    """
+    numbers = [text for text in ids[:_LOOKED_AT] if text.isdecimal()]
+    if "zeros" in id_rules or len(numbers) <= len(ids[:_LOOKED_AT]) / 2:
+        return ""
+    if any(text.startswith("0") for text in numbers):
+        return 'some begin with 0: if the table of another party has lost these zeros, add "zeros" to the rules'
+    if len({len(text) for text in numbers}) > 1:
+        return 'they have several lengths, none begins with 0: if this table has lost zeros, add "zeros" to the rules'
+    return ""
+
+
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
@@ -249,9 +264,11 @@ def left_out_number(name: str, values: Callable[[str], Values | None]) -> bool:
     return looks_like_id(name) and _identifies(values(name), 1.0)
 
 
-def recipe_name(label: str) -> str:
-    """Returns a name for a recipe that predicts this label."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", label)[:60].strip("-") or "federation"
+def recipe_name(label: str, parties: Sequence[str]) -> str:
+    """Returns a name for a recipe, by which its runs are called: who predicts what. More than three are not named."""
+    words = [*parties[: 3 if len(parties) <= 3 else 1], label]
+    found = "-".join(re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in words)
+    return found.strip("-")[:60].strip("-")
 
 
 def _unusable(text: str) -> InputError:

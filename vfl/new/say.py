@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from vfl.new.look import Look
-from vfl.new.rules import Counts, Sizes
+from vfl.new.rules import Counts, Sizes, about_zeros
 from vfl.new.settings import flags_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.text import host_and_port, listed, printable
@@ -40,6 +41,13 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool) -
     if found.missing:
         where = listed(list(map(printable, found.missing)))
         say("missing", f"{where}, in some rows; the column's mean takes their place", f"data.missing in {path}")
+
+
+def say_zeros(found: Look, id_rules: Sequence[str]) -> None:
+    """Says that zeros with which ids begin may be missing, here or at another party."""
+    text = about_zeros(found.ids, id_rules)
+    if text:
+        say("ids", text, "rows.id_rules in the recipe")
 
 
 def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path) -> None:

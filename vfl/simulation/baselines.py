@@ -62,7 +62,8 @@ def of_party_file(path: Path, kind: str | None) -> Tables:
     if kind not in ALONE:
         text = f"{path}: is a party file, and only this party's table is here"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; give --baseline alone or gbdt-alone, or a recipe with [simulate]"
+            Code.CONFIG_INVALID,
+            f"{text}; give --baseline alone or gbdt-alone, the files of all parties, or a recipe with [simulate]",
         )
     tables = read_toml(Path(file.recipe))
     recipe = parse(Recipe, tables, file.recipe)

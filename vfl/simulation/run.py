@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from vfl.simulation.baselines import of_party_file
 from vfl.simulation.federation import Federation, on_one_machine
 from vfl.simulation.live import View, view
 from vfl.simulation.origin import Origin
+from vfl.simulation.rehearsed import is_party_file, of_party_files
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe
@@ -30,12 +31,19 @@ _MOST_RESTARTS = 3  # of each party
 
 
 def simulate(
-    recipe_path: Path, out: Path, *, seed: int | None = None, keep_going: bool = False, baseline: str | None = None
+    recipe_path: Path,
+    out: Path,
+    *,
+    others: Sequence[Path] = (),
+    seed: int | None = None,
+    keep_going: bool = False,
+    baseline: str | None = None,
 ) -> Path:
     """Runs a recipe and returns the run's folder, which holds ``summary.json``.
 
     Args:
         recipe_path: the recipe, with a [simulate] table; or, for a baseline of its party alone, a party file.
+        others: if that is a party file, those of all other parties.
         out: the folder of runs; a new one is made in it.
         seed: replaces the recipe's seed.
         keep_going: restart a party that was killed, so that it rejoins.
@@ -44,8 +52,10 @@ def simulate(
     Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation failed.
     """
     tables, base = read_toml(recipe_path), recipe_path.resolve().parent
-    its_own = "recipe" in tables and "phases" not in tables  # a party file, which names a recipe
-    if its_own:
+    its_own = is_party_file(tables) and not others
+    if others:
+        tables, base = of_party_files([recipe_path, *others])
+    elif its_own:
         tables = of_party_file(recipe_path, baseline)
     tables = on_one_machine(tables | ({} if seed is None else {"seed": seed}))
     if baseline is not None and not its_own:

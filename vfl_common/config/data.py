@@ -127,7 +127,7 @@ class DataSettings(Section):
     decimal: Literal[".", ","] | None = None  # of numbers that are written as text; default: found
     thousands: Literal["", ".", ",", " ", "'"] | None = None  # likewise; "" for none
     encoding: str | None = None  # of a text file, such as "cp1252"; default: UTF-8 or Windows-1252, as found
-    skip_lines: NonNegativeInt = 0  # of a text file, before the line that names the columns
+    skip_lines: NonNegativeInt = 0  # of a text file or a sheet, before the line that names the columns
     dates: str | None = None  # how dates are written, such as "%d/%m/%Y"; default: found, if it can only be one
     memory_mib: NonNegativeInt = 256  # an array of rows that is larger lies in a file in `scratch`
     scratch: str | None = None  # a folder; default: the party's `out`
@@ -166,7 +166,7 @@ class DataSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.decimal is not None and self.decimal == self.thousands:
             raise ValueError("decimal and thousands are two signs; both are the same here")
-        text_only = [key for key in ("separator", "encoding", "skip_lines") if getattr(self, key)]
+        text_only = [key for key in ("separator", "encoding") if getattr(self, key)]
         if text_only and is_excel(self.source):
             raise ValueError(f"{text_only[0]} is for text files, and {shown(self.source)} is a workbook; remove it")
         roles = [name for name in (*self.id, self.label, self.split) if name is not None]

@@ -23,7 +23,7 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks, written
 from vfl_party.data.choice import Chosen, choose
 from vfl_party.data.space import IN_MEMORY, Growing, Space
-from vfl_party.data.stream import Stream, emptied
+from vfl_party.data.stream import Stream, emptied, without_headers
 from vfl_party.data.table import Categories
 from vfl_party.data.vocabulary import Vocabulary, decoded
 
@@ -73,7 +73,7 @@ class Rows:
 
 def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
-    stream = emptied(stream, settings.na)
+    stream = emptied(without_headers(stream), settings.na)
     chosen, space = choose(stream.source, list(stream.names), settings, with_label), Space.of(settings)
     if not stream.as_written:
         if settings.dates is not None:
@@ -141,8 +141,9 @@ def _find(
         for name in wanted
     }
     marked = stream.separator is None
-    found = written.find(stream.source, sample, settings, commas=stream.separator == ",", marked=marked)
-    readings = {name: written.Words() if name in words else reading for name, reading in found.readings.items()}
+    commas = stream.separator == ","
+    found = written.find(stream.source, sample, settings, commas=commas, marked=marked, words=words)
+    readings = dict(found.readings)
     for name in settings.numeric:
         if isinstance(readings.get(name), written.Words):
             readings[name] = written.Numbers(found.style, marked=marked)
@@ -291,6 +292,8 @@ class _Pass:
             return _floats(values)
         if name in self._settings.numeric:
             return self._no_number(name, column, reading)
+        if isinstance(reading, written.Dates) and reading.form and reading.form == self._settings.dates:
+            raise written.not_all_dates(self._source, name, reading.form)
         kept = self.odd.setdefault(name, [])
         if isinstance(reading, written.Numbers) and len(kept) < MOST_ODD:
             kept += written.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()

@@ -36,11 +36,12 @@ Id = str | None
 Positions = npt.NDArray[np.int64]
 _CHUNK = 1 << 16  # ids that become Python's text at once
 _VISIBLE = "[!-~]"  # a character of ASCII that is no white space
-_LOOKED_AT = 10_000  # ids whose look is counted
+LOOKED_AT = 10_000  # ids whose look is counted
 _LONGEST_LOOK = 24  # characters
 _LONGEST = 64  # bytes of an id that is sorted eight bytes at a time
 _FIRST_BYTES = np.array([0xFFFFFFFFFFFFFFFF ^ ((1 << 8 * (8 - count)) - 1) for count in range(9)], np.uint64)
 _NO_DIGITS = re.compile("[^0-9]+")
+_LETTER, _DIGIT, _SEVERAL = re.compile(r"[^\W\d_]"), re.compile(r"\d"), re.compile(r"(A|0)\1+")
 _FIRST_ZEROS = re.compile("(?<![0-9])0+(?=[0-9])")
 _RULES: dict[str, Callable[[str], str]] = {
     "trim": str.strip,
@@ -182,7 +183,7 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
         found = f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's"
         others = f' with duplicates = "first", {drop.kept:,} with "drop"' if first.repeated else ""
         lines.append(f"{found}; kept: {first.kept:,}{others}")
-        looks.append(look_of(Ids(ids.slice(0, _LOOKED_AT).drop_null())))
+        looks.append(look_of(Ids(ids.slice(0, LOOKED_AT).drop_null())))
     changed = f" as they come, {looks[-1]} after the rules" if looks[0] != looks[-1] else ""
     lines.append(f"most look: {looks[0]}{changed}; after the rules they must look alike at every party: ask the others")
     refused = duplicates == "error" and counts.repeated
@@ -191,16 +192,25 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
 
 def look_of(ids: Sequence[str]) -> str:
     """Returns how most ids look, ``A`` for a letter and ``0`` for a digit: people compare it, and it shows no id."""
-    texts = (text[:_LONGEST_LOOK].replace(SEPARATOR, " ") for text in ids[:_LOOKED_AT])
-    looks = Counter(re.sub(r"[^\W\d_]", "A", re.sub(r"\d", "0", text)) for text in texts)
+    looks = Counter(_look(text) for text in ids[:LOOKED_AT])
     shorter: Counter[str] = Counter()
     for look, count in looks.items():
-        shorter[re.sub(r"(A|0)\1+", r"\1", look)] += count
+        shorter[_SEVERAL.sub(r"\1", look)] += count
     for found, lengths in ((looks, ""), (shorter, " of several lengths")):
         for look, count in found.most_common(1):
             if count > looks.total() / 2:
                 return re.sub(r"[^A0 ./@_-]", "?", look) + lengths
     return "in several ways"
+
+
+def short_look(text: str) -> str:
+    """Returns how an id looks, whatever the lengths of its words and numbers: ``A-0`` of ``AT-4051``."""
+    return _SEVERAL.sub(r"\1", _look(text))
+
+
+def _look(text: str) -> str:
+    text = text[:_LONGEST_LOOK].replace(SEPARATOR, " ")
+    return _LETTER.sub("A", _DIGIT.sub("0", text))
 
 
 def _sorted(ids: pa.LargeStringArray) -> tuple[Positions, npt.NDArray[np.bool_]]:

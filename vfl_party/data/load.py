@@ -20,6 +20,7 @@ from vfl_common.passwords import hidden
 from vfl_party.data import checks
 from vfl_party.data.collect import Columns, Rows, collect
 from vfl_party.data.ids import IdCounts, Ids, in_order, normalised
+from vfl_party.data.odd_ids import refuse_rounded
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.database import open_database
 from vfl_party.data.sources.excel import open_excel
@@ -73,6 +74,7 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     n = len(rows)
     checks.require_rows(source, n)
     ids = normalised(rows.ids, settings.id_rules or ())
+    refuse_rounded(source, rows.ids)
     rows = replace(rows, ids=())  # of a large table they are many
     release_unused = pa.default_memory_pool().release_unused
     release_unused()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,18 +11,21 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings, shown
 from vfl_party.data import checks, written
 from vfl_party.data.collect import Columns, Rows
 from vfl_party.data.ids import IdCounts, in_order, normalised
+from vfl_party.data.odd_ids import odd_ids
+from vfl_party.data.odd_numbers import odd_numbers
 from vfl_party.data.space import parts
 from vfl_party.data.table import counted
 
 FEW_ROWS = 20  # in so few, nothing smells
 MOST_SHOWN = 24  # characters of a cell
-_ROUNDED = r"^[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+$"  # what Excel makes of long numbers
+_UNIT = re.compile(r"\s*[+-]?[0-9][0-9.,]*\s*([A-Za-z\u00b0\u00b5\u00b2\u00b3/]{1,8})\s*")  # 70 kg
+_YES = frozenset(("1", "y", "yes", "t", "true", "j", "ja", "wahr", "oui", "vrai", "si", "s\u00ed", "s\u00ec"))
+_NO = frozenset(("0", "n", "no", "f", "false", "nein", "falsch", "non", "faux"))
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,12 @@ def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
     if settings.id:
         yield from map(Smell, _ids(rows, settings))
     if rows.labels is not None and rows.labels.dtype == object:
-        yield from map(Smell, _alike(f"labels in {settings.label!r}", sorted(set(rows.labels.tolist()))))
+        labels = sorted(set(rows.labels.tolist()))
+        yield from map(Smell, _alike(f"labels in {settings.label!r}", labels))
+        yield from map(Smell, _yes_and_no(f"labels in {settings.label!r}", labels))
     if isinstance(rows.features, Columns):
+        for name, text in odd_numbers(rows.features):
+            yield Smell(text, name)
         for k, name in enumerate(rows.features.categorical_names):
             if name not in settings.categorical:
                 yield from _words(rows.features, k, name, settings)
@@ -52,6 +60,15 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
     cells, words = columns.categorical, columns.categorical.words[k]
     counts = counted(cells, k)[:-1]
     total, found = int(counts.sum()), pa.array(words, pa.string())
+    units = {unit[1] if (unit := _UNIT.fullmatch(word)) else "" for word in words}
+    if len(units) == 1 and "" not in units and len(words) > 1:
+        text = f"column {name!r} is read as categories: its cells are numbers with a unit, such as"
+        yield Smell(f"{text} {words[0][:MOST_SHOWN]!r}; write the numbers alone", name, "numbers")
+        return
+    several = list(_yes_and_no(f"categories of {name!r}", words))
+    if several:
+        yield Smell(several[0], name)
+        return
     numbers, dates = (
         each(found).to_numpy(zero_copy_only=False) for each in (written.look_like_numbers, written.look_like_dates)
     )
@@ -90,6 +107,18 @@ def _unread(words: Sequence[str], kind: str) -> str:
     return next((word for word in words if usual.read(pa.array([word])) is None), words[0])[:MOST_SHOWN]
 
 
+def _yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
+    """Yields a sentence if all words say yes or no, and one of the two in several spellings."""
+    said = {word: word.strip().casefold() for word in words}
+    if not all(each in _YES | _NO for each in said.values()):
+        return
+    for kind in (_YES, _NO):
+        alike = list({each: word for word, each in said.items() if each in kind}.values())
+        if len(alike) > 1:
+            yield f"{what} say yes or no in several spellings, such as {alike[0]!r} and {alike[1]!r}; write them alike"
+            return
+
+
 def _alike(what: str, words: Sequence[str]) -> Iterator[str]:
     times = Counter(word.strip().casefold() for word in words)
     twice = [word[:MOST_SHOWN] for word in words if times[word.strip().casefold()] > 1]
@@ -114,7 +143,4 @@ def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
         count = kept[0] - kept[1]
         found = "1 id differs from another" if count == 1 else f"{count:,} ids differ from others"
         yield f'{found} by spaces or capitals alone; add "trim" or "casefold" to rows.id_rules'
-    rounded = pc.sum(pc.match_substring_regex(alike[0], _ROUNDED)).as_py() or 0
-    if rounded:
-        found = "1 id looks" if rounded == 1 else f"{rounded:,} ids look"
-        yield f"{found} like 1.2E+05: a spreadsheet has rounded them; write them again as text"
+    yield from odd_ids(rows.ids, alike[0])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vfl_party.data import checks
 from vfl_party.data.vocabulary import decoded
 
 # Before the text of a cell that was a number to its source, of Excel or a database: it has no decimal comma and no
@@ -39,6 +41,38 @@ class Stream:
     separator: str | None = None
     notes: tuple[str, ...] = ()
     found: list[str] = field(default_factory=list)
+
+
+def without_headers(stream: Stream) -> Stream:
+    """Returns the same table, which raises InputError if a row repeats the names of the columns.
+
+    Files that were put together have such rows; each of them would make words of all columns of numbers.
+    """
+
+    def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        seen = 0
+        for batch in stream.blocks(wanted):
+            place = _header_in(batch)
+            if place >= 0:
+                what = f"{checks.rows(stream.source, seen + place + 1)} repeats the names of the columns"
+                raise checks.unusable(stream.source, f"{what}, as when files are put together; delete it")
+            yield batch
+            seen += batch.num_rows
+
+    return replace(stream, blocks=blocks) if stream.as_written else stream
+
+
+def _header_in(batch: pa.RecordBatch) -> int:
+    """Returns the place of the first row whose cells are the names of their columns; -1 if there is none."""
+    if batch.num_columns < 2:  # a word may well be called as its column is
+        return -1
+    found = pa.array(np.arange(batch.num_rows))
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        same = pc.equal(pc.utf8_trim_whitespace(column.take(found)), name)
+        found = found.filter(pc.fill_null(same, False))
+        if not len(found):
+            return -1
+    return int(found[0].as_py())
 
 
 def emptied(stream: Stream, words: Sequence[str]) -> Stream:

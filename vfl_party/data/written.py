@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_party.data import checks
+from vfl_party.data.codes import perhaps_none
 from vfl_party.data.stream import NUMBER
 
 SAMPLE = 10_000  # rows
@@ -25,14 +26,14 @@ MISSING = pa.array(  # in a column of numbers or dates
     ("", "NA", "N/A", "n/a", "na", "#N/A", "NaN", "nan", "NAN", "null", "NULL", "None", "none", "?", "-"),
     pa.string(),
 )
-SIGNS = ("%", "€", "$", "£", "¥")  # before or after a number; they are dropped if every number of a column has one
-_SPACES = " \u00a0\u202f"  # plain, no-break and narrow: between thousands
-_BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019]"}  # what people type for it
+SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "CHF", "GBP")  # at a number; dropped if all of a column have one
+_SPACES = " \u00a0\u202f\u2009"  # plain, no-break, narrow and thin: between thousands
+_BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}  # what people type for it
 _DAY_S, _A_SECOND = 86_400.0, {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _TIMES = ("", " %H:%M", " %H:%M:%S")
 _PLAIN_DATES, _DAY_FIRST, _MONTH_FIRST = (
     tuple(date + time for date in dates for time in _TIMES)
-    for dates in (("%d.%m.%Y", "%d-%m-%Y", "%Y/%m/%d"), ("%d/%m/%Y",), ("%m/%d/%Y",))
+    for dates in (("%d.%m.%Y", "%Y/%m/%d"), ("%d/%m/%Y", "%d-%m-%Y"), ("%m/%d/%Y", "%m-%d-%Y"))
 )
 
 
@@ -173,18 +174,25 @@ class Findings:
 
 
 def find(
-    source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool, marked: bool = False
+    source: str,
+    sample: Mapping[str, pa.Array],
+    settings: DataSettings,
+    *,
+    commas: bool,
+    marked: bool = False,
+    words: Collection[str] = (),
 ) -> Findings:
     """Finds out how columns are to be read, from their first cells.
 
-    commas: whether the table separates cells by commas; marked: see ``Numbers``. Raises InputError if numbers or dates
+    commas: whether the table separates cells by commas; marked: see ``Numbers``; words: the columns that later rows
+    show to be categories. Raises InputError if numbers or dates
     can be read in two ways and no setting says which.
     """
     style, notes = _style(source, {name: unmarked(text) for name, text in sample.items()}, settings, commas=commas)
     readings: dict[str, Reading] = {}
     signs: dict[str, list[str]] = {}
     for name, text in sample.items():
-        reading = _reading(source, name, text, style, settings, marked=marked)
+        reading = None if name in words else _reading(source, name, text, style, settings, marked=marked)
         readings[name] = reading or Words()
         if isinstance(reading, Numbers) and reading.sign:
             signs.setdefault(reading.sign, []).append(name)
@@ -198,10 +206,7 @@ def find(
         raise checks.unusable(source, f'{text}; write it as strptime has it, such as "%d.%m.%Y", or remove it')
     notes += [f"{sign} is dropped from the numbers of {checks.listed(names)}" for sign, names in signs.items()]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
-    zeros = [name for name in numbers if _begins_with_zero(sample[name])]
-    if zeros:
-        text = f"numbers of {checks.listed(zeros)} begin with 0, as postcodes and codes do"
-        notes.append(f"{text}; if they are codes, list the column in data.categorical")
+    notes += perhaps_none({name: _present(plain(sample[name])) for name in numbers})
     decided = commas or settings.decimal is not None or settings.thousands is not None
     points = Points(source) if style == PLAIN and not decided else None
     return Findings(readings, style, tuple(notes), points, marked)
@@ -217,13 +222,14 @@ def _reading(
     fits = said.fits(text)
     wrong, right = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
     if right > wrong > 0:
-        what = f"data.dates = {settings.dates!r} fits most cells of column {name!r}, and not all"
-        raise checks.unusable(source, f"{what}; correct the others, or drop the column")
+        raise not_all_dates(source, name, settings.dates)
     return said if right and not wrong else _numbers(text, style, marked)
 
 
-def _begins_with_zero(text: pa.Array) -> bool:
-    return pc.any(pc.match_substring_regex(_present(text), "^0[0-9]+$")).as_py() is True
+def not_all_dates(source: str, name: str, form: str) -> InputError:
+    """Returns the error for a column that is one of dates by ``data.dates``, but for some cells."""
+    what = f"data.dates = {form!r} fits most cells of column {name!r}, and not all"
+    return checks.unusable(source, f"{what}; correct the others, or drop the column")
 
 
 def days(times: pa.Array) -> pa.Array:
@@ -254,6 +260,7 @@ def _pattern(style: Style) -> str:
     """Returns a regular expression of the numbers of a style; thousands may be separated, or not."""
     between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
     groups = f"[1-9][0-9]{{0,2}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""  # nobody writes 0,513 for 513
+    groups += f"[1-9][0-9]?(?:{between}[0-9]{{2}})+{between}[0-9]{{3}}|" if style.thousands == "," else ""  # 1,23,456
     decimal = re.escape(style.decimal)
     return f"^[+-]?(?:(?:{groups}[0-9]+)(?:{decimal}[0-9]*)?|{decimal}[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 
@@ -268,8 +275,9 @@ def _plainly(text: pa.Array, style: Style) -> pa.Array:
 def _sign(text: pa.Array) -> str:
     """Returns the sign that every cell has at one of its ends, or ''."""
     present = pc.drop_null(_present(text))
-    for sign in SIGNS if len(present) else ():
-        if _all(pc.or_(pc.starts_with(present, sign), pc.ends_with(present, sign))):
+    first = present[0].as_py() if len(present) else ""
+    for sign in SIGNS:
+        if sign in first and _all(pc.match_substring_regex(present, f"^[+-]?{re.escape(sign)}|{re.escape(sign)}$")):
             return sign
     return ""
 
@@ -306,7 +314,12 @@ def _style(
     if not names:
         return found, []
     shown = checks.listed(sorted(names), most=3)
-    return found, [f"numbers are read with {found.said}, as in {shown}; data.decimal, data.thousands"]
+    notes = [f"numbers are read with {found.said}, as in {shown}; data.decimal, data.thousands"]
+    others = [name for name in bare if name not in odd and _differs(bare[name], fits[0], read[found].get(name))]
+    if others:
+        text = f"{checks.listed(others)} would be other numbers with {fits[0].said}"
+        notes.append(f"{text}: look at them; data.decimal, data.thousands")
+    return found, notes
 
 
 def _fitting(settings: DataSettings) -> list[Style]:
@@ -316,6 +329,11 @@ def _fitting(settings: DataSettings) -> list[Style]:
         return [Style(decimal, thousands)]
     styles = (PLAIN, Style(",", ""), *_STYLES)
     return [each for each in styles if decimal in (None, each.decimal) and thousands in (None, each.thousands)]
+
+
+def _differs(text: pa.Array, style: Style, values: pa.Array | None) -> bool:
+    """Whether cells are other numbers in a style that fits them than the ones that are read."""
+    return values is not None and not values.equals(Numbers(style).read(text))
 
 
 def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Array]:
@@ -336,7 +354,8 @@ def plain(text: pa.Array) -> pa.Array:
 def _without(text: pa.Array, sign: str) -> pa.Array:
     """Returns the cells without a sign at one of their ends, and without white space."""
     mark = re.escape(sign)
-    return pc.replace_substring_regex(_present(text), f"^{mark}\\s*|\\s*{mark}$", "") if sign else _present(text)
+    ends = f"^([+-]?){mark}\\s*|\\s*{mark}$"  # -€5 is -5
+    return pc.replace_substring_regex(_present(text), ends, r"\1") if sign else _present(text)
 
 
 def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
@@ -361,7 +380,7 @@ def _dates(source: str, name: str, text: pa.Array) -> Dates | None:
     ]
     if all(both):
         what = f"column {name!r} holds dates whose day and month cannot be told apart"
-        raise checks.unusable(source, f'{what}; set data.dates to "%d/%m/%Y" or "%m/%d/%Y"')
+        raise checks.unusable(source, f'{what}; set data.dates to "{both[0]}" or "{both[1]}"')
     found_form = both[0] or both[1]
     return Dates(found_form) if found_form else None
 
@@ -383,7 +402,8 @@ def look_like_numbers(words: pa.Array) -> pa.Array:
     present = _present(words)
     present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")  # as accountants write what is owed
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
-    bare = pc.replace_substring_regex(present, f"^[{''.join(SIGNS)}]\\s*|\\s*[{''.join(SIGNS)}]$", "")
+    sign = "|".join(map(re.escape, SIGNS))
+    bare = pc.replace_substring_regex(present, f"^(?:{sign})\\s*|\\s*(?:{sign})$", "")
     masks = [pc.match_substring_regex(bare, _pattern(each)) for each in (PLAIN, *_STYLES)]
     return pc.fill_null(functools.reduce(pc.or_, masks), False)
 

@@ -9,7 +9,8 @@ from decimal import Decimal
 
 from vfl_party.data.stream import NUMBER
 
-_WHOLE = 1 << 63  # whole floats below it are written with all digits, others with an exponent
+_WHOLE = 1 << 63  # whole decimals below it are written without a point
+_EXACT = 1 << 53  # floats below it are all the whole numbers there are; others are written with an exponent
 
 
 class MarkedError(ValueError):
@@ -49,7 +50,7 @@ def _number(value: float | Decimal) -> str | None:
         return _decimal(value)
     if isinstance(value, int):
         return str(value)
-    whole = value.is_integer() and abs(value) < _WHOLE
+    whole = value.is_integer() and abs(value) < _EXACT
     return str(int(value)) if whole else None if math.isnan(value) else repr(value)
 
 

@@ -20,7 +20,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.data import checks
 from vfl_party.data.sources.cells import MarkedError, written
-from vfl_party.data.sources.sheet import Cell, Range, Row, cell_name, merged_ranges, sheet_rows
+from vfl_party.data.sources.sheet import Cell, Range, Row, cell_name, hidden_rows, merged_ranges, sheet_rows
 from vfl_party.data.sources.unchanged import require_same, state_of
 from vfl_party.data.stream import NUMBER, Stream
 
@@ -30,6 +30,7 @@ _OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # before a file of Excel 97, and bef
 _PASSWORD = "EncryptedPackage".encode("utf-16-le")  # in the second kind
 _SMALL = 64 << 20  # bytes; a larger part is suspicious if it is many times as large as its compressed bytes
 _RATIO, _SHEETS_RATIO = 200, 500  # equal rows without their numbers make 260
+_MOST_ABOVE = 100  # rows in which the names of the columns are looked for
 _LARGEST = 1 << 30  # bytes of a part that is no sheet: it is read whole
 _ERRORS = ("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#N/A", "#SPILL!", "#CALC!", "#GETTING_DATA")
 _SAVE = 'open it in Excel or LibreOffice, and save it as "Excel workbook" (.xlsx)'
@@ -40,8 +41,12 @@ def open_excel(settings: DataSettings) -> Stream:
     source = settings.source
     _require_workbook(source)
     book = _Book.open(source)
-    sheet, notes = _chosen(book, settings.sheet)
-    reading = _Sheet.of(book, sheet)
+    sheet, notes = _chosen(book, settings)
+    reading = _Sheet.of(book, sheet, settings)
+    hidden = book.hidden(sheet)
+    if hidden:
+        what = "1 row of the sheet is" if hidden == 1 else f"{hidden:,} rows of the sheet are"
+        notes += (f"{what} hidden, as by a filter, and read like the others",)
     return Stream(source, tuple(reading.columns), True, reading.blocks, notes=notes)
 
 
@@ -103,6 +108,14 @@ class _Book:
         try:
             with sheet._get_source() as file:
                 return sorted(islice(merged_ranges(file), 1 << 20))
+        except Exception as error:
+            raise _damaged(self.source) from error
+
+    def hidden(self, sheet: Any) -> int:
+        """Returns how many rows are hidden. Raises InputError if the file is damaged."""
+        try:
+            with sheet._get_source() as file:
+                return hidden_rows(file)
         except Exception as error:
             raise _damaged(self.source) from error
 
@@ -184,7 +197,7 @@ class _Sheet:
     """A sheet whose header has been read.
 
     header: its row. columns, numbers: the names of the columns, and the columns themselves, from 1. merged: the first
-    range of merged cells that lies in one of them at the header or below it.
+    range of merged cells that lies in one of them at the header or below it. ids: the columns of the id, by number.
     """
 
     book: _Book
@@ -193,23 +206,24 @@ class _Sheet:
     columns: Sequence[str]
     numbers: Sequence[int]
     merged: Range | None
+    ids: frozenset[int]
 
     @classmethod
-    def of(cls, book: _Book, sheet: Any) -> _Sheet:
-        """Reads the header: the first row that is not empty. Raises InputError."""
-        for row, cells in book.rows(sheet):
-            filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
-            named = {cell.column: book.text(sheet, cell, row) for cell in filled}
-            bare = {number: name.removeprefix(NUMBER).strip() for number, name in named.items() if name is not None}
-            columns = {number: name for number, name in bare.items() if name}
+    def of(cls, book: _Book, sheet: Any, settings: DataSettings) -> _Sheet:
+        """Reads the header: the first row that is not empty, behind those that are skipped. Raises InputError."""
+        rows, skipped = book.rows(sheet), _skipped(book, sheet, settings)
+        for row, cells in rows:
+            columns = {} if row <= skipped else _names(book, sheet, row, cells)
             if columns:
+                _refuse_other_header(book, sheet, settings, row, columns, islice(rows, _MOST_ABOVE))
                 touching = (
                     each
                     for each in book.merged(sheet)
                     if each.bottom >= row and any(each.left <= number <= each.right for number in columns)
                 )
                 merged = next(touching, None)
-                found = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged)
+                ids = frozenset(number for number, name in columns.items() if name in settings.id)
+                found = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids)
                 found._require_unmerged(row)
                 return found
         what = f"the sheet {sheet.title!r} is empty"
@@ -244,7 +258,12 @@ class _Sheet:
                 elif not cell.is_formula:
                     continue
                 if cell.column in places:
-                    texts[places[cell.column]] = book.text(sheet, cell, row)
+                    text = texts[places[cell.column]] = book.text(sheet, cell, row)
+                    if cell.column in self.ids and text is not None and _is_long(text):
+                        what = f"cell {cell_name(cell.column, row)} holds an id as a number of more than 15 digits"
+                        raise checks.unusable(
+                            book.source, f"{what}, of which Excel keeps 15; write the ids as text, from their origin"
+                        )
             if filled:
                 if row > last + 1:
                     what = f"row {last + 1} of the sheet {sheet.title!r} is empty, and other rows follow"
@@ -261,10 +280,57 @@ class _Sheet:
             raise checks.unusable(self.book.source, f"{what}; unmerge them, and fill each")
 
 
-def _chosen(book: _Book, name: str | None) -> tuple[Any, tuple[str, ...]]:
-    """Returns the sheet to read, and what was guessed. Raises InputError if there is none, or more than one."""
-    sheets = {sheet.title: sheet for sheet in book.workbook.worksheets}
-    if name is not None:
+def _skipped(book: _Book, sheet: Any, settings: DataSettings) -> int:
+    """Returns how many rows are skipped: new rows for a trained model may have other titles above the names."""
+    if settings.skip_lines and settings.as_trained:
+        for row, cells in islice(book.rows(sheet), settings.skip_lines + _MOST_ABOVE):
+            if set(settings.id) <= set(_names(book, sheet, row, cells).values()):
+                return row - 1
+    return settings.skip_lines
+
+
+def _names(book: _Book, sheet: Any, row: int, cells: Sequence[Cell]) -> dict[int, str]:
+    """Returns the cells of a row that are not empty as names of columns. Raises InputError for an error in one."""
+    filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
+    named = {cell.column: book.text(sheet, cell, row) for cell in filled}
+    bare = {number: name.removeprefix(NUMBER).strip() for number, name in named.items() if name is not None}
+    return {number: name for number, name in bare.items() if name}
+
+
+def _refuse_other_header(
+    book: _Book, sheet: Any, settings: DataSettings, header: int, columns: dict[int, str], below: Iterator[Row]
+) -> None:
+    """Raises InputError if a later row names the columns: it has those of the id, or it is the first of several cells.
+
+    A table has two columns at least, so a single cell above it is a title.
+    """
+    wanted = {name for name in (*settings.id, settings.label) if name is not None}
+    if wanted <= set(columns.values()) and (wanted or len(columns) > 1):
+        return
+    for row, cells in below:
+        filled = [cell for cell in cells if not book.is_empty(sheet, cell)]
+        texts = {text.strip() for cell in filled if cell.kind != "e" and (text := book.text(sheet, cell, row))}
+        if wanted and wanted <= texts:
+            what = f"its columns are named in row {row}, and not in row {header}"
+            raise checks.unusable(book.source, f"{what}; set data.skip_lines = {row - 1}")
+        if len(columns) == 1 and len(filled) > 1 and not wanted:
+            what = f"row {header} has one cell, and row {row} has {len(filled)}"
+            advice = f"if this one names the columns, set data.skip_lines = {row - 1}"
+            raise checks.unusable(book.source, f"{what}; {advice}")
+
+
+def _is_long(text: str) -> bool:
+    """Whether a cell as ``written`` is a number that has more digits than Excel keeps."""
+    return text.startswith(NUMBER) and abs(float(text.removeprefix(NUMBER))) >= 1e15
+
+
+def _chosen(book: _Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
+    """Returns the sheet to read, and what was guessed. Raises InputError if there is none, or more than one.
+
+    New rows for a trained model are in a workbook of their own, whose sheet may have another name.
+    """
+    sheets, name = {sheet.title: sheet for sheet in book.workbook.worksheets}, settings.sheet
+    if name is not None and (name in sheets or not settings.as_trained):
         if name not in sheets:
             what = f"has no sheet {name!r}, which data.sheet names"
             raise checks.unusable(book.source, f"{what}; the nearest: {checks.nearest(name, list(sheets))}")

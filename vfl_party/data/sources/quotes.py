@@ -23,7 +23,7 @@ class Bytes(io.RawIOBase):
         self._ends = np.zeros(256, bool)
         self._ends[[ord(sign) for sign in (separator, "\n", "\r", '"')]] = True
         self._kept, self._before, self._open, self._ended = b"", b"\n", False, False
-        self.right, self.line_ends = True, 0
+        self.right, self.line_ends, self.zero = True, 0, 0
 
     @property
     def sound(self) -> bool:
@@ -48,6 +48,8 @@ class Bytes(io.RawIOBase):
         return data
 
     def _look(self, data: bytes) -> None:
+        if self._lines and not self.zero and b"\0" in data:
+            self.zero = self.line_ends + data.count(b"\n", 0, data.index(b"\0")) + 1
         self.line_ends += data.count(b"\n") if self._lines else 0
         places = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"')) if b'"' in data else np.empty(0, np.int64)
         around = np.frombuffer(self._before + data + b"\n", np.uint8)

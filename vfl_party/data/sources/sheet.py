@@ -20,6 +20,7 @@ _DATA, _ROW, _CELL, _FORMULA = (f"{_MAIN}{name}" for name in ("sheetData", "row"
 _TEXTS = {f"{_MAIN}{name}" for name in ("v", "t")}
 _PHONETIC = f"{_MAIN}rPh"  # how a word is spoken; its text is no part of the cell's
 _MERGED = re.compile(rb"<(?:[\w.-]+:)?mergeCell\s[^<>]*?ref=[\"']([A-Z]+)([0-9]+):([A-Z]+)([0-9]+)[\"']")
+_HIDDEN = re.compile(rb"<(?:[\w.-]+:)?row\s[^<>]*?hidden=[\"'](?:1|true)[\"']")
 _OVERLAP = 1 << 10  # bytes: longer than such a tag
 
 
@@ -71,6 +72,17 @@ def merged_ranges(file: BinaryIO) -> Iterator[Range]:
             left, top, right, bottom = found.groups()
             yield Range(int(top), column_number(left.decode()), int(bottom), column_number(right.decode()))
         rest = text[max(end, len(text) - _OVERLAP) :]
+
+
+def hidden_rows(file: BinaryIO) -> int:
+    """Counts the rows of a sheet's XML that are hidden, as by a filter."""
+    count, rest = 0, b""
+    while chunk := file.read(1 << 20):
+        text = rest + chunk
+        ends = [found.end() for found in _HIDDEN.finditer(text)] if b"hidden" in text else []
+        count += len(ends)
+        rest = text[max(ends[-1] if ends else 0, len(text) - _OVERLAP) :]
+    return count
 
 
 def column_number(letters: str) -> int:

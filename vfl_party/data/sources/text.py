@@ -7,7 +7,7 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from vfl_party.data.stream import Stream
 SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 OTHER_KINDS = {"pk\x03\x04": "a ZIP or Excel file", "%pdf": "a PDF", "{": "JSON", "[": "JSON", "<": "HTML or XML"}
 _SAMPLE_LINES = 200
+_LONGEST_CELL = 1 << 30  # characters
 _MOST_LINES = 50  # of a row, on average
 _SAMPLE_BYTES = 1 << 26  # in which the encoding is found
 _BOMS = (
@@ -35,6 +36,7 @@ _BOMS = (
 )
 _TWICE = re.compile(b"\xc3[\x80-\xbf]")  # a letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has
 _SIGNS = '",;\t|\n0'
+_GZIP = b"\x1f\x8b"
 _READ = 1 << 20
 BLOCK_BYTES = 1 << 24
 
@@ -100,10 +102,14 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str], notes: list
         ):
             for batch in reader:
                 seen += batch.num_rows
+                if data.zero:
+                    raise _zero(source, data.zero)
                 if not (data.right or looked):  # before its rows are used: who has a limit reads no further
                     looked = True
                     _refuse_wrong_quotes(source, layout)
                 yield batch
+            if data.zero:
+                raise _zero(source, data.zero)
             if not (data.sound or looked):
                 _refuse_wrong_quotes(source, layout)
             _look_at_lines(source, data.line_ends - layout.skip - 1, seen, notes)
@@ -132,7 +138,7 @@ def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> 
 
 def _refuse_wrong_quotes(source: str, layout: Layout) -> None:
     """Raises InputError if a quotation mark is not closed, or if text follows one that closes a cell."""
-    before = csv.field_size_limit(1 << 30)
+    before = csv.field_size_limit(_LONGEST_CELL)
     try:
         with _open(source) as file, io.TextIOWrapper(file, encoding=layout.encoding, newline="") as text:
             start, rows = 0, csv.reader(text, delimiter=layout.separator, strict=True)
@@ -155,7 +161,7 @@ def _layout(settings: DataSettings) -> Layout:
     encoding, guessed = _encoding(settings)
     lines = _first_lines(source, encoding, settings.skip_lines + _SAMPLE_LINES)
     notes = [guessed] if guessed else []
-    skip = settings.skip_lines
+    skip = _skipped(settings, lines)
     _refuse_other_kinds(source, lines)
     if lines[skip : skip + 1] and lines[skip].startswith("sep=") and len(lines[skip].strip()) == 5:
         skip += 1  # Excel's own line; it says what is found anyway
@@ -172,13 +178,15 @@ def _layout(settings: DataSettings) -> Layout:
         )
     if settings.separator is None and separator != ",":
         notes.append(f"cells are separated by {SEPARATORS[separator]}; data.separator")
-    try:
-        header = next(csv.reader(lines[skip:], delimiter=separator))
-    except (StopIteration, csv.Error):
-        raise _not_text(source) from None
-    names = tuple(name.strip() for name in header)
-    if not set(settings.id) <= set(names):
-        _refuse_other_lines(settings, lines, skip)
+    found = _cells(lines[skip:], separator)
+    if not found:
+        raise _not_text(source)
+    names = tuple(name.strip() for name in found[0])
+    wanted = {name for name in (*settings.id, settings.label) if name is not None}
+    if not wanted <= set(names):
+        _refuse_other_lines(source, wanted, lines, skip)
+    if len(names) == 1 and not wanted:
+        _refuse_title(source, lines, skip)
     if sum(name.replace(".", "", 1).isdigit() for name in names) * 2 > len(names):
         notes.append("the names of most columns are numbers: if the file has no line that names them, add one")
     unnamed = [place for place, name in enumerate(names, 1) if not name]
@@ -186,6 +194,16 @@ def _layout(settings: DataSettings) -> Layout:
         places = ", ".join(map(str, unnamed[:5])) + (", …" if len(unnamed) > 5 else "")
         notes.append(f"columns without a name are left out: number {places}")
     return Layout(encoding, separator, skip, names, tuple(notes))
+
+
+def _skipped(settings: DataSettings, lines: Sequence[str]) -> int:
+    """Returns how many lines are skipped: new rows for a trained model may have other titles above the names."""
+    if settings.skip_lines and settings.as_trained:
+        for number, line in enumerate(lines):
+            for separator in [settings.separator] if settings.separator else SEPARATORS:
+                if set(settings.id) <= {name.strip() for row in _cells([line], separator) for name in row}:
+                    return number
+    return settings.skip_lines
 
 
 def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
@@ -196,17 +214,34 @@ def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
             raise checks.unreadable(source, f"is {kind}, whatever its name says; write it again as CSV")
 
 
-def _refuse_other_lines(settings: DataSettings, lines: Sequence[str], skip: int) -> None:
-    """Raises InputError if a later line has the id's columns: lines before it must be skipped."""
+def _refuse_other_lines(source: str, wanted: Set[str], lines: Sequence[str], skip: int) -> None:
+    """Raises InputError if a later line has the wanted columns: lines before it must be skipped."""
     for number, line in enumerate(lines[skip + 1 :], skip + 1):
         for separator in SEPARATORS:
-            try:
-                cells = {name.strip() for name in next(csv.reader([line], delimiter=separator), [])}
-            except csv.Error:
-                continue
-            if settings.id and set(settings.id) <= cells:
+            if wanted <= {name.strip() for row in _cells([line], separator) for name in row}:
                 what = f"its columns are named in line {number + 1}, and not in line {skip + 1}"
-                raise checks.unusable(settings.source, f"{what}; set data.skip_lines = {number}")
+                raise checks.unusable(source, f"{what}; set data.skip_lines = {number}")
+
+
+def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
+    """Raises InputError if the line with the names is a single cell, and later ones are not: it is a title."""
+    for number, line in enumerate(lines[skip + 1 :], skip + 1):
+        most = max(len(row) for separator in SEPARATORS for row in _cells([line], separator) or [[]])
+        if most > 1:
+            what = f"line {skip + 1} has one cell, and line {number + 1} has {most}"
+            advice = f"if this one names the columns, set data.skip_lines = {number}"
+            raise checks.unusable(source, f"{what}; {advice}")
+
+
+def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
+    """Returns the cells of each line that is not blank; none if quotation marks stand wrongly."""
+    before = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        return [row for row in csv.reader(lines, delimiter=separator) if row]
+    except csv.Error:
+        return []
+    finally:
+        csv.field_size_limit(before)
 
 
 def _encoding(settings: DataSettings) -> tuple[str, str]:
@@ -226,6 +261,8 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     try:
         with _open(source) as file:
             head = file.read(4)
+            if head.startswith(_GZIP):
+                raise checks.unreadable(source, "is compressed by gzip; give it a name that ends in .gz")
             for mark, name in _BOMS:
                 if head.startswith(mark):
                     return name, ""
@@ -264,18 +301,22 @@ def _first_lines(source: str, encoding: str, most: int) -> list[str]:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """Returns the separator by which the lines have the most cells, as many in each; a comma if there is none."""
-    best, most = ",", 1
+    """Returns the separator by which the lines have the most cells, as many in each; a comma if there is none.
+
+    If by none the line of names has as many cells as the others, one by which the others agree will do: the sentence
+    about the first of them then counts its cells.
+    """
+    best, most, second = ",", 1, ""
     for separator in SEPARATORS:
-        try:
-            rows = [row for row in csv.reader(lines, delimiter=separator) if row]
-        except csv.Error:
-            continue
+        rows = _cells(lines, separator)
         whole = rows[: max(1, len(rows) - 1)]  # the last may have been cut
-        like_header = sum(len(row) == len(rows[0]) for row in whole)
-        if len(rows[0]) > most and like_header >= 0.9 * len(whole):
+        if not rows or len(rows[0]) <= most:
+            continue
+        if sum(len(row) == len(rows[0]) for row in whole) >= 0.9 * len(whole):
             best, most = separator, len(rows[0])
-    return best
+        elif len(rows) > 1 and sum(len(row) == len(rows[1]) > 1 for row in whole) >= 0.9 * (len(whole) - 1):
+            second = separator
+    return best if most > 1 else second or best
 
 
 def _open(source: str) -> Any:
@@ -286,6 +327,11 @@ def _open(source: str) -> Any:
 def _not_in(source: str, encoding: str) -> Exception:
     text = f"is not {encoding.upper()} throughout; set data.encoding, such as"
     return checks.unreadable(source, f'{text} "cp1252" for Windows-1252')
+
+
+def _zero(source: str, line: int) -> Exception:
+    what = f"line {line:,} holds a zero byte, as in a file that was not written to its end"
+    return checks.unreadable(source, f"{what}; write it again")
 
 
 def _not_text(source: str) -> Exception:

@@ -1,0 +1,51 @@
+"""Finds columns of numbers that are empty, or in which a number such as -999 stands for an empty cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_party.data.checks import marked
+from vfl_party.data.collect import Columns
+
+_STAND_INS = (-9, -99, -999, -9999, -99999, 999, 9999, 99999, 999999)
+_LOOKED_AT = 100_000  # first rows
+_FEWEST = 2  # cells
+
+
+def odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
+    """Yields a column and a sentence for each thing that looks wrong."""
+    names, values_NF = columns.numeric_names, columns.numeric_NF
+    empty = marked(values_NF, np.isnan).counts == len(values_NF)
+    remedy = "clear these cells" if columns.style is None else "list it in data.na"
+    for column, name in enumerate(names):
+        if empty[column]:
+            yield name, f"column {name!r} is empty in all rows; list it in data.drop"
+            continue
+        value, count = _stand_in(values_NF[:_LOOKED_AT, column])
+        if count:
+            what = f"{count:,} cells of {name!r} are {value}, far from all others"
+            yield name, f"{what}; {remedy} if it stands for an empty cell"
+
+
+def _stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:
+    """Returns a number that may stand for an empty cell, and how often; (0, 0) if there is none.
+
+    It is further from the others than these are from each other, or the only number below 0.
+    """
+    values_N = values_N[~np.isnan(values_N)]
+    low, high = float(values_N.min(initial=np.inf)), float(values_N.max(initial=-np.inf))
+    for value in (low, high):
+        if value not in _STAND_INS:
+            continue
+        others_N = values_N[values_N != value]
+        count = len(values_N) - len(others_N)
+        if count < _FEWEST or not len(others_N):
+            continue
+        least, most = float(others_N.min()), float(others_N.max())
+        gap = least - value if value == low else value - most
+        if gap > max(most - least, 1.0) or value < 0 <= least:
+            return int(value), count
+    return 0, 0
