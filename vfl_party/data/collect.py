@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings
-from vfl_party.data import checks, written
+from vfl_party.data import checks, dates, texts, written
 from vfl_party.data.choice import Chosen, choose
 from vfl_party.data.space import IN_MEMORY, Growing, Space
 from vfl_party.data.stream import Stream, emptied, without_headers
@@ -230,7 +230,7 @@ class _Pass:
         found = {}
         for name in numeric:
             reading = None if self._found is None else self._found.readings[name]
-            if isinstance(reading, written.Dates) or (reading is None and _is_time(schema.field(name).type)):
+            if isinstance(reading, dates.Dates) or (reading is None and _is_time(schema.field(name).type)):
                 found[name] = DATE
             elif isinstance(reading, written.Numbers) and reading.sign:
                 found[name] = reading.sign
@@ -264,7 +264,7 @@ class _Pass:
             return self._written(name, column)
         column = decoded(column)
         if _is_time(column.type):
-            return _floats(written.days(column))
+            return _floats(dates.days(column))
         if _is_number(column.type):
             return _floats(column)
         if pa.types.is_boolean(column.type):
@@ -292,8 +292,8 @@ class _Pass:
             return _floats(values)
         if name in self._settings.numeric:
             return self._no_number(name, column, reading)
-        if isinstance(reading, written.Dates) and reading.form and reading.form == self._settings.dates:
-            raise written.not_all_dates(self._source, name, reading.form)
+        if isinstance(reading, dates.Dates) and reading.form and reading.form == self._settings.dates:
+            raise dates.not_all_dates(self._source, name, reading.form)
         kept = self.odd.setdefault(name, [])
         if isinstance(reading, written.Numbers) and len(kept) < MOST_ODD:
             kept += written.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
@@ -313,7 +313,7 @@ class _Pass:
         """Returns a column of written cells as they stand, without marks; others unchanged."""
         if self._found is None or not self._found.marked:
             return column
-        return written.plain(pc.cast(column, pa.string()))
+        return texts.plain(pc.cast(column, pa.string()))
 
     def _codes_of(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         try:

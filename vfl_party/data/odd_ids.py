@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 from vfl_party.data.ids import LOOKED_AT, short_look
-from vfl_party.data.written import MISSING
+from vfl_party.data.texts import MISSING
 
 _ROUNDED = r"^\s*[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"  # what a spreadsheet makes of long numbers
 _DECIMAL = r"^\s*[0-9]+[.,]0+\s*$"  # what a program makes of whole numbers, once one of them is missing

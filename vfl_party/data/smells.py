@@ -15,6 +15,7 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings, shown
 from vfl_party.data import checks, written
 from vfl_party.data.collect import Columns, Rows
+from vfl_party.data.dates import Dates, look_like_dates
 from vfl_party.data.ids import IdCounts, in_order, normalised
 from vfl_party.data.odd_ids import odd_ids
 from vfl_party.data.odd_numbers import odd_numbers
@@ -70,7 +71,7 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
         yield Smell(several[0], name)
         return
     numbers, dates = (
-        each(found).to_numpy(zero_copy_only=False) for each in (written.look_like_numbers, written.look_like_dates)
+        each(found).to_numpy(zero_copy_only=False) for each in (written.look_like_numbers, look_like_dates)
     )
     kinds: tuple[tuple[Literal["numbers", "dates"], npt.NDArray[np.bool_]], ...]
     kinds = (("numbers", numbers), ("dates", dates))
@@ -103,7 +104,7 @@ _KEYS = {
 
 def _unread(words: Sequence[str], kind: str) -> str:
     """Returns a word that is no number or date in the usual form, if there is one."""
-    usual = written.Numbers() if kind == "numbers" else written.Dates("%d.%m.%Y")
+    usual = written.Numbers() if kind == "numbers" else Dates("%d.%m.%Y")
     return next((word for word in words if usual.read(pa.array([word])) is None), words[0])[:MOST_SHOWN]
 
 

@@ -6,7 +6,6 @@ blocks. A column that later rows contradict is looked at again, with these rows.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Collection, Mapping
@@ -19,22 +18,14 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_party.data import checks
 from vfl_party.data.codes import perhaps_none
+from vfl_party.data.dates import Dates, find_dates, not_all_dates
 from vfl_party.data.stream import NUMBER
+from vfl_party.data.texts import every, plain, trimmed, unmarked
 
 SAMPLE = 10_000  # rows
-MISSING = pa.array(  # in a column of numbers or dates
-    ("", "NA", "N/A", "n/a", "na", "#N/A", "NaN", "nan", "NAN", "null", "NULL", "None", "none", "?", "-"),
-    pa.string(),
-)
 SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "CHF", "GBP")  # at a number; dropped if all of a column have one
 _SPACES = " \u00a0\u202f\u2009"  # plain, no-break, narrow and thin: between thousands
 _BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}  # what people type for it
-_DAY_S, _A_SECOND = 86_400.0, {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-_TIMES = ("", " %H:%M", " %H:%M:%S")
-_PLAIN_DATES, _DAY_FIRST, _MONTH_FIRST = (
-    tuple(date + time for date in dates for time in _TIMES)
-    for dates in (("%d.%m.%Y", "%Y/%m/%d"), ("%d/%m/%Y", "%d-%m-%Y"), ("%m/%d/%Y", "%m-%d-%Y"))
-)
 
 
 @dataclass(frozen=True)
@@ -77,55 +68,20 @@ class Numbers:
                 return None
             given = pc.if_else(is_number, pc.utf8_slice_codeunits(text, 1), pa.scalar(None, text.type))
             return None if found is None else pc.if_else(is_number, pc.cast(given, pa.float64()), found)
-        text = _present(text)
+        text = trimmed(text)
         if self.sign:
             bare = _without(text, self.sign)
             if pc.any(pc.equal(bare, text)).as_py():
                 return None
             text = bare
         if self.style != PLAIN:
-            if not _all(pc.match_substring_regex(text, _pattern(self.style))):
+            if not every(pc.match_substring_regex(text, _pattern(self.style))):
                 return None
             text = _plainly(text, self.style)
         try:
             return pc.cast(text, pa.float64())
         except pa.ArrowInvalid:
             return None
-
-
-@dataclass(frozen=True)
-class Dates:
-    """A column of dates or times, read as days since 1970-01-01.
-
-    form: as for strptime; '' for ISO 8601. zoned: whether ISO times have a zone. marked: see ``Numbers``.
-    """
-
-    form: str = ""
-    zoned: bool = False
-    marked: bool = False
-
-    def read(self, text: pa.Array) -> pa.Array | None:
-        """Returns float64, null if missing; None if some cell is no date of this form."""
-        if not self.form:
-            text = _present(text)
-            with contextlib.suppress(pa.ArrowInvalid):
-                return days(pc.cast(text, pa.timestamp("us", "UTC" if self.zoned else None)))
-            return None
-        fits = self.fits(text)
-        return days(self._times(text)) if _all(fits) else None
-
-    def fits(self, text: pa.Array) -> pa.Array:
-        """Returns for each cell whether it is a date of this form, null if it is missing."""
-        text = _present(plain(text) if self.marked else text)
-        times = self._times(text)
-        same = pc.equal(_bare(pc.strftime(times, format=self.form)), _bare(text))
-        if "%Y" in self.form:  # strptime takes a year of two digits, too
-            same = pc.and_(same, pc.greater_equal(pc.year(times), 1000))
-        return pc.if_else(pc.is_valid(text), pc.fill_null(same, False), pa.scalar(None, pa.bool_()))
-
-    def _times(self, text: pa.Array) -> pa.Array:
-        cells = _present(plain(text) if self.marked else text)
-        return pc.strptime(cells, format=self.form, unit="s", error_is_null=True)
 
 
 @dataclass(frozen=True)
@@ -149,7 +105,7 @@ class Points:
         text = _without(unmarked(text), reading.sign)
         pointed = text.filter(pc.match_substring(text, "."))
         if len(pointed):
-            self._shown = not _all(pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})$"))
+            self._shown = not every(pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})$"))
             self._grouped = self._grouped or name
 
     def decide(self) -> None:
@@ -206,7 +162,7 @@ def find(
         raise checks.unusable(source, f'{text}; write it as strptime has it, such as "%d.%m.%Y", or remove it')
     notes += [f"{sign} is dropped from the numbers of {checks.listed(names)}" for sign, names in signs.items()]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
-    notes += perhaps_none({name: _present(plain(sample[name])) for name in numbers})
+    notes += perhaps_none({name: trimmed(plain(sample[name])) for name in numbers})
     decided = commas or settings.decimal is not None or settings.thousands is not None
     points = Points(source) if style == PLAIN and not decided else None
     return Findings(readings, style, tuple(notes), points, marked)
@@ -217,43 +173,13 @@ def _reading(
 ) -> Reading | None:
     """Returns how a column is read: dates as the settings say come before numbers, such as 20240131; None for words."""
     if settings.dates is None or name == settings.label:
-        return _numbers(text, style, marked) or (_dates(source, name, text) if name != settings.label else None)
+        return _numbers(text, style, marked) or (find_dates(source, name, text) if name != settings.label else None)
     said = Dates(settings.dates, marked=marked)
     fits = said.fits(text)
     wrong, right = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
     if right > wrong > 0:
         raise not_all_dates(source, name, settings.dates)
     return said if right and not wrong else _numbers(text, style, marked)
-
-
-def not_all_dates(source: str, name: str, form: str) -> InputError:
-    """Returns the error for a column that is one of dates by ``data.dates``, but for some cells."""
-    what = f"data.dates = {form!r} fits most cells of column {name!r}, and not all"
-    return checks.unusable(source, f"{what}; correct the others, or drop the column")
-
-
-def days(times: pa.Array) -> pa.Array:
-    """Returns dates and times as days since 1970-01-01, float64."""
-    kind = times.type
-    if pa.types.is_date32(kind):
-        return pc.cast(pc.cast(times, pa.int32()), pa.float64())
-    unit = "ms" if pa.types.is_date64(kind) else kind.unit
-    return pc.divide(pc.cast(pc.cast(times, pa.int64()), pa.float64(), safe=False), _DAY_S * _A_SECOND[unit])
-
-
-def _bare(text: pa.Array) -> pa.Array:
-    """Returns dates without zeros before numbers, in lower case. strptime makes 2 March of 31 February: not so here."""
-    return pc.replace_substring_regex(pc.utf8_lower(text), "(^|[^0-9])0+([0-9])", r"\1\2")
-
-
-def _present(text: pa.Array) -> pa.Array:
-    """Returns the cells without white space at their ends, null if missing."""
-    trimmed = pc.utf8_trim_whitespace(text)
-    return pc.if_else(pc.is_in(trimmed, value_set=MISSING), pa.scalar(None, trimmed.type), trimmed)
-
-
-def _all(mask: pa.Array) -> bool:
-    return pc.all(mask).as_py() is not False  # None: all are missing
 
 
 def _pattern(style: Style) -> str:
@@ -274,10 +200,10 @@ def _plainly(text: pa.Array, style: Style) -> pa.Array:
 
 def _sign(text: pa.Array) -> str:
     """Returns the sign that every cell has at one of its ends, or ''."""
-    present = pc.drop_null(_present(text))
+    present = pc.drop_null(trimmed(text))
     first = present[0].as_py() if len(present) else ""
     for sign in SIGNS:
-        if sign in first and _all(pc.match_substring_regex(present, f"^[+-]?{re.escape(sign)}|{re.escape(sign)}$")):
+        if sign in first and every(pc.match_substring_regex(present, f"^[+-]?{re.escape(sign)}|{re.escape(sign)}$")):
             return sign
     return ""
 
@@ -341,21 +267,11 @@ def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Arr
     return {name: values for name, values in found.items() if values is not None}
 
 
-def unmarked(text: pa.Array) -> pa.Array:
-    """Returns the cells that were text, null for those that were numbers."""
-    return pc.if_else(pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text)
-
-
-def plain(text: pa.Array) -> pa.Array:
-    """Returns the cells without the mark of numbers."""
-    return pc.replace_substring_regex(text, f"^{NUMBER}", "")
-
-
 def _without(text: pa.Array, sign: str) -> pa.Array:
     """Returns the cells without a sign at one of their ends, and without white space."""
     mark = re.escape(sign)
     ends = f"^([+-]?){mark}\\s*|\\s*{mark}$"  # -€5 is -5
-    return pc.replace_substring_regex(_present(text), ends, r"\1") if sign else _present(text)
+    return pc.replace_substring_regex(trimmed(text), ends, r"\1") if sign else trimmed(text)
 
 
 def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
@@ -364,51 +280,18 @@ def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
     return checks.unusable(source, f"column {name!r} holds numbers that can be read in two ways: {ways}; {remedy}")
 
 
-def _dates(source: str, name: str, text: pa.Array) -> Dates | None:
-    iso = pc.match_substring_regex(_present(text), r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:$|[T ])")
-    for found in (Dates(), Dates(zoned=True)) if _all(iso) else ():
-        if found.read(text) is not None:
-            return found
-    if not _all(pc.match_substring_regex(_present(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")):
-        return None
-    for form in _PLAIN_DATES:
-        if _four(form, text) and Dates(form).read(text) is not None:
-            return Dates(form)
-    both = [
-        next((form for form in forms if _four(form, text) and Dates(form).read(text) is not None), None)
-        for forms in (_DAY_FIRST, _MONTH_FIRST)
-    ]
-    if all(both):
-        what = f"column {name!r} holds dates whose day and month cannot be told apart"
-        raise checks.unusable(source, f'{what}; set data.dates to "{both[0]}" or "{both[1]}"')
-    found_form = both[0] or both[1]
-    return Dates(found_form) if found_form else None
-
-
-def _four(form: str, text: pa.Array) -> bool:
-    """Whether years have four digits in every cell: strptime takes a year of one, too."""
-    place = r"^[0-9]{4}[./-]" if form.startswith("%Y") else r"[./-][0-9]{4}(?: |$)"
-    return _all(pc.match_substring_regex(_present(text), place))
-
-
 def unlike(text: pa.Array, reading: Numbers) -> pa.Array:
     """Returns the cells that are not written as ``reading`` says."""
-    present = pc.drop_null(_present(unmarked(text)))
+    present = pc.drop_null(trimmed(unmarked(text)))
     return present.filter(pc.invert(pc.match_substring_regex(_without(present, reading.sign), _pattern(reading.style))))
 
 
 def look_like_numbers(words: pa.Array) -> pa.Array:
     """Returns for each text whether it is a number in any style, with or without a sign."""
-    present = _present(words)
+    present = trimmed(words)
     present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")  # as accountants write what is owed
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
     sign = "|".join(map(re.escape, SIGNS))
     bare = pc.replace_substring_regex(present, f"^(?:{sign})\\s*|\\s*(?:{sign})$", "")
     masks = [pc.match_substring_regex(bare, _pattern(each)) for each in (PLAIN, *_STYLES)]
     return pc.fill_null(functools.reduce(pc.or_, masks), False)
-
-
-def look_like_dates(words: pa.Array) -> pa.Array:
-    """Returns for each text whether it is digits with dots, slashes or dashes between them, as in dates."""
-    found = pc.match_substring_regex(_present(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$")
-    return pc.fill_null(found, False)

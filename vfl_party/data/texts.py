@@ -1,0 +1,34 @@
+"""Cells of text, of any column: which are missing, and which were numbers before a reader wrote them as text."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl_party.data.stream import NUMBER
+
+MISSING = pa.array(  # in a column of numbers or dates
+    ("", "NA", "N/A", "n/a", "na", "#N/A", "NaN", "nan", "NAN", "null", "NULL", "None", "none", "?", "-"),
+    pa.string(),
+)
+
+
+def trimmed(text: pa.Array) -> pa.Array:
+    """Returns the cells without white space at their ends, null if missing."""
+    found = pc.utf8_trim_whitespace(text)
+    return pc.if_else(pc.is_in(found, value_set=MISSING), pa.scalar(None, found.type), found)
+
+
+def every(mask: pa.Array) -> bool:
+    """Returns whether a mask is true wherever it is not null."""
+    return pc.all(mask).as_py() is not False  # None: all are missing
+
+
+def unmarked(text: pa.Array) -> pa.Array:
+    """Returns the cells that were text, null for those that were numbers."""
+    return pc.if_else(pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text)
+
+
+def plain(text: pa.Array) -> pa.Array:
+    """Returns the cells without the mark of numbers."""
+    return pc.replace_substring_regex(text, f"^{NUMBER}", "")
