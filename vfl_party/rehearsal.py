@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -123,11 +123,17 @@ class Rehearsal:
         if held is not None:
             yield _as_heard(*held, None)
 
-    def play(self, attacks: Sequence[str], seed: int) -> list[Played]:
-        """Plays attacks, each by every party whose role it is for. Raises InputError if there is no such attack."""
+    def play(
+        self, attacks: Sequence[str], seed: int, *, tell: Callable[[str], None] = lambda _text: None
+    ) -> list[Played]:
+        """Plays attacks, each by every party whose role it is for. Raises InputError if there is no such attack.
+
+        ``tell``: called before each attack, with a sentence.
+        """
         found = []
-        for name in attacks:
+        for number, name in enumerate(attacks, 1):
             attack = kinds.load(name, "attacks")
+            tell(f"attack {number} of {len(attacks)}: {name}")
             known = {of for (role, _), readable in self._readable().items() if role == attack.by for of in readable}
             known |= self._encoders() | self._weights_shared()
             for attacker in self._attackers(attack):

@@ -10,7 +10,7 @@ import click
 
 from vfl.leaking.result import Rehearsed
 from vfl.leaking.result import as_json as written
-from vfl.leaking.table import render
+from vfl.leaking.table import WIDTH, render
 from vfl.report.table import wide_console
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
@@ -27,7 +27,7 @@ def show_leaks(found: Sequence[Rehearsed], *, as_json: bool, out: Path | None) -
     if as_json:
         click.echo(to_json(written(found), compact=True))
     else:
-        wide_console().print(render(found))
+        wide_console(WIDTH).print(render(found))
     if out is not None:
         from vfl.leaking.picture import draw, draw_images
 

@@ -13,6 +13,7 @@ from vfl.leaking.compare import in_short
 from vfl.leaking.result import REHEARSAL, Line, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
+WIDTH = 140  # characters that the table needs at least, where nobody looks at a screen
 _SIZES = 3  # that are shown of one exchange
 _CLOCK = (
     "Times are those of this rehearsal: all parties took turns in one process of one machine. Between machines the "
@@ -33,7 +34,9 @@ def render(found: Sequence[Rehearsed]) -> Group:
         columns = [columns[0], *(column for column in columns[1:] if any(map(column.cell, lines)))]
         table = new_table(title)
         for column in columns:
-            table.add_column(column.heading, justify=column.justify, no_wrap=column.whole)
+            table.add_column(
+                column.heading, justify=column.justify, no_wrap=column.whole, min_width=column.least(lines)
+            )
         for line in lines:
             table.add_row(*(column.cell(line) for column in columns))
         warnings = [Text(gap, style="bold") for gap in each.gaps]
@@ -90,6 +93,10 @@ class _Column:
     cell: Callable[[Line], str]
     justify: Literal["left", "right"] = "left"
     whole: bool = False
+
+    def least(self, lines: Sequence[Line]) -> int:
+        """Returns the width of the longest word, which a narrow screen would break."""
+        return max(len(word) for line in lines for word in (*self.cell(line).split(), ""))
 
 
 _CELLS = (

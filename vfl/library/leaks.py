@@ -121,7 +121,7 @@ def leaks(
             ):
                 rehearsal = Rehearsal(Path(record), every)
                 run = rehearse(each.replace(seed=seed), data or {}, place, rehearsal.attach, quiet=quiet)
-                played.append(rehearsal.play(names, seed))
+                played.append(rehearsal.play(names, seed, tell=_quiet if quiet else _tell))
                 runs.append(run)
                 sizes, times = tuple(rehearsal.sizes()), tuple(rehearsal.times())
                 gaps = (*rehearsal.gaps(), *rehearsal.unknown(names))
@@ -149,6 +149,10 @@ def _labels(given: Sequence[Given], made: Sequence[Recipe]) -> list[str]:
         else:
             found.append(str(path) if stems.count(stem) > 1 else path.stem)
     return found
+
+
+def _quiet(_text: str) -> None:
+    return
 
 
 def _tell(text: str) -> None:

@@ -71,11 +71,11 @@ def _round(last: Round) -> str:
     return f"newest round: {last.round} of phase {clean(last.phase)}{': ' if splits else ''}{'; '.join(splits)}"
 
 
-def wide_console() -> Console:
-    """Returns a console on standard output that is as wide as our tables."""
+def wide_console(width: int = PIPE_WIDTH) -> Console:
+    """Returns a console on standard output that is as wide as our tables; ``width``: if it is no terminal."""
     console = Console(highlight=False, markup=False)  # peers choose some of the words
     if not console.is_terminal:
-        console.width = max(console.width, PIPE_WIDTH)
+        console.width = max(console.width, width)
     return console
 
 
