@@ -96,7 +96,7 @@ class _Column:
 
     def least(self, lines: Sequence[Line]) -> int:
         """Returns the width of the longest word, which a narrow screen would break."""
-        return max(len(word) for line in lines for word in (*self.cell(line).split(), ""))
+        return max((len(word) for line in lines for word in self.cell(line).split()), default=0)
 
 
 _CELLS = (
