@@ -8,6 +8,7 @@ import torch
 
 from vfl_party.filter import Passage, Tensors
 
+_SEVERAL = b""  # no digest: tensors of several contents have left
 _MOST = 200_000  # messages; about 50 MB. A rollback goes back by a few checkpoints
 
 
@@ -23,8 +24,9 @@ class SentBefore:
         self._digests: dict[tuple[str, Passage], bytes] = {}
 
     def differs(self, way: str, at: Passage, tensors: Tensors) -> bool:
-        """Notes what leaves at ``at``; returns whether something else left there before.
+        """Notes what leaves at ``at``; returns whether something else has ever left there.
 
+        Once it has, this stays so: which of the tensors had the noise that would come now is not known any more.
         ``way``: names the exchange and the direction.
         """
         digest = hashlib.sha256()
@@ -32,8 +34,8 @@ class SentBefore:
             digest.update(f"{name} {x.dtype} {tuple(x.shape)} ".encode())
             digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         found, key = digest.digest(), (way, at)
-        before = self._digests.pop(key, found)
-        self._digests[key] = found  # the newest are last
+        same = self._digests.pop(key, found) == found
+        self._digests[key] = found if same else _SEVERAL  # the newest are last
         if len(self._digests) > _MOST:
             del self._digests[next(iter(self._digests))]
-        return before != found
+        return not same

@@ -55,6 +55,9 @@ def test_the_same_tensors_get_the_same_noise_and_others_get_other(kind: str, cap
         other = noise(resumed(), other_BD)
     assert (other - found).abs().max() > 0.1  # without it the difference of both messages has next to no noise
     assert "shop has got other tensors of splitnn: embedding, down" in caplog.text
+    for repeated in (other_BD, G_BD):  # a third time: neither of them comes under noise that the other has had
+        third = noise(resumed(), repeated)
+        assert min((third - each).abs().max() for each in (found, other)) > 0.1
 
 
 def test_another_step_receiver_or_exchange_is_no_message_before(caplog: pytest.LogCaptureFixture) -> None:
@@ -80,5 +83,6 @@ def test_what_leaves_may_have_any_type(dtype: torch.dtype) -> None:
     assert not before.differs("up", AT, {"x": x})
     assert not before.differs("up", AT, {"x": x.clone()})
     assert before.differs("up", AT, {"x": x + 1})
-    assert not before.differs("up", AT, {"x": x + 1})
-    assert before.differs("up", AT, {"x": (x + 1).reshape(3, 2)})
+    assert before.differs("up", AT, {"x": x})
+    assert not before.differs("down", AT, {"x": x})
+    assert before.differs("down", AT, {"x": x.reshape(3, 2)})
