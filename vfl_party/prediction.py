@@ -20,7 +20,7 @@ from vfl_common.run_folder import RunFolder, planned
 from vfl_common.stages import position_of
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned
-from vfl_party.chains import summarised
+from vfl_party.chains import PASSIVES, summarised
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor, Table
@@ -190,12 +190,15 @@ def embeddings(party: Party) -> Exchange:
 
 def predicted(party: Party) -> list[ExchangeSummary]:
     """Returns what a party would send for a prediction with the trained model; empty if it would send nothing."""
-    if party.role == "active" or nothing_kept(party.recipe) is not None or party.recipe.rows.align == "none":
+    if nothing_kept(party.recipe) is not None or party.recipe.rows.align == "none":
         return []
     before = set(party.exchanges)
     if own_scores(party, PHASE) is not None:
         new = [party.exchanges.pop(key) for key in [*party.exchanges] if key not in before]
-        return [line for each in new for line in summarised(party.recipe, PHASE, each.exchange, each.chains)]
+        lines = [line for each in new for line in summarised(party.recipe, PHASE, each.exchange, each.chains)]
+        return [line for line in lines if line.sender == (party.name if party.role == "active" else PASSIVES)]
+    if party.role == "active":
+        return []
     exchange = embeddings(party)
     return summarised(party.recipe, PHASE, exchange, party.chains(PHASE, exchange))
 

@@ -165,6 +165,8 @@ def test_sums_that_share_a_plaintext_come_apart(count: int, ciphers: int) -> Non
     sums = pack(draw.integers(1 - LIMIT, LIMIT, count), draw.integers(0, LIMIT, count))
     shared = [sum(value << (128 * place) for place, value in enumerate(sums[at::ciphers])) for at in range(ciphers)]
     assert apart(shared, count) == sums
+    with pytest.raises(CipherError, match="out of range"):
+        apart([*shared[:-1], shared[-1] + (1 << (128 * -(-count // ciphers)))], count)
 
 
 def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

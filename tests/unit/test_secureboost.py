@@ -373,13 +373,13 @@ def test_missing_numbers_need_no_setting(tmp_path: Path) -> None:
 def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
     write(tmp_path)
     made = recipe()
-    opened = open_party(made, "p1", data(tmp_path)["p1"], made.model.encoder)
-    party = assemble(opened, expected_rows(opened))
-    before = party.exchanges
-    (up, down) = predicted(party.party)
-    assert (up.exchange, up.sent) == ("walk", "rows left uint8 [packed]")
-    assert down.sender == "p0"
-    assert party.exchanges == before
+    for name, sent in (("p0", "rows nodes uint8 [rows, trees]"), ("p1", "rows left uint8 [packed]")):
+        opened = open_party(made, name, data(tmp_path)[name], made.model.encoder)
+        party = assemble(opened, expected_rows(opened))
+        before = party.exchanges
+        (line,) = predicted(party.party)
+        assert (line.exchange, line.sent) == ("walk", sent)
+        assert party.exchanges == before
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

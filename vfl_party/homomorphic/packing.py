@@ -14,6 +14,7 @@ from vfl_party.homomorphic.scheme import CipherError, Integers
 
 BITS = 128  # of a packed pair, with its sign
 LIMIT = 1 << 62
+_RANGE = "it decrypts to a number out of range, as one of another key does"
 _HALF, _DIGIT = 1 << (BITS - 1), (1 << BITS) - 1
 
 
@@ -28,13 +29,18 @@ def ciphers_for(count: int, together: int) -> int:
 
 
 def apart(packed: Iterable[int], count: int) -> list[int]:
-    """Returns ``count`` sums of plaintexts that hold several: first the lowest of each plaintext, in order."""
+    """Returns ``count`` sums of plaintexts that hold several: first the lowest of each plaintext, in order.
+
+    Raises CipherError if a plaintext holds more.
+    """
     found, rest = list[int](), list(packed)
     for _ in range(ciphers_for(count, max(1, len(rest)))):
         for at, value in enumerate(rest):
             lowest = ((value + _HALF) & _DIGIT) - _HALF  # of a number with a sign
             found.append(lowest)
             rest[at] = (value - lowest) >> BITS
+    if any(rest):
+        raise CipherError(_RANGE)
     return found[:count]
 
 
@@ -44,7 +50,7 @@ def unpack(packed: Iterable[int]) -> tuple[Integers, Integers]:
     for value in packed:
         high, low = divmod(value, 1 << 64)
         if low >= LIMIT or not -LIMIT < high < LIMIT:
-            raise CipherError("it decrypts to a number out of range, as one of another key does")
+            raise CipherError(_RANGE)
         g.append(high)
         h.append(low)
     return np.array(g, np.int64), np.array(h, np.int64)
