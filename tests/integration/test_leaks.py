@@ -229,15 +229,20 @@ def test_sizes_tell_how_many_rows_there_are() -> None:
     assert by_key["embedding", "p0"].sizes == up.sizes
 
 
+def printed_and_written(made: dict[str, Any], attacks: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """What the command prints for one recipe, in one line, and what leaks.json in the folder ``found`` has of it."""
+    vfl.Recipe.from_dict(made).save(folder / "made.toml")
+    done = vfl_here("leaks", "made.toml", "--attacks", attacks, "--out", "found", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((folder / "found" / "leaks.json").read_text())["recipes"]
+    return " ".join(done.stdout.split()), found
+
+
 def test_times_tell_that_a_phase_ended_early_and_are_written(tmp_path: Path) -> None:
     short = tables(epochs=30, optimizer={"lr": 0.5}, early_stopping={"patience": 1, "metric": "loss"})
-    vfl.Recipe.from_dict(short).save(tmp_path / "short.toml")
-    done = vfl_here("leaks", "short.toml", "--attacks", "norm", "--out", "found", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    words = " ".join(done.stdout.split())
+    words, found = printed_and_written(short, "norm", tmp_path)
     assert "What times of messages tell anybody on the network" in words
     assert "all parties took turns in one process of one machine" in words
-    (found,) = json.loads((tmp_path / "found" / "leaks.json").read_text())["recipes"]
     trained = [each for each in found["times"] if each["phase"] == "splitnn"]
     by_way = {(each["exchange"], each["sender"], each["receiver"]): each for each in trained}
     up, down = by_way["embedding", "p1", "p0"], by_way["embedding", "p0", "p1"]
@@ -301,19 +306,16 @@ def test_images_are_drawn_and_only_their_owner_may_read_them(tmp_path: Path) -> 
         "simulate": {"parties": cases.digits(2, limit=600)}
     }
     made["phases"].append({"kind": "evaluate"})
-    vfl.Recipe.from_dict(made).save(tmp_path / "halves.toml")
-    done = vfl_here("leaks", "halves.toml", "--attacks", "images,columns", "--out", "found", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    words = " ".join(done.stdout.split())
+    words, found = printed_and_written(made, "images,columns", tmp_path)
     assert "columns by p0 was not played: all columns are pixels; see images" in words
     assert "mean image 0." in words
-    (line, *_) = json.loads((tmp_path / "found" / "leaks.json").read_text())["recipes"][0]["lines"]
+    (line, *_) = found["lines"]
     assert (line["of"], line["unit"]) == ("p1: images", "SSIM")
     assert line["value"]["mean"] > line["baselines"]["mean image"]["mean"]
     picture = tmp_path / "found" / "images-case-p1.png"
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert stat.S_IMODE(picture.stat().st_mode) == 0o600
-    assert str(Path("found") / picture.name) in done.stdout
+    assert str(Path("found") / picture.name) in words
 
 
 def test_labels_that_are_numbers_are_read_from_gradients_and_from_the_encoder(tmp_path: Path) -> None:

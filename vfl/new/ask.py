@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
@@ -56,7 +57,7 @@ def answer(
         return found
     if default and sure:
         return check(default)
-    such = f", such as {flag} {default}" if default else ""
+    such = f", such as {flag} {shlex.quote(default)}" if default else ""
     chosen = f" ({hint})" if hint else ""
     text = f"{flag} is missing: give it{such}{chosen}, or call this at a terminal to be asked"
     raise InputError(Code.CONFIG_INVALID, text)
