@@ -275,6 +275,11 @@ def test_without_a_label_the_columns_of_few_values_are_named() -> None:
     assert "such as --label churn (columns" in refused("--label is missing", *without)
 
 
+def test_a_flag_that_is_proposed_can_be_typed_as_it_stands() -> None:
+    table("bank.csv", "Kd Nr,knr,age,default", lambda n: f"K-{n:04},K{n},{n % 50},{n % 2}")
+    refused("--id is missing: give it, such as --id 'Kd Nr'", *BANK)
+
+
 def test_a_column_that_is_left_out_is_neither_id_nor_label() -> None:
     table("bank.csv", "Kd-Nr,knr,age,default", lambda n: f"K-{n:04},K{n},{n % 50},{n % 2}")
     refused("--id is missing: give it, such as --id Kd-Nr", *BANK)  # both are good
