@@ -37,7 +37,8 @@ class Scores(Protocol):
 class Method(Generic[S]):
     """A method, as its folder or an entry point of ``vfl.methods`` exports it: settings, and a side for each role.
 
-    ``encoder``: makes the encoder that the phase trains and later phases use; None: a single encoder.
+    ``encoder``: makes the encoder that the phase trains and later phases use. Without it, or if it returns None, the
+    next phase's method is asked, and in the end it is a single encoder.
     ``part``: (that encoder, a name) -> one of its parts, for a run that starts with only that part; raises ValueError
     that says what is wrong and what to do.
     ``upper``: makes what the active party has of a network whose lower half is the encoder, {name: model}: the top
@@ -62,7 +63,7 @@ class Method(Generic[S]):
     settings: type[S]
     active: Callable[[Party, str, S], Phase]  # party, the phase's name, its settings
     passive: Callable[[Party, str, S], Phase]
-    encoder: Callable[[S, MakeEncoder], nn.Module] | None = None
+    encoder: Callable[[S, MakeEncoder], nn.Module | None] | None = None
     part: Callable[[nn.Module, str], nn.Module] | None = None
     upper: Callable[[S, Recipe], dict[str, nn.Module]] | None = None
     own: Callable[[], dict[str, nn.Module]] | None = None

@@ -31,6 +31,7 @@ from vfl_party.data.preprocess import HIDDEN, UNKNOWN, Preprocessor
 from vfl_party.declared import Exchange, Role, Sent
 from vfl_party.exchange import Answering, Asking
 from vfl_party.filter import Passage, Tensors
+from vfl_party.models import deterministic
 from vfl_party.party import Assembled
 from vfl_party.phase import Phase
 from vfl_party.seeds import derive_seed
@@ -229,7 +230,7 @@ class Rehearsal:
             seed=derive_seed(seed, "attack", attacker),
             gradients=partial(self._batches, active.name, attacker, "gradient"),
             embeddings={name: partial(self._batches, name, attacker, "embedding") for name in senders},
-            encoder=own.models["encoder"].eval() if self._trained(attacker) else None,
+            encoder=deterministic(own.models["encoder"].eval()) if self._trained(attacker) else None,
             inputs=features.inputs if features is not None else None,
             make_encoder=own.make_encoder,
             heard=partial(self._heard, attacker),
@@ -241,7 +242,7 @@ class Rehearsal:
         own = self.parties[name].party
         if own.features is None or "encoder" not in own.models:
             return None
-        return Owner(own.models["encoder"].eval(), own.features.inputs, own.splits)
+        return Owner(deterministic(own.models["encoder"].eval()), own.features.inputs, own.splits)
 
     def _attackers(self, attack: Attack) -> list[str]:
         """Returns the names of those for whom an attack is."""

@@ -29,7 +29,7 @@ from vfl_party.data import Labels, Preprocessor, Table, loading
 from vfl_party.data.sources.arrays import channels_first, row_ids
 from vfl_party.data.sources.frames import as_arrow, is_arrays
 from vfl_party.data.sources.images import to_unit
-from vfl_party.models import forward
+from vfl_party.models import deterministic, forward
 from vfl_party.party import build_models, load_models
 from vfl_party.phase import Tree
 from vfl_party.prediction import load_trained
@@ -106,7 +106,7 @@ class TrainedParty:
             text = f"a run of {kinds} trains no encoder, so its rows have no embeddings"
             raise InputError(Code.CONFIG_INVALID, f"{text}; predict jointly (vfl predict)")
         inputs = self.inputs(rows)
-        encoder, precision = self.models["encoder"].eval(), self.about.recipe.model.precision
+        encoder, precision = deterministic(self.models["encoder"].eval()), self.about.recipe.model.precision
         parts = chunks(np.arange(len(inputs[0]), dtype=np.int64))
         return torch.cat([forward(encoder, *(each[part] for each in inputs), precision=precision) for part in parts])
 

@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
-from tests.harness.reference_defences import KEY
+from tests.harness.reference_defences import KEY, secret
 from vfl_party import noise
+from vfl_party.models import stochastic
 
 METHOD = None  # the entry point's object; only the import counts
 vars(noise)["secrets"] = SimpleNamespace(randbits=lambda _bits: KEY)
+vars(stochastic)["secrets"] = SimpleNamespace(token_bytes=secret)

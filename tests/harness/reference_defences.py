@@ -16,6 +16,8 @@ import torch
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 from torch import Tensor
+from torch.distributions import Normal, kl_divergence
+from torch.nn.functional import one_hot
 
 from tests.harness import reference
 from vfl_common.config.data import DataSettings
@@ -24,7 +26,13 @@ from vfl_party.seeds import batches
 
 KEY = 20261123
 Up = Callable[[Tensor], Tensor]
+Draw = Callable[[Tensor], tuple[Tensor, Tensor]]  # the encoder's output [B, 2D] -> z [B, D], the party's own loss
 Down = Callable[[Tensor, Tensor, Tensor], Tensor]  # g [B, D], y [B], gradients of each class [C, B, D]
+
+
+def secret(size: int) -> bytes:
+    """Stands for ``secrets.token_bytes``."""
+    return bytes(range(size))
 
 
 class Noise:
@@ -140,7 +148,7 @@ def clipped(clip: float, epsilon: float, delta: float) -> Up:
     return changed
 
 
-def nopeek(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+def dcor(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     """λ log dCor by its definition: the distances of all pairs of rows, and sums over them."""
 
     def covariance(one: list[list[Tensor]], other: list[list[Tensor]]) -> Tensor:
@@ -166,24 +174,57 @@ def nopeek(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+class Drawn:
+    """The numbers that take the place of those drawn with a party's secret: the same for every party."""
+
+    def __init__(self) -> None:
+        self._noise = Noise()
+
+    def like(self, both: Tensor) -> Tensor:
+        return self._noise.gaussian(len(both), both.shape[1] // 2)
+
+
+def mid(weight: float) -> Draw:
+    """μ + softplus(s − ½) ε, and λ KL by torch's own distributions."""
+    noise = Drawn()
+
+    def changed(both: Tensor) -> tuple[Tensor, Tensor]:
+        mean, s = both.chunk(2, dim=1)
+        sigma = (1 + (s - 0.5).exp()).log()
+        apart = kl_divergence(Normal(mean, sigma), Normal(torch.zeros(()), torch.ones(())))
+        return mean + sigma * noise.like(both), weight * apart.sum() / len(both)
+
+    return changed
+
+
 def train(
     tables: dict[str, Any],
     data: Mapping[str, Mapping[str, Any]],
     down: Callable[[], Down] | None = None,
     up: Callable[[], Up] | None = None,
     own_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    labels_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    draw: Callable[[], Draw] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
     """Returns {party: its weights} after split training with a defence; ``concat``, a task of classes.
 
     ``up``: a passive party's defence; each has its own. ``down``: the active party's. ``own_loss``: a passive
-    party's own, of z and x, whose gradient is added to what comes back.
+    party's own, of z and x, whose gradient is added to what comes back. ``labels_loss``: the active party's, of z and
+    y, whose gradient is added to what it sends. ``draw``: a passive party's embeddings and own loss from what its
+    encoder, of twice the width, gives.
     """
     recipe = Recipe.model_validate(tables)
     phase, settings = recipe.phases[0].name, recipe.phases[0].settings
     with reference._one_thread():
+        doubled = recipe.model.model_copy(update={"embedding_size": 2 * recipe.model.embedding_size})
+        wide = recipe.model_copy(update={"model": doubled})
         parties = {
             party.name: reference._OneParty(
-                recipe, party.name, DataSettings(**data[party.name]), settings.get("optimizer", {}), {}
+                wide if draw is not None and party.role == "passive" else recipe,
+                party.name,
+                DataSettings(**data[party.name]),
+                settings.get("optimizer", {}),
+                {},
             )
             for party in recipe.parties
         }
@@ -191,11 +232,17 @@ def train(
         passives = [parties[each.name] for each in recipe.passives]
         changed = down() if down is not None else None
         sent_by = [up() for _ in passives] if up is not None else []
+        drawn_by = [draw() for _ in passives] if draw is not None else []
         for epoch in range(settings["epochs"]):
             for rows in batches(recipe.seed, phase, epoch, active.splits["train"], settings["batch_size"]):
                 own, y = active.embed(rows), active.targets[torch.from_numpy(rows)]
                 made = [party.embed(rows) for party in passives]
                 assert own is not None
+                terms = [torch.zeros(()) for _ in passives]
+                for number, make in enumerate(drawn_by):
+                    both = made[number]
+                    assert both is not None
+                    made[number], terms[number] = make(both)
                 came = []
                 for number, z in enumerate(made):
                     assert z is not None
@@ -222,7 +269,12 @@ def train(
                         own_loss(alone, features.inputs(rows)[0].double()).backward()
                         assert alone.grad is not None
                         back = back + alone.grad.float()
-                    z.backward(back)
+                    if labels_loss is not None:
+                        alone = leaf.detach().double().requires_grad_()
+                        labels_loss(alone, one_hot(y.reshape(-1).long()).double()).backward()
+                        assert alone.grad is not None
+                        back = back + alone.grad.float()
+                    torch.autograd.backward([z, *([terms[number]] if draw else [])], [back, *([None] if draw else [])])
                 for party in parties.values():
                     party.optimizer.step()
     return {name: dict(party.models.state_dict()) for name, party in parties.items()}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.harness import cases
 from tests.harness import reference_defences as reference
@@ -19,6 +20,7 @@ from tests.integration.test_ssl_phases import wait_for_round
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_party.models import StochasticEncoder
 
 TABLE = cases.columns("sklearn:breast_cancer", 3, limit=120)
 GRADIENTS = {"exchange": "embedding", "sent_by": "active"}
@@ -63,21 +65,62 @@ def test_a_defence_gives_the_parameters_of_its_reference(
         assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3  # the defence does something
 
 
-def test_nopeek_gives_the_parameters_of_its_reference(tmp_path: Path, record_property: Any) -> None:
+LOSSES: dict[str, dict[str, Any]] = {
+    "nopeek": {"own_loss": reference.dcor(0.5)},
+    "dcor": {"labels_loss": reference.dcor(0.5)},
+}
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_a_term_of_the_loss_gives_the_parameters_of_its_reference(
+    name: str, tmp_path: Path, record_property: Any
+) -> None:
     tables = cases.recipe(
         3,
         task={"kind": "binary"},
         model={"top": {"hidden": [6]}},
-        phase={"epochs": 2, "batch_size": 24, "nopeek": 0.5},
+        phase={"epochs": 2, "batch_size": 24, name: 0.5},
     )
     data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
     run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
     got = {party: parameters(tmp_path / "run-1" / party) for party in data}
-    worst = largest_deviation(got, reference.train(tables, TABLE, own_loss=reference.nopeek(0.5)))
+    worst = largest_deviation(got, reference.train(tables, TABLE, **LOSSES[name]))
     record_property("largest_deviation", worst)
-    print(f"nopeek: largest deviation {worst:.3g}")
+    print(f"{name}: largest deviation {worst:.3g}")
     assert worst <= TOLERANCE
     assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3
+
+
+def test_drawn_embeddings_give_the_parameters_of_their_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    """Both take the same numbers for noise: the product's own depend on every bit of what the encoder gives."""
+    drawn: dict[int, reference.Drawn] = {}
+
+    def noise(encoder: StochasticEncoder, both: torch.Tensor) -> torch.Tensor:
+        if not encoder.training:  # evaluation, of which the reference has none
+            return torch.zeros(len(both), encoder.width)
+        return drawn.setdefault(id(encoder), reference.Drawn()).like(both)
+
+    monkeypatch.setattr(StochasticEncoder, "_noise", noise)
+    tables = cases.recipe(
+        3, task={"kind": "binary"}, model={"top": {"hidden": [6]}}, phase={"epochs": 2, "batch_size": 40, "mid": 0.01}
+    )
+    data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
+    run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
+    got = {
+        party: {
+            name.replace("encoder.encoder.", "encoder."): each
+            for name, each in parameters(tmp_path / "run-1" / party).items()
+            if name != "encoder.secret"
+        }
+        for party in data
+    }
+    worst = largest_deviation(got, reference.train(tables, TABLE, draw=partial(reference.mid, 0.01)))
+    record_property("largest_deviation", worst)
+    print(f"mid: largest deviation {worst:.3g}")
+    assert worst <= TOLERANCE
+    assert largest_deviation(got, reference.train(tables, TABLE, draw=partial(reference.mid, 0.02))) > 1e-4
 
 
 class Keyed(Federation):
@@ -91,13 +134,16 @@ class Keyed(Federation):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "victim"), [("marvell", "p0"), ("marvell", "p1"), ("clipped_gaussian", "p1"), ("nopeek", "p1")]
+    ("name", "victim"),
+    [("marvell", "p0"), ("marvell", "p1"), ("clipped_gaussian", "p1"), ("nopeek and dcor", "p1"), ("mid", "p1")],
 )
 def test_a_killed_party_goes_on_with_its_noise_bit_for_bit(
     name: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vfl_party.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY))
-    defence = {"nopeek": 0.5} if name == "nopeek" else {"transforms": [DEFENCES[name][0]]}
+    monkeypatch.setattr("vfl_party.models.stochastic.secrets", SimpleNamespace(token_bytes=reference.secret))
+    terms = {"nopeek and dcor": {"nopeek": 0.5, "dcor": 0.5}, "mid": {"mid": 0.01}}
+    defence = terms[name] if name in terms else {"transforms": [DEFENCES[name][0]]}
     tables = cases.recipe(3, task={"kind": "binary"}, phase={"epochs": 60, "batch_size": 40, **defence})
     data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
     run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")

@@ -55,6 +55,7 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
         method = load_method(phase.kind)
         if method.encoder is not None:
             encoder = method.encoder(parse_settings(phase), make)
+        if encoder is not None:
             break
     if start is None or start.tower is None:
         return encoder or make("encoder")

@@ -12,6 +12,7 @@ from vfl_party.models.plugin import Encoder, check_encoder
 from vfl_party.models.precision import forward
 from vfl_party.models.projector import build_predictor, build_projector
 from vfl_party.models.spec import InputSpec
+from vfl_party.models.stochastic import StochasticEncoder, deterministic
 from vfl_party.models.top import build_top
 from vfl_party.models.towers import TwoTowers
 
@@ -19,6 +20,7 @@ __all__ = [
     "Combined",
     "Encoder",
     "InputSpec",
+    "StochasticEncoder",
     "TwoTowers",
     "build_encoder",
     "build_predictor",
@@ -28,6 +30,7 @@ __all__ = [
     "checked_encoder",
     "combine",
     "combined_size",
+    "deterministic",
     "forward",
     "mark_top",
     "seeded",

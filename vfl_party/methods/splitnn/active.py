@@ -11,6 +11,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.absent import Absent
 from vfl_party.methods.splitnn.beside import told
+from vfl_party.methods.splitnn.dcor import with_labels
 from vfl_party.methods.splitnn.drift import Drift
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
 from vfl_party.methods.splitnn.local import ActiveLocal
@@ -35,6 +36,10 @@ class ActiveSplitNN(Phase):
         self._validation = party.answering(name, VALIDATION, width=width)
         self._verdicts = party.answering(name, VERDICT) if settings.early_stopping is not None else None
         self._loss = loss_fn(party.recipe.task)
+        if settings.dcor and self._embedding.chains.down.knows:
+            text = f"recipe: phases: {name}: dcor: it uses the labels, and the transform of the gradients hides them"
+            text = f"{text} in the gradients of the plain loss alone"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove dcor, or that transform")
         self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
         self.lenient = self._absent is not None
         self._local = ActiveLocal(party, settings, self._training) if settings.local else None
@@ -85,6 +90,8 @@ class ActiveSplitNN(Phase):
                 loss.backward()  # type: ignore[no-untyped-call]
                 # The parties proceed while the top model is updated: each gradient is of the weights before the update.
                 dz_BD = combined.gradients()
+                if self._settings.dcor:
+                    dz_BD = with_labels(dz_BD, z_BD, y_B, self._settings.dcor)
                 self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, beside)
                 swapped.append((z_BD, dz_BD))
                 total += loss.detach()

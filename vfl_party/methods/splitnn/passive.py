@@ -6,8 +6,9 @@ from vfl_common.bundle import StepKey
 from vfl_common.link import StepPassed
 from vfl_party.absence import Following
 from vfl_party.context import Party
+from vfl_party.methods.splitnn.dcor import columns_of, gradient
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
-from vfl_party.methods.splitnn.nopeek import own_gradient
+from vfl_party.methods.splitnn.mid import check_encoder
 from vfl_party.methods.splitnn.pipe import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
@@ -21,6 +22,7 @@ class PassiveSplitNN(Phase):
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
         self._party, self._settings = party, settings
+        check_encoder(party, name, settings)
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
         width = party.embedding_size
@@ -45,7 +47,7 @@ class PassiveSplitNN(Phase):
         return RoundReport(steps, done=self._verdict(round_, after))
 
     def _run_plain(self, round_: int) -> RoundReport:
-        party, training = self._party, self._training
+        party, training, nopeek = self._party, self._training, self._settings.nopeek
         features = party.need_features()
         training.train_mode()
         training.catch_up(round_)
@@ -61,7 +63,7 @@ class PassiveSplitNN(Phase):
                 self._embedding.send(step, {"z": z_BD})
                 # The active party computes meanwhile:
                 training.zero_grad()
-                own_BD = own_gradient(z_BD, x, self._settings.nopeek) if self._settings.nopeek else None
+                own_BD = gradient(z_BD, columns_of(x), nopeek) if nopeek else None
                 if batch + 1 < len(steps):
                     inputs = features.inputs(steps[batch + 1][0])
                 try:

@@ -43,6 +43,8 @@ class SplitNNSettings(TrainingSettings):
     ``max_bytes``: ends the phase, even within an epoch, with the step at which embeddings and gradients reach it. Their
     payload counts, over all passive parties (SplitNN-Comm of FedOnce's section 5.2). Validation does not count.
     ``nopeek``: each passive party adds λ · log dCor(z, x) to its own loss, so that embeddings tell less of its columns.
+    ``dcor``: the active party adds λ · log dCor(z, y) to its loss, so that embeddings tell less of the labels.
+    ``mid``: each passive party's encoder draws its embeddings, and λ · KL to N(0, 1) is added to its loss (MID).
     ``late_policy``: what happens if a passive party's embeddings of a batch do not come within ``deadline_s`` seconds.
     ``wait``: the others wait. Otherwise the step goes on, and its encoder gets no update: ``zeros`` take the place of
     its embeddings, or the last embeddings of these rows (``cached``), or the others are combined alone (``skip``; with
@@ -59,6 +61,8 @@ class SplitNNSettings(TrainingSettings):
     max_bytes: PositiveInt | None = None
     iso: Amplifier = 0.0  # λ of the noise on the gradients that the active party sends
     nopeek: Amplifier = 0.0
+    dcor: Amplifier = 0.0
+    mid: Amplifier = 0.0
     early_stopping: EarlyStopping | None = None
     late_policy: LatePolicy = "wait"
     deadline_s: Seconds | None = None
@@ -97,8 +101,9 @@ class SplitNNSettings(TrainingSettings):
             raise ValueError(f"{text}; remove it, or change in_flight, local_updates and cache")
         if self.micro_batches > 1 and self.iso:
             raise ValueError("iso is noise for whole batches; set micro_batches = 1, or remove iso")
-        if self.nopeek and not self.plain:
-            text = "nopeek is for whole batches with one update each"
+        defence = next((name for name in ("nopeek", "dcor", "mid") if getattr(self, name)), None)
+        if defence is not None and not self.plain:
+            text = f"{defence} is for whole batches with one update each"
             raise ValueError(f"{text}; remove it, or in_flight, micro_batches, local_updates and cache")
         if self.cache is not None and self.local_updates > 1:
             raise ValueError("give local_updates or cache, not both: both are updates between two exchanges")

@@ -1,0 +1,111 @@
+"""Encoders that draw their embeddings: what is drawn, what is added to the loss, and what they refuse."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+from tests.harness import cases
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import InputError
+from vfl_party.models import StochasticEncoder, deterministic
+from vfl_party.party import assemble, expected_rows, open_party
+
+
+def some(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def an_encoder(weight: float = 0.1) -> StochasticEncoder:
+    return StochasticEncoder(nn.Identity(), 3, weight)
+
+
+def test_embeddings_have_the_mean_and_the_spread_that_the_encoder_gives() -> None:
+    both = some(1, 6).expand(20_000, 6)
+    z = an_encoder()(both)
+    sigma = torch.log(1 + torch.exp(both[0, 3:] - 0.5))
+    assert (z.mean(0) - both[0, :3]).abs().max().item() < 0.03
+    assert (z.std(0) / sigma - 1).abs().max().item() < 0.03
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_noise_is_the_same_for_the_same_batch_and_another_for_any_other(training: bool) -> None:
+    encoder, x = an_encoder().train(training), some(8, 6)
+    z = encoder(x)
+    assert torch.equal(encoder(x.clone()), z)
+    other = x.clone()
+    other[7, 0] += 1e-6
+    assert (encoder(other)[:7] - z[:7]).abs().min().item() > 0.0  # of every row, though they are the same
+    resumed = an_encoder().train(training)
+    resumed.load_state_dict(encoder.state_dict())
+    assert torch.equal(resumed(x), z)
+    assert not torch.equal(an_encoder().train(training)(x), z)  # another party's secret
+
+
+def test_the_loss_gets_kl_in_training_alone() -> None:
+    x, dz = some(8, 6).requires_grad_(), some(8, 3, seed=2)
+    encoder = an_encoder(0.25).train()
+    encoder(x).backward(dz)
+    assert x.grad is not None
+    got, x.grad = x.grad, None
+    z = encoder.eval()(x)
+    z.backward(dz)
+    plain, x.grad = x.grad, None
+    mean, s = x.chunk(2, dim=1)
+    sigma = torch.log(1 + torch.exp(s - 0.5))
+    kl = kl_divergence(Normal(mean, sigma), Normal(torch.zeros(()), torch.ones(()))).sum() / 8
+    (0.25 * kl).backward()
+    assert x.grad is not None
+    assert (got - plain - x.grad).abs().max().item() < 1e-6
+    assert x.grad.abs().max().item() > 0.01
+
+
+def test_the_owner_sees_the_mean() -> None:
+    x, inner = some(4, 6), nn.Linear(6, 6)
+    encoder = StochasticEncoder(inner, 3, 0.1)
+    assert torch.equal(deterministic(encoder)(x), inner(x)[:, :3])
+    assert deterministic(inner) is inner
+
+
+PASSIVE = cases.columns("sklearn:breast_cancer", 3, limit=60)["p1"]
+
+
+def assembled(name: str, phase: dict[str, object]) -> nn.Module:
+    made = Recipe.model_validate(cases.recipe(3, task={"kind": "binary"}, phase=phase))
+    data = DataSettings.model_validate(cases.columns("sklearn:breast_cancer", 3, limit=60)[name])
+    opened = open_party(made, name, data, made.model.encoder)
+    return assemble(opened, expected_rows(opened)).party.models["encoder"]
+
+
+def test_passive_parties_draw_and_the_active_party_does_not() -> None:
+    phase: dict[str, object] = {"epochs": 1, "batch_size": 20, "mid": 0.1}
+    found = assembled("p1", phase)
+    assert isinstance(found, StochasticEncoder)
+    assert found.weight == 0.1
+    assert not isinstance(assembled("p0", phase), StochasticEncoder)
+
+
+def test_phases_that_ask_for_other_encoders_are_refused() -> None:
+    first = {"kind": "splitnn", "name": "one", "epochs": 1, "batch_size": 20}
+    recipe = cases.recipe(3, task={"kind": "binary"})
+    for earlier, later, says in ((0.1, 0.0, "of mid = 0.1"), (0.1, 0.2, "of mid = 0.1")):
+        tables = recipe | {"phases": [first | {"mid": earlier}, first | {"name": "two", "mid": later}]}
+        made = Recipe.model_validate(tables)
+        data = DataSettings.model_validate(PASSIVE)
+        opened = open_party(made, "p1", data, made.model.encoder)
+        with pytest.raises(InputError, match=f"two: mid: .* {says}; give all these phases the same mid"):
+            assemble(opened, expected_rows(opened))
+
+
+def test_several_processes_of_a_party_are_refused() -> None:
+    made = Recipe.model_validate(
+        cases.recipe(3, task={"kind": "binary"}, phase={"epochs": 1, "batch_size": 20, "mid": 0.1})
+    )
+    opened = open_party(made, "p1", DataSettings.model_validate(PASSIVE), made.model.encoder)
+    with pytest.raises(InputError, match="p1 has several processes"):
+        assemble(opened, expected_rows(opened), spread=lambda encoder, _spec: SimpleNamespace(encode=encoder).encode)

@@ -1,0 +1,33 @@
+"""MID: the encoder of a passive party draws its embeddings (``vfl_party.models.stochastic``)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vfl_common.errors import Code, InputError
+from vfl_party.context import MakeEncoder, Party
+from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.models import StochasticEncoder
+
+
+def stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Module | None:
+    """Makes a passive party's encoder if the phase has ``mid``, else None; see ``Method.encoder``."""
+    if not settings.mid or make.party == make.recipe.active.name:
+        return None
+    return StochasticEncoder(make("encoder", width=2 * make.width), make.width, settings.mid)
+
+
+def check_encoder(party: Party, phase: str, settings: SplitNNSettings) -> None:
+    """Raises InputError if the encoder of a passive party is not the one that ``mid`` asks for."""
+    encoder = party.models.get("encoder")
+    if encoder is None:
+        return
+    weight = encoder.weight if isinstance(encoder, StochasticEncoder) else 0.0
+    where = f"recipe: phases: {phase}: mid"
+    if weight != settings.mid:
+        text = f"{where}: an earlier phase, or the run to start from, hands on an encoder"
+        text = f"{text} {f'of mid = {weight:g}' if weight else 'that draws nothing'}"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; give all these phases the same mid, with a splitnn phase first")
+    if weight and not party.encodes_here:
+        text = f"{where}: {party.name} has several processes, and embeddings are drawn in one"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; start one process, or remove mid")

@@ -1,0 +1,88 @@
+"""An encoder that draws its embeddings, and tells little of its columns: the variational information bottleneck."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_KEY_BYTES = 32
+
+
+class _WithTerm(torch.autograd.Function):
+    """Returns z; whatever gradient comes back to z, ``weight`` comes back to ``term``: it is added to the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, z_BD: Tensor, term: Tensor, weight: float) -> Tensor:
+        ctx.weight = weight
+        ctx.save_for_backward(term)
+        return z_BD.view_as(z_BD)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (term,) = ctx.saved_tensors
+        return grads[0], torch.full_like(term, ctx.weight), None
+
+
+class StochasticEncoder(nn.Module):
+    """z = μ + σ·ε with σ = softplus(s − ½) and ε ~ N(0, 1); λ · KL(N(μ, σ²) ‖ N(0, 1)) is added to the party's loss.
+
+    MID (Zou, Liu and Zhang 2023, arXiv 2301.01142), which bounds what z tells of the columns as Alemi et al. (2017) do.
+    KL is summed over the embedding and averaged over the batch. It is drawn in evaluation too: what leaves is never μ.
+
+    ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state: a run that resumes sends what it
+    has sent, and nobody gets two different messages under one noise. The secret comes from the operating system and
+    stays among the party's own weights, where its checkpoints keep it.
+
+    Args:
+        encoder: gives μ and s side by side, [B, 2·width].
+        width: of z.
+        weight: λ.
+    """
+
+    def __init__(self, encoder: nn.Module, width: int, weight: float) -> None:
+        super().__init__()
+        self.encoder, self.width, self.weight = encoder, width, weight
+        self.secret: Tensor
+        self.register_buffer("secret", torch.tensor(list(secrets.token_bytes(_KEY_BYTES)), dtype=torch.uint8))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Embeds an encoder's ``inputs`` as [B, width]."""
+        both = self.encoder(*inputs).float()
+        mean_BD, s_BD = both[:, : self.width], both[:, self.width :]
+        sigma_BD = functional.softplus(s_BD - 0.5)
+        z_BD: Tensor = mean_BD + sigma_BD * self._noise(both)
+        if not (self.training and torch.is_grad_enabled()):
+            return z_BD
+        kl = 0.5 * (mean_BD**2 + sigma_BD**2 - 1 - 2 * sigma_BD.log()).sum(dim=1).mean()
+        drawn: Tensor = _WithTerm.apply(z_BD, kl, self.weight)
+        return drawn
+
+    def _noise(self, both: Tensor) -> Tensor:
+        """Draws ε, float32 [B, width]."""
+        secret = bytes(self.secret.cpu().numpy())
+        message = both.detach().cpu().contiguous().numpy().tobytes()
+        key = int.from_bytes(hmac.digest(secret, message, hashlib.sha256)[:16], "big")
+        random = np.random.Generator(np.random.Philox(key=key))
+        return torch.from_numpy(random.standard_normal((len(both), self.width), dtype=np.float32)).to(both.device)
+
+
+class _Mean(nn.Module):
+    def __init__(self, of: StochasticEncoder) -> None:
+        super().__init__()
+        self.encoder, self.width = of.encoder, of.width
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        mean_BD: Tensor = self.encoder(*inputs)[:, : self.width]
+        return mean_BD
+
+
+def deterministic(encoder: nn.Module) -> nn.Module:
+    """Returns an encoder that draws nothing, with the same weights: what its owner sees, and sends to nobody."""
+    return _Mean(encoder) if isinstance(encoder, StochasticEncoder) else encoder
