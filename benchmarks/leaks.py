@@ -29,10 +29,11 @@ from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results"
 Tables = dict[str, Any]
-PARTS = ("credit", "digits", "methods", "columns", "epochs", "fedhssl", "tops", "active", "images", "watch")
+PARTS = ("credit", "digits", "methods", "columns", "dcor", "epochs", "fedhssl", "tops", "active", "images", "watch")
 GRADIENTS = ("norm", "cosine", "clusters")
 MODELS = ("completion", "columns", "reidentify")
 COLUMNS = ("columns", "reidentify")
+LABELS = ("completion", *GRADIENTS)
 DIGIT = 8
 EVALUATE = {"kind": "evaluate"}
 EVERY = 2  # epochs: every second one is attacked
@@ -87,19 +88,23 @@ def methods(epochs: int, batch_size: int) -> dict[str, list[Tables]]:
 
 
 def narrower(parties: Tables, epochs: int, batch_size: int) -> dict[str, Tables]:
-    """Returns {name: recipe}: what brings the leak of columns down: a narrower cut, or NoPeek."""
+    """Returns {name: recipe}: what brings the leak of columns down: a narrower cut, NoPeek, or MID."""
     made = {
         f"width {width}": recipe(f"width {width}", {}, parties, epochs=epochs, batch_size=batch_size, width=width)
         for width in (8, 4, 2, 1)
     }
-    phase, *rest = made["width 8"]["phases"]
-    for weight in (0.01, 0.1, 1.0):
-        name = f"nopeek {weight:g}"
-        made[name] = made["width 8"] | {
-            "name": f"nopeek-{weight * 100:g}",
-            "phases": [phase | {"nopeek": weight}, *rest],
-        }
+    made |= with_term(made["width 8"], "nopeek", (0.01, 0.1, 1.0))
+    made |= with_term(made["width 8"], "mid", (0.0001, 0.001, 0.01, 0.03))
     return made
+
+
+def with_term(plain: Tables, term: str, weights: tuple[float, ...]) -> dict[str, Tables]:
+    """Returns {name: recipe} with ``term`` in the loss of the first phase, split training."""
+    phase, *rest = plain["phases"]
+    return {
+        f"{term} {weight:g}": plain | {"name": f"{term}-{weight * 10_000:g}", "phases": [phase | {term: weight}, *rest]}
+        for weight in weights
+    }
 
 
 def recipe(name: str, transform: Tables, parties: Tables, *, epochs: int, batch_size: int, width: int = 16) -> Tables:
@@ -195,6 +200,9 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
                 }
             elif which == "columns":
                 made = narrower(parties, epochs, batch_size)
+            elif which == "dcor":
+                plain = recipe("none", {}, parties, epochs=epochs, batch_size=batch_size, width=8)
+                made = {"none": plain} | with_term(plain, "dcor", (0.01, 0.03, 0.1))
             else:
                 made = {
                     name: recipe(name, transform, parties, epochs=epochs, batch_size=batch_size)
@@ -204,9 +212,8 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
             found: dict[str, Rehearsed] = {}
             for name, each in made.items():
                 chosen = range(1, (1 if quick else seeds) + 1)
-                attacks = {"methods": MODELS, "columns": COLUMNS, "epochs": ("epochs", *GRADIENTS)}.get(
-                    which, GRADIENTS
-                )
+                of_part = {"methods": MODELS, "columns": COLUMNS, "dcor": LABELS, "epochs": ("epochs", *GRADIENTS)}
+                attacks = of_part.get(which, GRADIENTS)
                 every = 1 if which == "epochs" else EVERY
                 found[name] = vfl.leaks(each, attacks=attacks, seeds=chosen, every=every, quiet=True).found[0]
                 console.print(f"{which}, {name}: test AUC {found[name].utility}")

@@ -1,7 +1,7 @@
 """Images from embeddings: ``python -m benchmarks.leaks --only images --data DIR``.
 
 Split training of four parties, each of which has a quarter of every image: scikit-learn's digits as in
-``examples/digits.toml``, and MNIST-10k.
+``examples/digits.toml``, and MNIST-10k, plain and with defences: embeddings of 8 numbers, NoPeek, MID.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.toml"
 Tables = dict[str, Any]
 
 
-def mnist(data: Path, *, epochs: int) -> Tables:
+def mnist(data: Path, *, epochs: int, width: int = 32, **defence: float) -> Tables:
     """Makes a recipe of split training on the quarters of MNIST-10k: MLPs, embeddings of 32 numbers."""
     names = ("upper-left", "upper-right", "lower-left", "lower-right")
     optimizer = {"kind": "adam", "lr": 0.001}
     return {
-        "name": "mnist-10k",
+        "name": "-".join(["mnist-10k", *([] if width == 32 else [f"width{width}"]), *map(_named, defence.items())]),
         "task": {"kind": "multiclass", "classes": 10},
         "parties": [{"name": name, "role": "passive" if number else "active"} for number, name in enumerate(names)],
         "rows": {"validation": 0.1, "test": 0.2},
-        "model": {"embedding_size": 32, "encoder": {"kind": "mlp", "hidden": [128]}, "top": {"hidden": [64]}},
+        "model": {"embedding_size": width, "encoder": {"kind": "mlp", "hidden": [128]}, "top": {"hidden": [64]}},
         "phases": [
-            {"kind": "splitnn", "epochs": epochs, "batch_size": 128, "optimizer": optimizer},
+            {"kind": "splitnn", "epochs": epochs, "batch_size": 128, "optimizer": optimizer} | defence,
             {"kind": "evaluate"},
         ],
         "simulate": {
@@ -42,11 +42,18 @@ def mnist(data: Path, *, epochs: int) -> Tables:
     }
 
 
+def _named(term: tuple[str, float]) -> str:
+    return f"{term[0]}{term[1]:g}"
+
+
 def run(data: Path, seeds: Sequence[int], *, quick: bool, console: Console) -> None:
     """Attacks both, and writes the table after each."""
     digits = vfl.Recipe.of(EXAMPLE)
     found: list[Rehearsed] = []
-    for each in (digits, mnist(data, epochs=1 if quick else 10)):
+    epochs = 1 if quick else 10
+    defended = [mnist(data, epochs=epochs, nopeek=weight) for weight in (0.1, 1.0)]
+    defended += [mnist(data, epochs=epochs, mid=weight) for weight in (0.0001, 0.001, 0.01)]
+    for each in (digits, mnist(data, epochs=epochs), mnist(data, epochs=epochs, width=8), *defended):
         found += vfl.leaks(each, attacks=["images"], seeds=seeds, quiet=True).found
         console.print(f"{found[-1].name}: {found[-1].metric} {found[-1].utility}")
         if not quick:

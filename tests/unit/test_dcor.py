@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.harness import cases
 from tests.harness.reference_defences import dcor
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_party.methods.splitnn import METHOD
 from vfl_party.methods.splitnn.dcor import columns_of, gradient, labels_of, log_dcor, with_labels
+from vfl_party.party import assemble, expected_rows, open_party
 
 
 def some(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -76,3 +80,17 @@ def test_each_party_gets_the_gradient_of_its_own_embeddings() -> None:
 def test_a_batch_of_one_class_has_no_gradient() -> None:
     z = {"p1": some(6, 2)}
     assert with_labels({"p1": torch.zeros(6, 2)}, z, torch.ones(6), 1.0)["p1"].abs().max().item() == 0.0
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("label_dp", {"epsilon": 1.0}), ("marvell", {"scale": 1.0})])
+def test_it_is_refused_beside_a_guarantee_that_it_would_void(kind: str, settings: dict[str, float]) -> None:
+    transform = {"kind": kind, "exchange": "embedding", "sent_by": "active", **settings}
+    phase = {"epochs": 1, "batch_size": 20, "dcor": 0.1, "transforms": [transform]}
+    recipe = Recipe.model_validate(cases.recipe(2, task={"kind": "binary"}, phase=phase))
+    data = DataSettings.model_validate(cases.columns("sklearn:breast_cancer", 2, limit=60)["p0"])
+    opened = open_party(recipe, "p0", data, recipe.model.encoder)
+    if kind == "marvell":  # which hides the labels in whatever gradients there are
+        assert assemble(opened, expected_rows(opened)).phases
+        return
+    with pytest.raises(InputError, match=r"splitnn: dcor tells the labels .* label_dp does not cover"):
+        assemble(opened, expected_rows(opened))

@@ -46,6 +46,15 @@ def test_over_all_epochs_noise_averages_out_if_the_encoder_stays(rounds: int) ->
     assert len(found) == 3 + 6  # single columns stand there once
 
 
+def test_rows_are_found_again_more_often_over_all_epochs() -> None:
+    """N(0, 0.3) on each of nine messages hides a row from one of them, and less from their mean."""
+    last, every = play("reidentify", linear_scene(0.3, rows=4000, rounds=9)).values()
+    assert every.knows == f"{last.knows}, {scene.ALL_EPOCHS}"
+    assert every.value > last.value + 0.2
+    (one,) = play("reidentify", linear_scene(0.3, rows=4000)).values()
+    assert not one.knows.endswith(scene.ALL_EPOCHS)
+
+
 def test_over_all_epochs_an_encoder_that_moves_is_read_as_well_as_in_the_last() -> None:
     """Means of nine unrelated encoders say less than the last alone, which is then taken."""
     found = play("columns", linear_scene(0.0, rows=4000, rounds=9, moves=True))

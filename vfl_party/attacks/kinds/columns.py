@@ -9,7 +9,6 @@ a pixel by itself says little.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +17,8 @@ import torch
 from torch import Tensor
 
 from vfl_common.text import listed
-from vfl_party.attacks.fitting import decode_table, explained, held_of, is_mean
+from vfl_party.attacks.fitting import decode_table, explained, is_mean
+from vfl_party.attacks.over import decode_over
 from vfl_party.attacks.pairs import Pairs, left_out, pairs, senders_of
 from vfl_party.attacks.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 from vfl_party.seeds import derive_seed
@@ -82,22 +82,8 @@ def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
 
 
 def _over_epochs(each: Pairs, guesses: Mapping[str, Tensor], like: Figure, seed: int) -> Iterator[Figure]:
-    """Yields the means again, of a decoder that has a row's embeddings of all recorded epochs, not the last alone.
-
-    They are averaged, or the first and the last stand side by side, or all three do, or the last is taken by itself,
-    whichever reads best the known rows that decide when training stops. Noise that is drawn anew averages out, and
-    encoders of different epochs show different sides of a row.
-    """
-    held = held_of(len(each.z_known))
-    spread_F = each.values_known.std(dim=0).clamp_min(1e-6)
-    best, guess = math.inf, guesses[_FOUND]
-    for known, judged in ((each.z_known, each.z_judged), *each.over.values()):
-        asked = torch.cat([known[:held], judged])
-        found = decode_table(known, each.values_known, asked, seed, each.groups.values())
-        error = ((found[:held] - each.values_known[:held]) / spread_F).pow(2).mean().item()
-        if error < best:
-            best, guess = error, found[held:]
-    guesses = {**guesses, _FOUND: guess}
+    """Yields the means again, of a decoder that has a row's embeddings of all recorded epochs, not the last alone."""
+    guesses = {**guesses, _FOUND: decode_over(each, seed)}
     like = replace(like, knows=f"{like.knows}, {ALL_EPOCHS}")
     yield from _figures(each.sender, "column", _numbers(each, guesses), like, only_mean=True)
     categories = _categories(each, guesses)

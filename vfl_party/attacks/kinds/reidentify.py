@@ -1,16 +1,20 @@
 """Finds which person of a list an embedding is of: the decoder's columns, and the nearest row of a table with names.
 
-The active party has a table of the sender's columns of 500 people, from elsewhere, and does not know which is which.
+The active party has a table of the sender's columns of 500 people, from elsewhere, and does not know which is which. It
+reads the embeddings of the last recorded epoch, then those of all epochs together.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from vfl_party.attacks.fitting import decode_table
+from vfl_party.attacks.over import decode_over
 from vfl_party.attacks.pairs import Pairs, pairs
-from vfl_party.attacks.scene import Attack, Figure, Scene, UnfitError
+from vfl_party.attacks.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 
 CANDIDATES = 500
 
@@ -26,30 +30,37 @@ def play(scene: Scene) -> list[Figure]:
         varies_F = each.values_known.std(dim=0) > 0  # the others tell no row from another
         if not varies_F.any():
             continue
-        value = _share(each, varies_F, each.z_known, each.z_judged[:n], scene.seed)
-        baselines = {}
-        if each.own is not None:
-            baselines = {"own columns": _share(each, varies_F, each.own[0], each.own[1][:n], scene.seed)}
+
+        def share(known_KD: Tensor, judged_ND: Tensor, each: Pairs = each, varies_F: Tensor = varies_F) -> float:
+            guess_NF = decode_table(known_KD, each.values_known, judged_ND, scene.seed, each.groups.values())
+            return _share(each, varies_F, guess_NF)
+
+        baselines = {"own columns": share(each.own[0], each.own[1][:n])} if each.own is not None else {}
         knows = f"{len(each.z_known)} rows, {n} candidates"
-        of = f"rows of {each.sender}"
-        found.append(Figure(of, knows, "accuracy", value, chance=1 / n, baselines=baselines, place=each.place))
+        value = share(each.z_known, each.z_judged[:n])
+        figure = Figure(
+            f"rows of {each.sender}", knows, "accuracy", value, chance=1 / n, baselines=baselines, place=each.place
+        )
+        found.append(figure)
+        if each.over:
+            value = _share(each, varies_F, decode_over(each, scene.seed)[:n])
+            found.append(replace(figure, knows=f"{knows}, {ALL_EPOCHS}", value=value))
     if not found:
         raise UnfitError("all columns have one value")
     return found
 
 
-def _share(each: Pairs, varies_F: Tensor, known_KD: Tensor, judged_ND: Tensor, seed: int) -> float:
+def _share(each: Pairs, varies_F: Tensor, guess_NF: Tensor) -> float:
     """Returns the share of rows that are nearest to their own decoded columns, in standard deviations.
 
     Columns that the decoder cannot read, and gives all rows the same of, do not count.
     """
-    guess_NF = decode_table(known_KD, each.values_known, judged_ND, seed, each.groups.values())
     read_F = varies_F & (guess_NF != guess_NF[:1]).any(dim=0)
     if not read_F.any():
-        return 1 / len(judged_ND)  # nothing is read: one of the candidates, by chance
+        return 1 / len(guess_NF)  # nothing is read: one of the candidates, by chance
     scale_F = each.values_known[:, read_F].std(dim=0)
-    distance_NN = torch.cdist(guess_NF[:, read_F] / scale_F, each.values_judged[: len(judged_ND), read_F] / scale_F)
-    return float((distance_NN.argmin(dim=1) == torch.arange(len(judged_ND))).double().mean())
+    distance_NN = torch.cdist(guess_NF[:, read_F] / scale_F, each.values_judged[: len(guess_NF), read_F] / scale_F)
+    return float((distance_NN.argmin(dim=1) == torch.arange(len(guess_NF))).double().mean())
 
 
 ATTACK = Attack("which row of a table an embedding is of", "active", play, "embeddings")

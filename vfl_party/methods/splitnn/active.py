@@ -10,7 +10,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.absent import Absent
-from vfl_party.methods.splitnn.beside import told
+from vfl_party.methods.splitnn.beside import OF_CLASS, told
 from vfl_party.methods.splitnn.dcor import with_labels
 from vfl_party.methods.splitnn.drift import Drift
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
@@ -36,10 +36,9 @@ class ActiveSplitNN(Phase):
         self._validation = party.answering(name, VALIDATION, width=width)
         self._verdicts = party.answering(name, VERDICT) if settings.early_stopping is not None else None
         self._loss = loss_fn(party.recipe.task)
-        if settings.dcor and self._embedding.chains.down.knows:
-            text = f"recipe: phases: {name}: dcor: it uses the labels, and the transform of the gradients hides them"
-            text = f"{text} in the gradients of the plain loss alone"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove dcor, or that transform")
+        if settings.dcor and OF_CLASS in self._embedding.chains.down.knows:
+            text = f"recipe: phases: {name}: dcor tells the labels in a gradient that the transform label_dp does not"
+            raise InputError(Code.CONFIG_INVALID, f"{text} cover, so its epsilon would not hold; remove one of them")
         self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
         self.lenient = self._absent is not None
         self._local = ActiveLocal(party, settings, self._training) if settings.local else None
