@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vfl_common.config.base import KindName, Section, gathered, parse, read_toml, spelt
+from vfl_common.config.base import KindName, Section, gathered, parse, spelt
 from vfl_common.config.data import DataSettings, IdRule
 from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
+from vfl_common.config.which import read_tables
 from vfl_common.errors import VflError
 from vfl_common.files import PLAIN_NAME
 
@@ -343,7 +344,7 @@ class Recipe(Section):
 
 def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
     """Reads a recipe; ``seed`` replaces the file's. Raises InputError."""
-    tables = read_toml(path)
+    tables = read_tables(path, "recipe")
     if seed is not None:
         tables["seed"] = seed
     return parse(Recipe, tables, str(path))
