@@ -180,10 +180,10 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
     yield Finding("rounds", True, rounds)
     for each in party.leaves:
-        what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
+        what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
     for each in predicted(party.party):
-        what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
+        what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
     for message, fields in SAID.items():
         said = "; ".join(fields.values()) or f"no content ({SIGNS[message]})"

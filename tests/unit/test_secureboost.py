@@ -162,14 +162,19 @@ def test_no_encryption_is_said_in_check_log_and_summary(tmp_path: Path, caplog: 
     summary = run(tmp_path, recipe())
     assert any("can read every gradient" in line.getMessage() for line in caplog.records)
     assert any("unencrypted" in each.sent for each in summary.exchanges)
-    assert encryption(summary) == "Gradients of secureboost left every tree, NOT encrypted."
+    assert encryption(summary) == "Gradients of secureboost left NOT encrypted."
+    assert [each.carries for each in summary.exchanges if each.how] == [
+        "gradient unencrypted uint8 [rows, bytes] (NOT encrypted)",
+        "gradient unencrypted uint8 [sums, bytes] (NOT encrypted)",
+    ]
 
 
 def test_summary_and_report_say_which_scheme_and_how_many_bits(tmp_path: Path) -> None:
     write(tmp_path)
     summary = run(tmp_path, recipe(encryption="paillier", key_bits=1024, trees=1, depth=1))
-    words = "every tree, encrypted by Paillier, 1,024 bits"
-    assert words in [each.when for each in summary.exchanges if each.sent.startswith("gradient ciphertexts")]
+    words = "encrypted by Paillier, 1,024 bits"
+    encrypted = [(each.exchange, each.sender) for each in summary.exchanges if each.how == words]
+    assert encrypted == [("gradients", "p0"), ("sums", "passive parties")]  # not the sizes, nor what was chosen
     console = Console(file=io.StringIO(), width=200)
     show(summary, console=console)
     assert f"Gradients of secureboost left {words}." in console.file.getvalue()  # type: ignore[attr-defined]
