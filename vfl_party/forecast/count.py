@@ -28,7 +28,7 @@ from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
 from vfl_party.forecast.result import Forecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
-from vfl_party.methods import check_together, load_method, parse_settings, upper_of
+from vfl_party.methods import check_fit, check_together, load_method, parse_settings, upper_of
 from vfl_party.party import Load, encoder_settings, load
 from vfl_party.policies import Policy
 from vfl_party.policies import load as load_policy
@@ -94,6 +94,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
+    check_fit(recipe)
     if rows is not None:
         splits = divide_rows(recipe, rows)
         holders = [each.name for each in recipe.passives] if recipe.rows.align == "none" else []
