@@ -150,6 +150,7 @@ def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -
             sent=str(sent),
             chain=str(chain),
             when=exchange.when,
+            how=sent.how,
         )
         for sender, receiver, sent, chain in (
             (asks, answers, exchange.up, chains.up),

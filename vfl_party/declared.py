@@ -128,13 +128,15 @@ def noise(kind: str, role: Role | None = None, leave: Iterable[str] = (), **sett
 class Sent:
     """One direction of an exchange: named tensors of one kind, and what is done to them before they leave.
 
-    ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``).
+    ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``). ``how``: how the
+    method itself protects the tensors, in words, for people.
     """
 
     kind: Kind
     tensors: Mapping[str, Declared] = field(default_factory=dict)
     through: tuple[Use, ...] = ()
     beside: frozenset[str] = frozenset()
+    how: str = ""
 
     def spec(self, **sizes: int) -> BundleSpec:
         """Returns the spec of the tensors before codec and frames; ``sizes``: values for words in their shapes."""

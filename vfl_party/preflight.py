@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile, load_party
-from vfl_common.config.recipe import load_recipe, naming
+from vfl_common.config.recipe import Recipe, load_recipe, naming
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import ends_soon, load_credentials
 from vfl_common.rpc.channel import check_address, connect
@@ -24,7 +24,7 @@ from vfl_party.data.leaks import leaks
 from vfl_party.data.smells import smells
 from vfl_party.devices import resolve_device
 from vfl_party.files import PartyFiles, read_files
-from vfl_party.methods import parse_settings
+from vfl_party.methods import check_fit, parse_settings
 from vfl_party.part import training
 from vfl_party.party import Assembled, Opened, assemble
 from vfl_party.prediction import predicted
@@ -65,7 +65,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     looks: list[tuple[str, Callable[[], str]]] = [
         ("certificate", lambda: f"for {file.name}, valid until {load_credentials(file.tls, name=file.name).not_after}"),
         ("device", lambda: f"{resolve_device(device or file.device)}"),
-        ("phases", lambda: ", ".join(f"{phase.name}" for phase in recipe.phases if parse_settings(phase))),
+        ("phases", lambda: _phases(recipe)),
     ]
     for about, look in looks:
         try:
@@ -87,6 +87,13 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     yield Finding("role", True, files.settings.role)
     yield from _work(files)
     yield from _network(files, offline)
+
+
+def _phases(recipe: Recipe) -> str:
+    """Names the phases. Raises InputError if the settings of one are wrong, or if they do not fit together."""
+    names = [phase.name for phase in recipe.phases if parse_settings(phase)]
+    check_fit(recipe)
+    return ", ".join(names)
 
 
 def _ending(file: PartyFile) -> Iterator[Finding]:
@@ -180,10 +187,10 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
     yield Finding("rounds", True, rounds)
     for each in party.leaves:
-        what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
+        what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
     for each in predicted(party.party):
-        what = f"{each.sent} to {each.receiver}, {each.when}; chain: {each.chain}"
+        what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
     for message, fields in SAID.items():
         said = "; ".join(fields.values()) or f"no content ({SIGNS[message]})"

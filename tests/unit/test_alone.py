@@ -15,7 +15,7 @@ from tests.harness.federation import toml
 from vfl.simulation.baselines import alone, combined
 from vfl.studies.plan import load_study
 from vfl_common.config.division import divide
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import PhaseSettings, Recipe, StartSettings
 from vfl_common.errors import InputError
 from vfl_party.context import Party
 from vfl_party.data import load_table
@@ -201,9 +201,16 @@ def test_a_party_alone_needs_features() -> None:
 
 
 def test_trees_are_the_only_phase() -> None:
-    party = party_of(tables(1), [{"kind": "gbdt"}, {"kind": "evaluate"}])
-    with pytest.raises(InputError, match=r"phases: gbdt trains a model of its own .*; make it the only phase"):
-        build_phases(party.recipe, party)
+    phases: list[dict[str, Any]] = [{"kind": "gbdt"}, {"kind": "evaluate"}]
+    with pytest.raises(ValueError, match=r"phases: a phase of kind 'gbdt' has a model of its own that no other"):
+        Recipe.model_validate(tables(1) | {"phases": phases})
+    party = party_of(tables(1), phases[:1])  # as a plug-in would come, of which the recipe's schema knows nothing
+    both = party.recipe.model_copy(update={"phases": tuple(PhaseSettings.model_validate(each) for each in phases)})
+    with pytest.raises(InputError, match=r"recipe: phases: gbdt has a model .* works with; remove the other phases$"):
+        build_phases(both, party)
+    later = party.recipe.model_copy(update={"start": StartSettings(run="earlier", phases=both.phases[:1])})
+    with pytest.raises(InputError, match=r"recipe: start: gbdt trains a model .* an earlier run; remove start$"):
+        build_phases(later, party)
 
 
 def test_without_lightgbm_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

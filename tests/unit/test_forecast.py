@@ -176,8 +176,10 @@ def test_what_a_party_would_refuse_is_refused_with_its_sentence(phase: dict[str,
 
 
 def test_phases_that_do_not_fit_together_are_refused_without_data() -> None:
-    with pytest.raises(InputError, match="make it the only phase"):
-        of({"kind": "gbdt"}, {"kind": "evaluate"})
+    made = recipe({"kind": "mocosfl", "epochs": 1, "batch_size": 16, "image": [1, 8, 8], "cut": 1})
+    for rows in (None, 1000):
+        with pytest.raises(InputError, match=r"mocosfl: .* trains on rows of which each party has its own"):
+            forecast(outlook_of(made, HERE), rows)
 
 
 def test_an_error_in_the_recipe_names_its_file(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_an_error_in_the_recipe_names_its_file(tmp_path: Path) -> None:
     path.write_text(toml(cases.recipe(2) | {"phases": [{"kind": "gbdt"}, {"kind": "evaluate"}]}))
     with pytest.raises(InputError) as told:
         show.counted(path, rows=100)
-    assert str(told.value).startswith(f"{path}: phases: gbdt trains a model of its own")
+    assert str(told.value).startswith(f"{path}: phases: a phase of kind 'gbdt' has a model of its own")
 
 
 def test_a_billion_steps_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,3 +188,11 @@ def test_only_splits_that_differ_are_counted(tmp_path: Path, splits: dict[str, A
     parts = text.split(", ", 3)
     assert [part.split()[1] for part in parts[:3]] == ["test", "validation", "train"]
     assert "".join(parts[3:]).lstrip("0123456789") == more
+
+
+def test_phases_that_do_not_fit_together_are_said_before_there_are_certificates(tmp_path: Path) -> None:
+    path = federation(tmp_path, phase={"kind": "mocosfl", "epochs": 1}) / "p1.toml"
+    (tmp_path / "certs" / "p1.pem").unlink()
+    found = [finding for finding in check(path, None, offline=True) if not finding.fine]
+    assert [finding.about for finding in found] == ["certificate", "phases"]
+    assert "trains on rows of which each party has its own" in found[1].text

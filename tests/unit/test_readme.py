@@ -71,7 +71,7 @@ def rows_of(kind: str, lines: list[ExchangeSummary]) -> list[tuple[str, ...]]:
     names["every party"] = "every party"
     found: list[tuple[str, ...]] = []
     for each in lines:
-        sent = re.sub(r": \d+ tensors, ", " ", each.sent)  # their number follows from the encoder
+        sent = re.sub(r": \d+ tensors, ", " ", each.carries)  # their number follows from the encoder
         found.append((f"`{kind}`", f"`{each.exchange}`", names[each.sender], names[each.receiver], sent, each.when))
     return found
 

@@ -14,11 +14,14 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from tests.harness import cases
+from tests.harness.federation import toml
+from vfl.forecasting.show import counted
 from vfl.report.leaks import encryption
 from vfl.report.table import show
 from vfl.simulation.inprocess import run_in_process
+from vfl.simulation.run import simulate
 from vfl_common.config.data import DataSettings
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.summary import Summary
 from vfl_party import trained
@@ -36,6 +39,7 @@ from vfl_party.methods.secureboost.walking import Walk
 from vfl_party.party import assemble, expected_rows, open_party
 from vfl_party.policies.encrypted import Encrypted
 from vfl_party.prediction import predicted
+from vfl_party.preflight import check
 from vfl_party.seeds import split_rows
 
 ROWS = 80
@@ -138,12 +142,42 @@ def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
     assert "early_stopping needs validation rows" in refused(tmp_path, made, "p1")
 
 
-def test_trees_are_the_only_phase(tmp_path: Path) -> None:
-    write(tmp_path)
-    tables = cases.recipe(2, task={"kind": "binary"})
-    phases = [{"kind": "secureboost", "encryption": "none"}, {"kind": "evaluate"}]
-    text = refused(tmp_path, Recipe.model_validate(tables | {"phases": phases}), "p0")
-    assert "make it the only phase" in text
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (
+            {"phases": [{"kind": "evaluate"}, {"kind": "secureboost"}]},
+            "phases: a phase of kind 'secureboost' has a model of its own that no other phase works with; remove the "
+            "other phases",
+        ),
+        (
+            {"phases": [{"kind": "secureboost"}], "start": {"run": "earlier", "phases": [{"kind": "splitnn"}]}},
+            "start: a phase of kind 'secureboost' trains a model of its own, and can take nothing from an earlier run; "
+            "remove start",
+        ),
+    ],
+)
+@pytest.mark.parametrize("with_model", [True, False])
+def test_what_can_never_run_is_refused_before_anything_starts(
+    wrong: dict[str, Any], text: str, with_model: bool, tmp_path: Path
+) -> None:
+    """``vfl simulate``, ``vfl forecast``, ``vfl-party check`` and the server say the same; no process starts."""
+    tables = cases.recipe(2, task={"kind": "binary"}) | wrong | {"simulate": {"data": {"source": "all.csv"}}}
+    path = tmp_path / "recipe.toml"
+    path.write_text(toml({key: value for key, value in tables.items() if key != "model" or with_model}))
+    party = tmp_path / "p0.toml"
+    party.write_text('name = "p0"\nrecipe = "recipe.toml"\nserver = "127.0.0.1:9"\n')
+    party.write_text(party.read_text() + 'tls = { ca = "ca.pem", certificate = "p0.pem", key = "p0.key" }\n')
+    with pytest.raises(InputError) as simulated:
+        simulate(path, tmp_path / "runs")
+    with pytest.raises(InputError) as forecast:
+        counted(path)
+    with pytest.raises(InputError) as served:
+        load_recipe(path)
+    said = [str(each.value) for each in (simulated, forecast, served)]
+    said += [each.text for each in check(party, None, offline=True) if not each.fine]
+    assert said == [f"{path}: {text}"] * 4
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("name", ["p0", "p1"])
@@ -162,14 +196,19 @@ def test_no_encryption_is_said_in_check_log_and_summary(tmp_path: Path, caplog: 
     summary = run(tmp_path, recipe())
     assert any("can read every gradient" in line.getMessage() for line in caplog.records)
     assert any("unencrypted" in each.sent for each in summary.exchanges)
-    assert encryption(summary) == "Gradients of secureboost left every tree, NOT encrypted."
+    assert encryption(summary) == "Gradients of secureboost left NOT encrypted."
+    assert [each.carries for each in summary.exchanges if each.how] == [
+        "gradient unencrypted uint8 [rows, bytes] (NOT encrypted)",
+        "gradient unencrypted uint8 [sums, bytes] (NOT encrypted)",
+    ]
 
 
 def test_summary_and_report_say_which_scheme_and_how_many_bits(tmp_path: Path) -> None:
     write(tmp_path)
     summary = run(tmp_path, recipe(encryption="paillier", key_bits=1024, trees=1, depth=1))
-    words = "every tree, encrypted by Paillier, 1,024 bits"
-    assert words in [each.when for each in summary.exchanges if each.sent.startswith("gradient ciphertexts")]
+    words = "encrypted by Paillier, 1,024 bits"
+    encrypted = [(each.exchange, each.sender) for each in summary.exchanges if each.how == words]
+    assert encrypted == [("gradients", "p0"), ("sums", "passive parties")]  # not the sizes, nor what was chosen
     console = Console(file=io.StringIO(), width=200)
     show(summary, console=console)
     assert f"Gradients of secureboost left {words}." in console.file.getvalue()  # type: ignore[attr-defined]

@@ -172,7 +172,7 @@ def _by_exchange(forecast: Forecast) -> Table:
     for line in forecast.exchanges:
         phase = "" if line.phase == before else line.phase
         before = line.phase
-        table.add_row(phase, line.exchange, line.sender, line.receiver, line.sent, line.chain, line.when)
+        table.add_row(phase, line.exchange, line.sender, line.receiver, line.carries, line.chain, line.when)
     return table
 
 

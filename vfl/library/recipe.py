@@ -12,7 +12,8 @@ from typing import Any
 from vfl.library import cells
 from vfl.simulation.federation import to_toml
 from vfl_common.config import recipe as schema
-from vfl_common.config.base import parse, read_toml
+from vfl_common.config.base import parse
+from vfl_common.config.which import read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 
@@ -41,7 +42,7 @@ class Recipe:
     def load(cls, path: str | Path) -> Recipe:
         """Reads a TOML file; relative paths in it start at its folder. Raises VflError."""
         path = Path(path)
-        return cls(read_toml(path), path.resolve().parent, str(path))
+        return cls(read_tables(path, "recipe"), path.resolve().parent, str(path))
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any], base: str | Path = ".") -> Recipe:

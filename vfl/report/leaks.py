@@ -30,11 +30,7 @@ def unprotected(summary: Summary) -> Iterator[str]:
 
 def encryption(summary: Summary) -> str:
     """Says how the phases that encrypt their gradients have done so, or that they have not; '' if there is none."""
-    found = [
-        f"Gradients of {each.phase} left {each.when}."
-        for each in summary.exchanges
-        if each.exchange == "gradients" and "encrypted" in each.when
-    ]
+    found = [f"Gradients of {each.phase} left {each.how}." for each in summary.exchanges if each.how]
     return " ".join(dict.fromkeys(found))
 
 

@@ -13,11 +13,12 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.base import parse, read_toml
+from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.which import read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
 
@@ -65,7 +66,7 @@ def of_party_file(path: Path, kind: str | None) -> Tables:
             Code.CONFIG_INVALID,
             f"{text}; give --baseline alone or gbdt-alone, the files of all parties, or a recipe with [simulate]",
         )
-    tables = read_toml(Path(file.recipe))
+    tables = read_tables(Path(file.recipe), "recipe")
     recipe = parse(Recipe, tables, file.recipe)
     if file.name != recipe.active.name:
         text = f"{path}: name: {file.name} is not the active party of the recipe ({recipe.active.name}), so it has no"

@@ -9,15 +9,11 @@ from typing import Any
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.which import kind_of, read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
 
 Tables = dict[str, Any]
-
-
-def is_party_file(tables: Tables) -> bool:
-    """Whether the tables of a file are those of a party file, which names a recipe."""
-    return "recipe" in tables and "phases" not in tables
 
 
 def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
@@ -28,11 +24,11 @@ def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
     """
     files = {path: load_party(_party_path(path)) for path in paths}
     first, own = next(iter(files.items()))
-    tables = read_toml(Path(own.recipe))
+    tables = read_tables(Path(own.recipe), "recipe")
     recipe = parse(Recipe, tables, own.recipe)
     found: dict[str, PartyFile] = {}
     for path, file in files.items():
-        if parse(Recipe, read_toml(Path(file.recipe)), file.recipe).digest() != recipe.digest():
+        if parse(Recipe, read_tables(Path(file.recipe), "recipe"), file.recipe).digest() != recipe.digest():
             text = f"{path}: recipe: differs from that of {first}; all parties must have the same one"
             raise InputError(Code.CONFIG_INVALID, text)
         if recipe.party(file.name) is None or file.name in found:
@@ -49,7 +45,7 @@ def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
 
 
 def _party_path(path: Path) -> Path:
-    if not is_party_file(read_toml(path)):
+    if kind_of(read_toml(path)) != "party file":
         text = f"{path}: is no party file; give one recipe with [simulate], or the files of all parties"
         raise InputError(Code.CONFIG_INVALID, text)
     return path

@@ -18,10 +18,11 @@ from vfl.simulation.baselines import of_party_file
 from vfl.simulation.federation import Federation, on_one_machine
 from vfl.simulation.live import View, view
 from vfl.simulation.origin import Origin
-from vfl.simulation.rehearsed import is_party_file, of_party_files
+from vfl.simulation.rehearsed import of_party_files
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.which import kind_of, read_tables
 
 _TICK_S = 0.1
 _GRACE_S = 10.0  # for the others to end by themselves once one has failed
@@ -51,12 +52,13 @@ def simulate(
 
     Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation failed.
     """
-    tables, base = read_toml(recipe_path), recipe_path.resolve().parent
-    its_own = is_party_file(tables) and not others
+    its_own = not others and kind_of(read_toml(recipe_path)) == "party file"
     if others:
         tables, base = of_party_files([recipe_path, *others])
     elif its_own:
-        tables = of_party_file(recipe_path, baseline)
+        tables, base = of_party_file(recipe_path, baseline), recipe_path.resolve().parent
+    else:
+        tables, base = read_tables(recipe_path, "recipe"), recipe_path.resolve().parent
     tables = on_one_machine(tables | ({} if seed is None else {"seed": seed}))
     if baseline is not None and not its_own:
         tables = baseline_of(tables, baseline, base, str(recipe_path))

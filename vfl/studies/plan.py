@@ -12,8 +12,9 @@ from pydantic import Field, PositiveInt, model_validator
 
 from vfl.simulation.baselines import alone, by_oneself, combined
 from vfl.simulation.federation import on_one_machine
-from vfl_common.config.base import Section, parse, read_toml
+from vfl_common.config.base import Section, parse
 from vfl_common.config.recipe import Name, PhaseSettings, Recipe, TransformSettings
+from vfl_common.config.which import read_tables
 from vfl_common.errors import Code, InputError
 
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
@@ -128,9 +129,9 @@ class Pipeline:
 
 def load_study(path: Path) -> tuple[Study, list[Pipeline]]:
     """Reads a study file and plans it, seed by seed. Raises InputError if it, or a recipe that it makes, is wrong."""
-    study = parse(Study, read_toml(path), str(path))
+    study = parse(Study, read_tables(path, "study"), str(path))
     base = path.resolve().parent / study.recipe
-    tables = on_one_machine(read_toml(base))
+    tables = on_one_machine(read_tables(base, "recipe"))
     if "start" in tables:
         raise InputError(Code.CONFIG_INVALID, f"{base}: start: the study sets what its runs start from; remove it here")
     if parse(Recipe, tables, str(base)).simulate is None:

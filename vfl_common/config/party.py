@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from vfl_common.config.base import Section, parse, read_toml, spelt
+from vfl_common.config.base import Section, parse, spelt
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Name
+from vfl_common.config.which import read_tables
 from vfl_common.text import host_and_port
 
 
@@ -54,7 +55,7 @@ class PartyFile(Section):
 
 def load_party(path: Path) -> PartyFile:
     """Reads a party file and makes its paths absolute. Raises InputError."""
-    party = parse(PartyFile, read_toml(path), str(path))
+    party = parse(PartyFile, read_tables(path, "party file"), str(path))
     base = path.resolve().parent
 
     def absolute(text: str) -> str:

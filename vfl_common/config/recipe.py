@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vfl_common.config.base import KindName, Section, gathered, parse, read_toml, spelt
+from vfl_common.config.base import KindName, Section, gathered, parse, spelt
+from vfl_common.config.beside import has_no_encoder
 from vfl_common.config.data import DataSettings, IdRule
 from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
+from vfl_common.config.which import read_tables
 from vfl_common.errors import VflError
 from vfl_common.files import PLAIN_NAME
 
@@ -197,9 +199,6 @@ class SimulateSettings(Section):
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
 
 
-_NO_ENCODER = {"gbdt", "secureboost"}  # kinds of phases; plug-ins are not known here, so their recipes have a model
-
-
 class Recipe(Section):
     """An ordered list of phases, with all settings on which the parties must agree.
 
@@ -230,11 +229,10 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _supply_model(cls, value: Any) -> Any:
-        """Supplies the table ``model`` if all phases are of kinds that train no encoder."""
-        if not isinstance(value, dict) or "model" in value or not isinstance(value.get("phases"), (list, tuple)):
-            return value
-        kinds = [phase.get("kind") if isinstance(phase, dict) else None for phase in value["phases"]]
-        return value | {"model": {"embedding_size": 1}} if kinds and set(kinds) <= _NO_ENCODER else value
+        """Supplies the table ``model`` if the only phase is of a kind that trains no encoder."""
+        if isinstance(value, dict) and has_no_encoder(value) and "model" not in value:
+            return value | {"model": {"embedding_size": 1}}
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
@@ -343,7 +341,7 @@ class Recipe(Section):
 
 def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
     """Reads a recipe; ``seed`` replaces the file's. Raises InputError."""
-    tables = read_toml(path)
+    tables = read_tables(path, "recipe")
     if seed is not None:
         tables["seed"] = seed
     return parse(Recipe, tables, str(path))

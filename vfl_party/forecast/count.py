@@ -17,6 +17,7 @@ from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.config.which import kind_of, read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
@@ -27,7 +28,7 @@ from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
 from vfl_party.forecast.result import Forecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
-from vfl_party.methods import check_together, load_method, parse_settings, upper_of
+from vfl_party.methods import check_fit, check_together, load_method, parse_settings, upper_of
 from vfl_party.party import Load, encoder_settings, load
 from vfl_party.policies import Policy
 from vfl_party.policies import load as load_policy
@@ -60,8 +61,8 @@ def read_outlook(path: Path) -> Outlook:
     """Reads a party file, or a recipe whose [simulate] says where data lie. Raises InputError."""
     folder = path.resolve().parent
     sys.path.append(str(folder))  # for the user's own encoder
-    tables = read_toml(path)
-    if "recipe" not in tables:
+    if kind_of(read_toml(path)) != "party file":
+        tables = read_tables(path, "recipe")
         return replace(outlook_of(parse(Recipe, tables, str(path)), folder), file=path)
     file = load_party(path)
     recipe = load_recipe(Path(file.recipe))
@@ -93,6 +94,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
+    check_fit(recipe)
     if rows is not None:
         splits = divide_rows(recipe, rows)
         holders = [each.name for each in recipe.passives] if recipe.rows.align == "none" else []

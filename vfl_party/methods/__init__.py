@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from vfl_common.config.base import Section, parse
+from vfl_common.config.beside import must_be_alone, must_not_start
 from vfl_common.config.recipe import PhaseSettings, Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS
@@ -160,16 +161,19 @@ def with_own_passes(recipe: Recipe) -> PhaseSettings | None:
 
 def check_together(recipe: Recipe, rows: int) -> None:
     """Raises InputError if the phases do not fit together, over ``rows`` training rows."""
-    _check_rows(recipe)
+    check_fit(recipe)
     privacy_plan(recipe, rows)
-    left = nothing_kept(recipe)
-    if left is not None and (len(recipe.phases) > 1 or recipe.start is not None):
-        text = f"recipe: phases: {left} trains a model of its own that no other phase sees"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; make it the only phase, and remove start")
-    apart = next((each.name for each in recipe.phases if load_method(each.kind).own is not None), None)
-    if apart is not None and (len(recipe.phases) > 1 or recipe.start is not None):
-        text = f"recipe: phases: {apart} has a model of its own kind that no other phase works with"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; make it the only phase, and remove start")
+
+
+def check_fit(recipe: Recipe) -> None:
+    """Raises InputError if the phases do not fit together, however many rows there are."""
+    _check_rows(recipe)
+    methods = [(each.name, load_method(each.kind)) for each in recipe.phases]
+    alone = next((name for name, method in methods if method.own is not None or not method.kept), None)
+    if alone is not None and len(recipe.phases) > 1:
+        raise InputError(Code.CONFIG_INVALID, f"recipe: {must_be_alone(alone)}")
+    if alone is not None and recipe.start is not None:
+        raise InputError(Code.CONFIG_INVALID, f"recipe: {must_not_start(alone)}")
     own = with_own_passes(recipe)
     if own is not None and recipe.model.precision != "float32":
         text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in float32"

@@ -29,8 +29,8 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 def gradients(settings: SecureBoostSettings) -> Exchange:
     """Declares the sizes of a party's entries up, and g and h of each row down; the name says if they are encrypted."""
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
-    up, down = Sent(Kind.ROWS, {"sizes": i64("parts")}), Sent(Kind.GRADIENT, {name: u8("rows", "bytes")})
-    return Exchange("gradients", up, down, when=f"every tree, {settings.protection}")
+    down = Sent(Kind.GRADIENT, {name: u8("rows", "bytes")}, how=settings.protection)
+    return Exchange("gradients", Sent(Kind.ROWS, {"sizes": i64("parts")}), down, when="every tree")
 
 
 def sums(settings: SecureBoostSettings) -> Exchange:
@@ -39,7 +39,7 @@ def sums(settings: SecureBoostSettings) -> Exchange:
     A ciphertext carries several sums.
     """
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
-    up = Sent(Kind.GRADIENT, {name: u8("sums", "bytes")})
+    up = Sent(Kind.GRADIENT, {name: u8("sums", "bytes")}, how=settings.protection)
     return Exchange("sums", up, Sent(Kind.VERDICT, {"chosen": u8("nodes", "entries")}), when="every level of a tree")
 
 
