@@ -98,6 +98,7 @@ class Party:
     ``privacy``: the budget of the phases with differential privacy; None if there are none.
     ``late_policy``: of the first phase that goes on without a party; ``wait`` if there is none.
     ``sent_noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction.
+    ``protected``: how its encoders protect embeddings, in words: see ``Method.protects``.
     ``ways``: the links and the hub of this generation; None before the party is connected.
     ``exchanges``: {(phase, exchange's name): its asking or answering side}, as the phases have opened them.
     """
@@ -124,6 +125,7 @@ class Party:
     privacy: PrivacyPlan | None = None
     late_policy: LatePolicy = "wait"
     sent_noise: float = 0.0
+    protected: str = ""
     ways: Ways | None = None
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
     _width: tuple[int, ...] = ()  # of the first embeddings

@@ -48,6 +48,7 @@ class Method(Generic[S]):
     ``rows``: what it trains on: ``aligned`` rows, of which each party has other columns, or each party's ``own``, with
     the same columns.
     ``noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction, if any.
+    ``protects``: how the encoders that it makes protect the embeddings that they give, in words; '' if they do not.
     ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> the phase's privacy
     budget, if its settings have ``dp``.
     ``late``: what stands in for a passive party that is late or away, if the phase goes on without it.
@@ -70,6 +71,7 @@ class Method(Generic[S]):
     scores: Callable[[Party, str, S], Scores] | None = None
     rows: Literal["aligned", "own"] = "aligned"
     noise: Callable[[S], float] | None = None
+    protects: Callable[[S], str] | None = None
     private: Callable[[str, S, Recipe, int], PrivatePhase | None] | None = None
     late: Callable[[S], LatePolicy] | None = None
     in_flight: Callable[[S], int] | None = None

@@ -26,7 +26,7 @@ from vfl_party.context import Party
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.data.join import own_columns
 from vfl_party.declared import Exchange
-from vfl_party.methods import nothing_kept, own_scores, sent_noise
+from vfl_party.methods import nothing_kept, own_scores, protected, sent_noise
 from vfl_party.party import Opened, encoder_settings, load_models
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.results import id_values, result_columns, write_table
@@ -185,7 +185,8 @@ def unseen(trained: TrainedRun, table: Table) -> list[str]:
 
 def embeddings(party: Party) -> Exchange:
     """Declares the exchange of the rows to predict, with the noise that the phases of training ask for."""
-    return scoring(sent_noise(party.recipe), name="embedding", when="once")
+    recipe = party.recipe
+    return scoring(sent_noise(recipe), name="embedding", when="once", how=protected(recipe))
 
 
 def predicted(party: Party) -> list[ExchangeSummary]:

@@ -20,12 +20,13 @@ from vfl_party.seeds import Rows
 CHUNK_ROWS = 1024
 
 
-def scoring(sigma: float = 0.0, *, name: str = "scoring", when: str = "every round") -> Exchange:
+def scoring(sigma: float = 0.0, *, name: str = "scoring", when: str = "every round", how: str = "") -> Exchange:
     """Declares the exchange of the joint forward pass: embeddings up, an acknowledgement down.
 
-    ``sigma``: σ of the noise that passive parties add. Its shapes have the words ``rows`` and ``width``.
+    ``sigma``: σ of the noise that passive parties add. ``how``: see ``Sent``. Its shapes have the words ``rows`` and
+    ``width``.
     """
-    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=sigma))
+    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=sigma), how=how)
     return Exchange(name, up, when=f"{when}, {CHUNK_ROWS:,} rows a message")
 
 

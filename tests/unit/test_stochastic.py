@@ -109,3 +109,14 @@ def test_several_processes_of_a_party_are_refused() -> None:
     opened = open_party(made, "p1", DataSettings.model_validate(PASSIVE), made.model.encoder)
     with pytest.raises(InputError, match="p1 has several processes"):
         assemble(opened, expected_rows(opened), spread=lambda encoder, _spec: SimpleNamespace(encode=encoder).encode)
+
+
+def test_what_leaves_says_that_it_is_drawn_wherever_embeddings_leave() -> None:
+    tables = cases.recipe(2, task={"kind": "binary"}, phase={"epochs": 1, "batch_size": 20, "mid": 0.1})
+    made = Recipe.model_validate(tables | {"phases": [*tables["phases"], {"kind": "evaluate"}]})
+    opened = open_party(made, "p1", DataSettings.model_validate(PASSIVE), made.model.encoder)
+    leaves = assemble(opened, expected_rows(opened)).leaves
+    said = {(each.phase, each.exchange): each.how for each in leaves if each.sent.startswith("embedding")}
+    assert said == dict.fromkeys(
+        [("splitnn", "embedding"), ("splitnn", "validation"), ("evaluate", "embedding")], "drawn: MID, λ = 0.1"
+    )

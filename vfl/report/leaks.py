@@ -30,10 +30,11 @@ def unprotected(summary: Summary) -> Iterator[str]:
 
 def encryption(summary: Summary) -> str:
     """Says how the phases that encrypt their gradients have done so, or that they have not; '' if there is none."""
-    found = [f"Gradients of {each.phase} left {each.how}." for each in summary.exchanges if each.how]
+    found = [f"Gradients of {each.phase} left {each.how}." for each in summary.exchanges if "encrypted" in each.how]
     return " ".join(dict.fromkeys(found))
 
 
 def _plain(exchanges: Iterable[ExchangeSummary], filters: int) -> str:
-    """Names the phases of the exchanges whose chains have no more filters than these."""
-    return ", ".join(dict.fromkeys(each.phase for each in exchanges if len(each.chain.split(" -> ")) <= filters))
+    """Names the phases of the exchanges that no method protects, and whose chains have no more filters than these."""
+    plain = [each for each in exchanges if not each.how and len(each.chain.split(" -> ")) <= filters]
+    return ", ".join(dict.fromkeys(each.phase for each in plain))

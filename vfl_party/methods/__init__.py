@@ -110,6 +110,15 @@ def sent_noise(recipe: Recipe) -> float:
     return max(asked)
 
 
+def protected(recipe: Recipe) -> str:
+    """Says how the phases' encoders protect the embeddings that they give, for evaluation and prediction."""
+    found = []
+    for phase in recipe.phases:
+        method = load_method(phase.kind)
+        found.append(method.protects(parse_settings(phase)) if method.protects is not None else "")
+    return next((each for each in found if each), "")
+
+
 def late_policy(recipe: Recipe) -> LatePolicy:
     """Returns what stands in for a party in the first phase that goes on without one; ``wait`` if none does."""
     for phase in recipe.phases:
@@ -216,7 +225,7 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
         for metric in recipe.task.metrics:
             load_metric(metric)
     party.privacy, party.sent_noise = privacy_plan(recipe, len(party.rows("train"))), sent_noise(recipe)
-    party.late_policy = late_policy(recipe)
+    party.late_policy, party.protected = late_policy(recipe), protected(recipe)
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), party.role)
         phases.append(side(party, phase.name, parse_settings(phase)))

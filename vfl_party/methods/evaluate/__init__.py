@@ -25,7 +25,7 @@ class EvaluateSettings(Section):
 
 def embeddings(party: Party) -> Exchange:
     """Declares the exchange of the rows of each split, with the noise of the phases before."""
-    return scoring(party.sent_noise, name="embedding", when="once")
+    return scoring(party.sent_noise, name="embedding", when="once", how=party.protected)
 
 
 class ActiveEvaluate(Phase):

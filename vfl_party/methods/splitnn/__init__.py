@@ -2,7 +2,7 @@
 
 from vfl_party.method import Method
 from vfl_party.methods.splitnn.active import ActiveSplitNN
-from vfl_party.methods.splitnn.mid import stochastic_encoder
+from vfl_party.methods.splitnn.mid import drawn, stochastic_encoder
 from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.traffic import traffic
@@ -15,5 +15,6 @@ METHOD = Method(
     late=lambda settings: settings.late_policy,
     in_flight=lambda settings: settings.under_way,
     traffic=traffic,
+    protects=drawn,
     encodes=True,
 )

@@ -13,7 +13,7 @@ from vfl_party.methods.splitnn.absent import Absent
 from vfl_party.methods.splitnn.beside import OF_CLASS, told
 from vfl_party.methods.splitnn.dcor import with_labels
 from vfl_party.methods.splitnn.drift import Drift
-from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
+from vfl_party.methods.splitnn.exchanges import BEST, STOP, VERDICT, embedding, validation
 from vfl_party.methods.splitnn.local import ActiveLocal
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
@@ -33,7 +33,7 @@ class ActiveSplitNN(Phase):
         self.name, self.rounds = name, self._training.batches.rounds
         width = party.embedding_size
         self._embedding = party.answering(name, embedding(settings), width=width)
-        self._validation = party.answering(name, VALIDATION, width=width)
+        self._validation = party.answering(name, validation(settings), width=width)
         self._verdicts = party.answering(name, VERDICT) if settings.early_stopping is not None else None
         self._loss = loss_fn(party.recipe.task)
         if settings.dcor and OF_CLASS in self._embedding.chains.down.knows:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from vfl_common.bundle import Kind
 from vfl_party.declared import NOTHING, Exchange, Sent, f32, noise, u8
 from vfl_party.methods.splitnn.beside import BESIDE
+from vfl_party.methods.splitnn.mid import drawn
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.scoring import scoring
 
 BEST, STOP = 1, 2  # bits of the active party's verdict on a round
-VALIDATION = scoring(name="validation")
 VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
 
 
 def embedding(settings: SplitNNSettings) -> Exchange:
     """Declares a batch's embeddings up, and the gradients of the loss with respect to them down."""
-    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
+    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, how=drawn(settings))
     through = noise("iso", amplifier=settings.iso)
     down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, through, beside=BESIDE)
     return Exchange("embedding", up, down)
+
+
+def validation(settings: SplitNNSettings) -> Exchange:
+    """Declares the embeddings of validation rows."""
+    return scoring(name="validation", how=drawn(settings))

@@ -17,6 +17,11 @@ def stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Modul
     return StochasticEncoder(make("encoder", width=2 * make.width), make.width, settings.mid)
 
 
+def drawn(settings: SplitNNSettings) -> str:
+    """Says how embeddings are protected; see ``Method.protects``."""
+    return f"drawn: MID, λ = {settings.mid:g}" if settings.mid else ""
+
+
 def check_encoder(party: Party, phase: str, settings: SplitNNSettings) -> None:
     """Raises InputError if the encoder of a passive party is not the one that ``mid`` asks for."""
     encoder = party.models.get("encoder")

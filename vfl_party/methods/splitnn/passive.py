@@ -7,7 +7,7 @@ from vfl_common.link import StepPassed
 from vfl_party.absence import Following
 from vfl_party.context import Party
 from vfl_party.methods.splitnn.dcor import columns_of, gradient
-from vfl_party.methods.splitnn.exchanges import BEST, STOP, VALIDATION, VERDICT, embedding
+from vfl_party.methods.splitnn.exchanges import BEST, STOP, VERDICT, embedding, validation
 from vfl_party.methods.splitnn.mid import check_encoder
 from vfl_party.methods.splitnn.pipe import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -27,7 +27,7 @@ class PassiveSplitNN(Phase):
         self.name, self.rounds = name, self._training.batches.rounds
         width = party.embedding_size
         self._embedding = party.asking(name, embedding(settings), width=width)
-        self._validation = party.asking(name, VALIDATION, width=width)
+        self._validation = party.asking(name, validation(settings), width=width)
         self._verdicts = party.asking(name, VERDICT) if settings.early_stopping is not None else None
         order = [phase.name for phase in party.recipe.phases]
         self.lenient = settings.late_policy != "wait"
