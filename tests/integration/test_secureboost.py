@@ -188,7 +188,7 @@ def test_new_rows_are_predicted_jointly_as_the_trees_of_one_process_would(tmp_pa
 @pytest.mark.skipif(not has_heu(), reason="HEU is not installed")
 def test_a_party_that_encrypts_or_adds_for_longer_than_lost_after_s_is_not_lost(tmp_path: Path) -> None:
     """HEU lets no other thread run during a call: without its pieces no heartbeat leaves either party meanwhile."""
-    rows, width, lost_after_s = 12_000, 72, 1.0  # about a second and a half of work at each party, on two cores
+    rows, width, lost_after_s = 10_000, 76, 1.0  # more than a second of work at each party, on two cores
     draw = np.random.default_rng(5)
     codes = draw.integers(0, 8, size=(rows, width)).astype(np.float32)
     ids = [f"r{row:05d}" for row in range(rows)]
