@@ -35,6 +35,21 @@ def unwritable(
     return UnwritableError(code, f"the party cannot write its files ({error.strerror})").privately(text)
 
 
+def require_folder(path: Path) -> None:
+    """Makes the folder that a person wants files in, if it is missing. Raises InputError about ``out`` if it cannot."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise InputError(Code.FILE_INVALID, f"out: {path} is a file; give a folder")
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        if error.errno in _FULL:
+            raise unwritable(path, error) from None
+        text = f"out: {path} is no folder in which files can be made ({error.strerror})"
+        raise InputError(Code.FILE_INVALID, f"{text}; give another") from None
+
+
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
     """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) if that fails.
 

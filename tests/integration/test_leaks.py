@@ -211,6 +211,14 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         done = vfl_here("leaks", "plain.toml", *args, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert said in done.stderr
+    (tmp_path / "file").touch()
+    for more, said in (
+        (["./plain.toml"], "plain.toml: this recipe is there twice; name each once"),
+        (["--out", "file/below"], "out: file/below is no folder in which files can be made (Not a directory); give an"),
+    ):
+        done = vfl_here("leaks", "plain.toml", "--attacks", "norm", *more, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines()[-1].startswith(f"error: {said}")
     wrong = tables(transforms=[{"kind": "iso", "exchange": "embeding", "sent_by": "active", "amplifier": 1.0}])
     vfl.Recipe.from_dict(wrong).save(tmp_path / "wrong.toml")
     done = vfl_here("leaks", "wrong.toml", cwd=tmp_path)

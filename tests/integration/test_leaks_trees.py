@@ -57,6 +57,8 @@ def test_attacks_on_trees_have_figures_and_encryption_hides_only_sums() -> None:
     found = {(line.attack, line.attacker) for line in plain.lines}
     assert found == {("nodes", "p1"), ("nodes", "p2"), ("sides", "p0"), ("sums", "p0")}
     assert all("the decoder learnt nothing" in note for note in plain.notes)
+    assert any("shuffled sides (chance)" in note for note in plain.notes)
+    assert not any("embeddings" in note for note in plain.notes)
     secret = vfl.leaks(tables(encryption="paillier", key_bits=1024), attacks=ATTACKS, quiet=True).found[0]
     others = [note for note in secret.notes if "the sums are encrypted here" not in note]
     assert len(others) < len(secret.notes)

@@ -209,7 +209,10 @@ def test_trees_are_the_only_phase() -> None:
     with pytest.raises(InputError, match=r"recipe: phases: gbdt has a model .* works with; remove the other phases$"):
         build_phases(both, party)
     later = party.recipe.model_copy(update={"start": StartSettings(run="earlier", phases=both.phases[:1])})
-    with pytest.raises(InputError, match=r"recipe: start: gbdt trains a model .* an earlier run; remove start$"):
+    with pytest.raises(
+        InputError,
+        match=r"recipe: start: gbdt trains .* earlier run; remove start \(in a study: pretrain\)$",
+    ):
         build_phases(later, party)
 
 

@@ -97,6 +97,16 @@ def test_sides_of_quarters_explain_fifteen_parts_of_sixteen() -> None:
     assert figures["p1: cut"].chance == pytest.approx(0.0, abs=0.05)
 
 
+def test_when_sides_say_nothing_of_a_column_the_note_speaks_of_sides() -> None:
+    x = np.random.default_rng(3).uniform(size=(ROWS, 2))
+    columns = {"p1": Columns(("not",), torch.from_numpy(x[:, 1:]).float())}
+    where = scene("active", quartiles(x[:, 0]), [0, 1] * (ROWS // 2), columns=columns)
+    notes = [each.note for each in played("sides", where) if each.note]
+    wanted = "p1: from sides of trees the decoder learnt nothing, and gives the mean of the rows it knows"
+    assert notes == [wanted]
+    assert "embedding" not in notes[0]
+
+
 def test_sides_are_read_from_bits_and_nodes() -> None:
     x = np.random.default_rng(4).uniform(size=64)
     (tree,) = told(scene("active", quartiles(x), [0] * 64))

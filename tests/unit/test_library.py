@@ -511,6 +511,8 @@ def test_a_file_is_no_folder_of_runs(processes: bool, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"out: .*file is a file; give a folder"):
         run(out=tmp_path / "file", processes=processes)
+    with pytest.raises(InputError, match=r"out: .*below is no folder in which files can be made \(Not a directory\);"):
+        run(out=tmp_path / "file" / "below", processes=processes)
 
 
 def test_processes_call_nothing_back() -> None:

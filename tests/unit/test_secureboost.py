@@ -153,7 +153,7 @@ def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
         (
             {"phases": [{"kind": "secureboost"}], "start": {"run": "earlier", "phases": [{"kind": "splitnn"}]}},
             "start: a phase of kind 'secureboost' trains a model of its own, and can take nothing from an earlier run; "
-            "remove start",
+            "remove start (in a study: pretrain)",
         ),
     ],
 )

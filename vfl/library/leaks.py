@@ -104,8 +104,7 @@ def leaks(
         if twice is not None:
             text = f"{what}: {twice} is there twice, and would count as two"
             raise InputError(Code.CONFIG_INVALID, f"{text}; name each once")
-    if out is not None and Path(out).exists() and not Path(out).is_dir():
-        raise InputError(Code.FILE_INVALID, f"out: {out} is a file; give a folder")
+    _refuse_again([Path(each) for each in given if isinstance(each, str | Path)])
     labels, found = _labels(given, made), []
     for label, source, each in zip(labels, given, made, strict=True):
         chosen = [each.settings.seed] if seeds is None else list(seeds)
@@ -131,6 +130,14 @@ def leaks(
         of_recipe = (label, tuple(chosen), metric, utility, sent, lines, notes, sizes, gaps, every, times)
         found.append(Rehearsed(*of_recipe, drawings(played[-1])))
     return Leaks(tuple(found))
+
+
+def _refuse_again(paths: Sequence[Path]) -> None:
+    """Raises InputError if two paths are of the same file: both runs would be the same."""
+    whole = [path.resolve() for path in paths]
+    again = next((path for number, path in enumerate(paths) if whole[number] in whole[:number]), None)
+    if again is not None:
+        raise InputError(Code.CONFIG_INVALID, f"{again}: this recipe is there twice; name each once")
 
 
 def _labels(given: Sequence[Given], made: Sequence[Recipe]) -> list[str]:

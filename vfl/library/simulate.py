@@ -25,6 +25,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import Code, InputError, InternalError, VflError
+from vfl_common.files import require_folder
 
 if TYPE_CHECKING:
     from vfl.simulation.inprocess import Attach
@@ -112,8 +113,7 @@ def _remove(place: Path, pid: int) -> None:
 def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
     """Yields the folder of runs, and whether it is to go with the run; it goes at once if the run fails."""
     if out is not None:
-        if Path(out).exists() and not Path(out).is_dir():
-            raise InputError(Code.FILE_INVALID, f"out: {out} is a file; give a folder")
+        require_folder(Path(out))
         yield Path(out), False
         return
     place = Path(tempfile.mkdtemp(prefix="vfl-"))
@@ -166,6 +166,7 @@ def rehearse(recipe: Recipe, data: Mapping[str, Any], out: Path, attach: Attach,
     tables, frames = with_data(recipe.to_dict(), data)
     settings = parse(Settings, tables, "recipe")
     divided = divide(settings, recipe.base)
+    require_folder(out)
     folder = out / new_run_id(settings.name, None)
     Origin(recipe.base, divided).note(folder)
     _in_process(settings, divided, recipe.base, folder, frames, quiet, None, attach)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -102,6 +102,13 @@ def new() -> None:
     show_default=True,
     help="psi: find the rows that all parties hold; digest: they hold the same ids already.",
 )
+@click.option(
+    "--method",
+    type=click.Choice(["splitnn", "secureboost"]),
+    default="splitnn",
+    show_default=True,
+    help="splitnn: train networks; secureboost: grow trees, which take missing cells as they are.",
+)
 def recipe(
     given: Given,
     active: str | None,
@@ -109,16 +116,18 @@ def recipe(
     task: str | None,
     positive: str | None,
     align: str,
+    method: Literal["splitnn", "secureboost"],
 ) -> None:
     """Write recipe.toml, for all parties, and the active party's own file NAME.toml.
 
     \b
-    Example:
+    Examples:
       vfl new recipe --data bank.csv --active bank --passive shop --label default
+      vfl new recipe --data bank.csv --passive shop --label default --method secureboost      trees, not networks
     """
     from vfl.new.flow import Wishes, new_recipe
 
-    new_recipe(given, Wishes(active, passives, task, align, positive))
+    new_recipe(given, Wishes(active, passives, task, align, positive, method))
 
 
 @new.command()

@@ -28,23 +28,34 @@ def recipe_tables(
     active: str,
     passives: tuple[str, ...],
     rows: Mapping[str, Any],
-    sizes: Sizes,
+    training: Mapping[str, Any],
     *,
     features: bool,
 ) -> dict[str, Any]:
-    """Returns the tables of a recipe for split training.
+    """Returns the tables of a recipe.
 
     Args:
         name: the recipe's.
         task: what is predicted.
         active, passives: the parties.
         rows: its table ``[rows]``.
-        sizes: of the model and the training.
+        training: its tables about the model and the training.
         features: whether the active party has feature columns.
     """
     known: dict[str, Any] = {"kind": task.kind} | ({"classes": task.classes} if task.classes is not None else {})
     known |= {"positive": task.positive} if task.positive is not None else {}
     first: dict[str, Any] = {"name": active, "role": "active"} | ({} if features else {"features": False})
+    return {
+        "name": name,
+        "task": known,
+        "parties": [first, *({"name": passive, "role": "passive"} for passive in passives)],
+        "rows": dict(rows),
+        **training,
+    }
+
+
+def split_training(sizes: Sizes) -> dict[str, Any]:
+    """Returns the tables of a recipe about split training."""
     splitnn = {
         "kind": "splitnn",
         "epochs": sizes.epochs,
@@ -53,10 +64,6 @@ def recipe_tables(
         "early_stopping": {"patience": sizes.patience, "metric": "loss"},
     }
     return {
-        "name": name,
-        "task": known,
-        "parties": [first, *({"name": passive, "role": "passive"} for passive in passives)],
-        "rows": dict(rows),
         "model": {
             "embedding_size": sizes.embedding_size,
             # It takes numbers and categories; nobody knows what columns the other parties have.
@@ -77,8 +84,12 @@ def party_tables(
     *,
     label: str | None,
     out: Path,
+    trees: bool,
 ) -> dict[str, Any]:
-    """Returns the keys of a party file in ``out``. ``advertise``: as in ``PartyFile``; ``table``: how it is read."""
+    """Returns the keys of a party file in ``out``.
+
+    ``advertise``: as in ``PartyFile``; ``table``: how it is read; ``trees``: whether the recipe grows trees.
+    """
     data: dict[str, Any] = {
         "source": _source(table.source, out),
         **keys_of(table),
@@ -90,7 +101,7 @@ def party_tables(
         data["duplicates"] = "first"
     if look.drop:
         data["drop"] = list(look.drop)
-    if look.missing:
+    if look.missing and not trees:
         data["missing"] = "mean"
     tables: dict[str, Any] = {"name": name, "recipe": relative(str(recipe), out), "server": server}
     if advertise is not None:

@@ -9,10 +9,30 @@ from pathlib import Path
 import click
 
 from vfl.new import ask, rules
-from vfl.new.files import RECIPE, party_tables, party_text, recipe_tables, recipe_text, refuse_existing, write_all
+from vfl.new.files import (
+    RECIPE,
+    party_tables,
+    party_text,
+    recipe_tables,
+    recipe_text,
+    refuse_existing,
+    split_training,
+    write_all,
+)
 from vfl.new.look import Read, few_valued, look, read_values, reader
-from vfl.new.say import is_here, said_digest, say, say_addresses, say_recipe, say_table, say_zeros
+from vfl.new.say import (
+    is_here,
+    said_digest,
+    say,
+    say_addresses,
+    say_recipe,
+    say_table,
+    say_training,
+    say_trees,
+    say_zeros,
+)
 from vfl.new.settings import settings_for, telling_flags
+from vfl.new.trees import MOST_CATEGORIES, Method, grows_trees, training_for
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
@@ -47,6 +67,7 @@ class Wishes:
     task: str | None
     align: str
     positive: str | None = None
+    method: Method = "splitnn"
 
 
 @telling_flags()
@@ -64,25 +85,31 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     label = _label(given, names, table)
     id_, values = _id(given, names, label, table)
     id_rules = rules.id_rules_for(read_values(table, id_).different)
-    found = look(table, id_, id_rules, lambda name: values((name,)), label=label, drop=drop)
+    trees = wishes.method == "secureboost"
+    most = MOST_CATEGORIES if trees else None
+    found = look(table, id_, id_rules, lambda name: values((name,)), label=label, drop=drop, most_categories=most)
     what = f"{source}: label column {label!r}"
     task = rules.task_of(found.labels, what, label, wishes.task)
     task = rules.with_positive(task, found.labels, what, wishes.positive)
     server, advertise = _addresses(given, active)
-    sizes = rules.sizes_for(found.rows)
     settings = rules.rows_for(found.rows, task, wishes.align, id_rules)
     features = bool(found.numbers or found.categories)
     name = rules.recipe_name(label, (active, *passives))
-    tables = recipe_tables(name, task, active, passives, settings, sizes, features=features)
+    training = training_for(found.rows, task) if trees else split_training(rules.sizes_for(found.rows))
+    tables = recipe_tables(name, task, active, passives, settings, training, features=features)
     text, recipe = recipe_text(tables, recipe_path)
-    own = party_tables(active, recipe_path, server, advertise, table, id_, found, label=label, out=out)
+    own = party_tables(active, recipe_path, server, advertise, table, id_, found, label=label, out=out, trees=trees)
     write_all({recipe_path: text, path: party_text(own, path)}, force=given.force)
-    say_table(found, id_, path, classes=task.kind != "regression")
+    say_table(found, id_, path, classes=task.kind != "regression", trees=trees)
     if not features:
         say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
     say("ids", f"{', '.join(id_rules)}; then most look like {look_of(found.ids)}", f"rows.id_rules in {recipe_path}")
     say_zeros(found, id_rules)
-    say_recipe(recipe, label, found, sizes, recipe_path)
+    say_recipe(recipe, label, found, recipe_path)
+    if trees:
+        say_trees(recipe, found, recipe_path)
+    else:
+        say_training(rules.sizes_for(found.rows), found, recipe_path)
     say_addresses(server, advertise, path)
     say("wrote", f"{recipe_path}: send it to {listed(passives)}; {said_digest(recipe)}")
     say("wrote", f"{path}: stays here")
@@ -109,7 +136,9 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     label = _label(given, names, table) if active else None
     id_, values = _id(given, names, label, table)
     id_rules = recipe.rows.id_rules
-    found = look(table, id_, id_rules, lambda each: values((each,)), label=label, drop=drop)
+    trees = grows_trees(recipe)
+    most = MOST_CATEGORIES if trees else None
+    found = look(table, id_, id_rules, lambda each: values((each,)), label=label, drop=drop, most_categories=most)
     features = bool(found.numbers or found.categories)
     place = recipe.party(name)
     if not features and place is not None and place.features:
@@ -118,10 +147,12 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     if label is not None:
         rules.task_of(found.labels, f"{source}: label column {label!r}", label, recipe.task.kind)
     server, advertise = _addresses(given, name) if active else (_server(given), None)
-    tables = party_tables(name, recipe_path, server, advertise, table, id_, found, label=label, out=given.out)
+    tables = party_tables(
+        name, recipe_path, server, advertise, table, id_, found, label=label, out=given.out, trees=trees
+    )
     write_all({path: party_text(tables, path)}, force=given.force)
     say("recipe", f"{recipe.name}, {said_digest(recipe)}")
-    say_table(found, id_, path, classes=recipe.task.kind != "regression")
+    say_table(found, id_, path, classes=recipe.task.kind != "regression", trees=trees)
     spelt = f"by the recipe's rules ({', '.join(id_rules)})" if id_rules else "as they come"
     text = f"{spelt} most of these look like {look_of(found.ids)}; after the rules"
     say("ids", f"{text} ids must look alike at every party: ask the others", f"data.id_rules in {path}")

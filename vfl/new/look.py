@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ from vfl_party.data.checks import marked
 from vfl_party.data.collect import Columns, Rows
 from vfl_party.data.leaks import leaks
 from vfl_party.data.smells import smells
+from vfl_party.data.table import counted
 
 SAMPLE = 10_000  # rows in which values are counted before anybody has named a column
 Read = Callable[[tuple[str, ...]], Values | None]  # reads columns that are one id together; None: they cannot be one
@@ -31,10 +33,10 @@ class Look:
     """What a table shows.
 
     rows: with an id, each id once; left_out: of the source's rows, those without an id or with a repeated one.
-    numbers, categories: the feature columns. drop: {column: why it is of no use}. missing: the columns in which numbers
-    are missing. ids: as the rules spell them. notes: what the table's reader has guessed. odd: what looks wrong. told:
-    sentences about columns that tell the label, if that is of classes. labels: how many rows each value has; none if no
-    label was read.
+    numbers, categories: the feature columns. drop: {column: why it is of no use}. missing, blank: the columns in which
+    numbers, and categories, are missing. ids: as the rules spell them. notes: what the table's reader has guessed.
+    odd: what looks wrong. told: sentences about columns that tell the label, if that is of classes. labels: how many
+    rows each value has; none if no label was read.
     """
 
     rows: int
@@ -43,6 +45,7 @@ class Look:
     numbers: tuple[str, ...]
     categories: tuple[str, ...]
     missing: tuple[str, ...]
+    blank: tuple[str, ...]
     ids: Sequence[str] = field(repr=False)
     notes: tuple[str, ...] = ()
     odd: tuple[str, ...] = ()
@@ -92,6 +95,7 @@ def look(
     *,
     label: str | None = None,
     drop: Sequence[str] = (),
+    most_categories: int | None = None,
 ) -> Look:
     """Reads a table as a run would.
 
@@ -102,6 +106,7 @@ def look(
         values: reads a single column, see ``reader``.
         label: the label column of the active party.
         drop: columns that a person leaves out.
+        most_categories: of a column, with that of missing cells, if a method takes no more.
 
     Raises InputError.
     """
@@ -116,6 +121,10 @@ def look(
         if name not in said and left_out_text(values(name)):
             kind = mostly.get(name)
             useless[name] = f"most cells are {kind}, but some are not read" if kind else "too many different texts"
+    counts = _category_counts(table)
+    for name, each in counts.items():
+        if most_categories is not None and np.count_nonzero(each) > most_categories and name not in {*said, *useless}:
+            useless[name] = f"more than {most_categories} different texts, the most that trees tell apart"
     for name in table.numeric_names:
         if name not in said and left_out_number(name, values):
             useless[name] = "looks like an id"
@@ -127,6 +136,7 @@ def look(
         numbers=tuple(name for name in table.numeric_names if name not in useless),
         categories=tuple(name for name in table.categorical_names if name not in useless),
         missing=tuple(name for name in _missing(rows) if name not in useless),
+        blank=tuple(name for name, each in counts.items() if each[-1] and name not in useless),
         ids=table.ids,
         notes=table.notes,
         odd=tuple(smell.text for smell in found if smell.mostly or smell.column not in useless),
@@ -145,6 +155,12 @@ def _missing(rows: Rows, *, all_rows: bool = False) -> tuple[str, ...]:
         return ()
     found, names = marked(rows.features.numeric_NF, np.isnan), rows.features.numeric_names
     return tuple(names[k] for k in found.columns if not all_rows or found.counts[k] == len(rows))
+
+
+def _category_counts(table: Table) -> dict[str, npt.NDArray[np.int64]]:
+    """Returns how many cells of each column of categories hold each word, and then how many are missing."""
+    words = table.categorical
+    return {} if words is None else {name: counted(words, k) for k, name in enumerate(table.categorical_names)}
 
 
 def _counts(table: Table) -> Counts:

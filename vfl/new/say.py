@@ -22,8 +22,11 @@ def say(about: str, text: str, change: str = "") -> None:
     click.echo(f"{about:<{_WIDTH}}{text}{f'  ({change})' if change else ''}")
 
 
-def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool) -> None:
-    """Says what a table shows. ``path``: the party file; ``classes``: whether the label is of classes."""
+def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool, trees: bool) -> None:
+    """Says what a table shows.
+
+    ``path``: the party file; ``classes``: whether the label is of classes; ``trees``: whether the recipe grows trees.
+    """
     for note in found.notes:
         say("table", note, ", ".join(flags_of(note)))
     for text in (*found.odd, *(found.told if classes else ())):
@@ -38,7 +41,10 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool) -
         say("categories", listed(list(map(printable, found.categories))), f"data.numeric in {path}")
     for name, why in found.drop.items():
         say("left out", f"{printable(name)}: {why}", f"data.drop in {path}")
-    if found.missing:
+    if trees and (found.missing or found.blank):
+        where = listed(list(map(printable, (*found.missing, *found.blank))))
+        say("missing", f"{where}, in some rows; trees take empty cells as they are")
+    elif found.missing:
         where = listed(list(map(printable, found.missing)))
         say("missing", f"{where}, in some rows; the column's mean takes their place", f"data.missing in {path}")
 
@@ -50,8 +56,8 @@ def say_zeros(found: Look, id_rules: Sequence[str]) -> None:
         say("ids", text, "rows.id_rules in the recipe")
 
 
-def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path) -> None:
-    """Says what the recipe, in the file ``path``, predicts, with which rows, and how it trains."""
+def say_recipe(recipe: Recipe, label: str, found: Look, path: Path) -> None:
+    """Says what the recipe, in the file ``path``, predicts, and with which rows."""
     task, rows = recipe.task, recipe.rows
     several = f" with {task.classes} classes" if task.classes is not None else ""
     text = f"{label!r} has {len(found.labels):,} different values: {task.kind}{several}"
@@ -65,10 +71,24 @@ def say_recipe(recipe: Recipe, label: str, found: Look, sizes: Sizes, path: Path
         say("alignment", text, f"rows.align, rows.at_least in {path}")
     else:
         say("alignment", "all parties must hold the same ids", f"rows.align in {path}")
+
+
+def say_training(sizes: Sizes, found: Look, path: Path) -> None:
+    """Says how the recipe in the file ``path`` trains networks."""
     model = f"{sizes.hidden} hidden units, embeddings of {sizes.embedding_size} numbers"
     training = f"for {found.rows:,} rows: batches of {sizes.batch_size}, at most {sizes.epochs} epochs"
-    say("model", model, f"[model] in {path}")
+    say("model", model, f"[model] in {path}; trees: --method secureboost")
     say("training", training, f"[[phases]] in {path}")
+
+
+def say_trees(recipe: Recipe, found: Look, path: Path) -> None:
+    """Says how the recipe in the file ``path`` grows trees."""
+    of = recipe.phases[0].settings
+    each = " for each class" if recipe.task.kind == "multiclass" else ""
+    text = f"for {found.rows:,} rows: at most {of['trees']} rounds, each of a tree{each}, of depth {of['depth']}"
+    say("training", text, f"[[phases]] in {path}")
+    text = 'of gradients, by Paillier; "ou" is about ten times as fast, and needs HEU at all parties'
+    say("encryption", text, f"encryption in {path}")
 
 
 def _second(labels: Counts) -> str:

@@ -23,6 +23,7 @@ from vfl_common.config.base import parse, read_toml
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.which import kind_of, read_tables
+from vfl_common.files import require_folder
 
 _TICK_S = 0.1
 _GRACE_S = 10.0  # for the others to end by themselves once one has failed
@@ -65,6 +66,7 @@ def simulate(
     recipe = parse(Recipe, tables, str(recipe_path))
     folder = out / new_run_id(recipe.name, baseline)
     divide(recipe, base)  # reports wrong settings before anything starts
+    require_folder(out)
     with launching(settings_of(recipe).threads) as launcher, view(recipe) as screen:
         screen.say(f"run {folder.name}: all its files are in {folder}")
         run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)

@@ -26,6 +26,7 @@ from vfl.studies.plan import Pipeline, PlannedRun, Study, load_study
 from vfl.studies.report import Cost, Result, cost_of, write_csv
 from vfl_common.config.recipe import first_difference, recorded_recipe
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.files import require_folder
 from vfl_common.summary import Summary, load_summary
 
 Tell = Callable[[dict[str, Any]], None]
@@ -72,6 +73,7 @@ def run_study(path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live
     Raises InputError if the study cannot be run, StudyFailed at the end if some of its runs failed.
     """
     study, chains = load_study(path)
+    require_folder(out)
     folder = out / study.name
     with _locked(folder):
         running = Running(study, path.resolve().parent / study.recipe, folder, chains, tell, jobs, live and jobs == 1)

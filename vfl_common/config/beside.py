@@ -31,4 +31,5 @@ def must_be_alone(phase: str) -> str:
 
 def must_not_start(phase: str) -> str:
     """Says that a phase starts from an earlier run, and cannot."""
-    return f"start: {phase} trains a model of its own, and can take nothing from an earlier run; remove start"
+    text = f"start: {phase} trains a model of its own, and can take nothing from an earlier run"
+    return f"{text}; remove start (in a study: pretrain)"

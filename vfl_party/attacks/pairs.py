@@ -44,11 +44,11 @@ def known_rows(count: int) -> int:
     return min(_MOST, max(_LEAST, int(_SHARE * count)))
 
 
-def pairs(scene: Scene, *, images: bool | None = None) -> Iterator[Pairs]:
+def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings") -> Iterator[Pairs]:
     """Yields the pairs of each sender whose columns are known, exchange by exchange.
 
     A defence may be on one exchange and not on another, and each is read by itself. Those of too few rows are left out.
-    ``images``: only of senders whose columns are an image, or (False) are none.
+    ``images``: only of senders whose columns are an image, or (False) are none. ``what``: the word for what is sent.
     Raises UnfitError if there is no such sender, or no exchange has enough rows.
     """
     senders = senders_of(scene, images)
@@ -61,7 +61,7 @@ def pairs(scene: Scene, *, images: bool | None = None) -> Iterator[Pairs]:
                 some = True
                 yield _pairs(scene, sender, place, sent)
     if not some:
-        raise UnfitError(f"no party sends embeddings of {2 * _LEAST} rows that the phases name")
+        raise UnfitError(f"no party sends {what} of {2 * _LEAST} rows that the phases name")
 
 
 def left_out(scene: Scene, *, images: bool | None = None) -> list[str]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 import os
 import sys
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from vfl_common.errors import Code, InputError
+from vfl_common.text import LINE, clean
 from vfl_party.homomorphic.none import CIPHER_BYTES, PlainAdder, PlainKeys
 from vfl_party.homomorphic.packing import BITS
 from vfl_party.homomorphic.scheme import Adder, CipherError, Keys
+
+log = logging.getLogger(__name__)
 
 Encryption = Literal["ou", "paillier", "none"]
 SCHEMES: dict[Encryption, str] = {"ou": "Okamoto-Uchiyama", "paillier": "Paillier", "none": "no encryption"}
@@ -33,17 +38,25 @@ def heu() -> Any | None:
 
 
 def _begin(library: Any) -> None:
-    """Lets HEU start its threads, of which it writes a line to standard output: that is for events alone."""
+    """Lets HEU start its threads, of which it writes a line to standard output: that is for events alone.
+
+    HEU has no setting for that line. It becomes information for the log, which a party drops before its run begins.
+    """
     if _BEGUN:
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    kept, (source, sink) = os.dup(1), os.pipe()
+    os.set_blocking(source, False)  # it may say nothing
     try:
-        os.dup2(2, 1)
+        os.dup2(sink, 1)
         library.numpy.setup(library.phe.SchemaType.Mock, 512).array([1] * 8, library.phe.BigintEncoderParams())
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+        os.close(sink)
+        with contextlib.suppress(BlockingIOError):
+            log.info("HEU says: %s", clean(os.read(source, LINE).decode(errors="replace")), extra={"event": "library"})
+        os.close(source)
     _BEGUN.append(library)
 
 

@@ -33,12 +33,17 @@ def play(scene: Scene) -> list[Figure]:
     R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError without enough rows
     or columns, or if all are pixels.
     """
+    return decoded(scene, "embeddings")
+
+
+def decoded(scene: Scene, what: str) -> list[Figure]:
+    """Plays as ``play`` does. ``what``: the word for what the scene has as embeddings."""
     found = []
-    for each in pairs(scene, images=False):
+    for each in pairs(scene, images=False, what=what):
         guesses = _guesses(each, scene.seed)
         like = Figure("", f"{len(each.z_known)} rows", "R²", 0.0, place=each.place)
-        words = {_FOUND: f"embeddings of {each.place}", _CHANCE: "shuffled embeddings (chance)", _OWN: _OWN}
-        nothing = [words[what] for what, guess in guesses.items() if is_mean(guess)]
+        words = {_FOUND: f"{what} of {each.place}", _CHANCE: f"shuffled {what} (chance)", _OWN: _OWN}
+        nothing = [words[source] for source, guess in guesses.items() if is_mean(guess)]
         notes = [_nothing(nothing)] if nothing else []
         numbers, categories = _numbers(each, guesses), _categories(each, guesses)
         constant = len(each.names) - sum(len(each.groups[name]) for name in each.groups) + len(each.groups)

@@ -36,7 +36,7 @@ def play(scene: Scene) -> list[Figure]:
     if not bits:
         raise UnfitError("no passive party owns a split")
     sent = {passive: partial(iter, [Batch("trees", 0, 0, train, bits_NS)]) for passive, bits_NS in bits.items()}
-    return columns.play(replace(scene, embeddings=sent))
+    return columns.decoded(replace(scene, embeddings=sent), "sides")
 
 
 def telling(sides_SN: list[Numbers]) -> Tensor:
