@@ -12,11 +12,14 @@ from vfl_common.run_folder import RunFolder
 from vfl_party.align import Aligned, Aligning, Alignment
 from vfl_party.context import Hooks
 from vfl_party.exchange import Ways
+from vfl_party.models import StochasticEncoder
 from vfl_party.pace import Clock
 from vfl_party.party import Assembled, Opened
 from vfl_party.phase import Phase, Predictions, Tree
 from vfl_party.results import id_names, keep, kept_table
 from vfl_party.runner import Job, Statement
+
+KEPT_SECRET = "noise-secret"  # noqa: S105 - a file: of an encoder that draws, the same in all generations
 
 
 class Transport(Ways, Protocol):
@@ -90,6 +93,9 @@ class PartyJob(Job):
             if opened.name != opened.recipe.active.name:
                 aligned.save(self._folder.path)
         self._assembled = ready if ready is not None and aligned == expected else self._assemble(aligned)
+        encoder = self._assembled.party.models.get("encoder")
+        if isinstance(encoder, StochasticEncoder) and self._folder.checkpoints is not None:
+            encoder.keep_secret(self._folder.path / KEPT_SECRET)
         self._assembled.connect(transport, self._hooks)
 
     @property

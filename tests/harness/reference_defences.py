@@ -185,12 +185,12 @@ class Drawn:
 
 
 def mid(weight: float) -> Draw:
-    """μ + softplus(s − ½) ε, and λ KL by torch's own distributions."""
+    """μ + (0.1 + softplus(s − ½)) ε, and λ KL by torch's own distributions."""
     noise = Drawn()
 
     def changed(both: Tensor) -> tuple[Tensor, Tensor]:
         mean, s = both.chunk(2, dim=1)
-        sigma = (1 + (s - 0.5).exp()).log()
+        sigma = 0.1 + (1 + (s - 0.5).exp()).log()
         apart = kl_divergence(Normal(mean, sigma), Normal(torch.zeros(()), torch.ones(())))
         return mean + sigma * noise.like(both), weight * apart.sum() / len(both)
 

@@ -108,6 +108,10 @@ def test_drawn_embeddings_give_the_parameters_of_their_reference(
     )
     data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
     run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
+    for party in ("p1", "p2"):  # a generation that begins anew takes it from there
+        kept = (tmp_path / "run-1" / party / "noise-secret").read_bytes()
+        assert kept == bytes(parameters(tmp_path / "run-1" / party)["encoder.secret"].numpy())
+    assert not (tmp_path / "run-1" / "p0" / "noise-secret").exists()
     got = {
         party: {
             name.replace("encoder.encoder.", "encoder."): each

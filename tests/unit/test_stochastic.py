@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from tests.harness import cases
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_party.models import StochasticEncoder, deterministic
+from vfl_party.models import InputSpec, StochasticEncoder, deterministic
 from vfl_party.party import assemble, expected_rows, open_party
+from vfl_party.ranks import check_spread
 
 
 def some(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -28,7 +29,7 @@ def an_encoder(weight: float = 0.1) -> StochasticEncoder:
 def test_embeddings_have_the_mean_and_the_spread_that_the_encoder_gives() -> None:
     both = some(1, 6).expand(20_000, 6)
     z = an_encoder()(both)
-    sigma = torch.log(1 + torch.exp(both[0, 3:] - 0.5))
+    sigma = 0.1 + torch.log(1 + torch.exp(both[0, 3:] - 0.5))
     assert (z.mean(0) - both[0, :3]).abs().max().item() < 0.03
     assert (z.std(0) / sigma - 1).abs().max().item() < 0.03
 
@@ -57,7 +58,7 @@ def test_the_loss_gets_kl_in_training_alone() -> None:
     z.backward(dz)
     plain, x.grad = x.grad, None
     mean, s = x.chunk(2, dim=1)
-    sigma = torch.log(1 + torch.exp(s - 0.5))
+    sigma = 0.1 + torch.log(1 + torch.exp(s - 0.5))
     kl = kl_divergence(Normal(mean, sigma), Normal(torch.zeros(()), torch.ones(()))).sum() / 8
     (0.25 * kl).backward()
     assert x.grad is not None
@@ -93,22 +94,40 @@ def test_passive_parties_draw_and_the_active_party_does_not() -> None:
 def test_phases_that_ask_for_other_encoders_are_refused() -> None:
     first = {"kind": "splitnn", "name": "one", "epochs": 1, "batch_size": 20}
     recipe = cases.recipe(3, task={"kind": "binary"})
-    for earlier, later, says in ((0.1, 0.0, "of mid = 0.1"), (0.1, 0.2, "of mid = 0.1")):
+    for earlier, later, says in ((0.1, 0.0, "has mid = 0.1"), (0.1, 0.2, "has mid = 0.1"), (0.0, 0.2, "has mid = 0.2")):
         tables = recipe | {"phases": [first | {"mid": earlier}, first | {"name": "two", "mid": later}]}
         made = Recipe.model_validate(tables)
         data = DataSettings.model_validate(PASSIVE)
         opened = open_party(made, "p1", data, made.model.encoder)
-        with pytest.raises(InputError, match=f"two: mid: .* {says}; give all these phases the same mid"):
+        with pytest.raises(InputError, match=f"mid = .*: all phases share one encoder, and that of p1 {says}"):
             assemble(opened, expected_rows(opened))
 
 
 def test_several_processes_of_a_party_are_refused() -> None:
-    made = Recipe.model_validate(
-        cases.recipe(3, task={"kind": "binary"}, phase={"epochs": 1, "batch_size": 20, "mid": 0.1})
-    )
-    opened = open_party(made, "p1", DataSettings.model_validate(PASSIVE), made.model.encoder)
-    with pytest.raises(InputError, match="p1 has several processes"):
-        assemble(opened, expected_rows(opened), spread=lambda encoder, _spec: SimpleNamespace(encode=encoder).encode)
+    encoder = assembled("p1", {"epochs": 1, "batch_size": 20, "mid": 0.1})
+    with pytest.raises(InputError, match=r"p1: several processes .* mid draws embeddings in one process"):
+        check_spread(encoder, InputSpec((10,)), torch.device("cpu"), "p1")
+
+
+def test_a_run_that_begins_anew_keeps_its_secret(tmp_path: Path) -> None:
+    first, again, x = an_encoder(), an_encoder(), some(8, 6)
+    first.keep_secret(tmp_path / "secret")
+    again.keep_secret(tmp_path / "secret")
+    assert torch.equal(again(x), first(x))
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "secret").write_bytes(b"short")
+    with pytest.raises(InputError, match="secret: has 5 bytes, not 32; restore it"):
+        an_encoder().keep_secret(tmp_path / "secret")
+
+
+def test_rows_far_from_the_others_have_noise_and_finite_gradients() -> None:
+    x = torch.tensor([[3.0, -2.0, 1.0, -1e4, -200.0, -100.0]] * 8, requires_grad=True)
+    encoder = an_encoder().train()
+    z = encoder(x)
+    assert (z - x[:, :3]).std(dim=0).min().item() > 0.03
+    z.backward(torch.ones_like(z))
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
 
 
 def test_what_leaves_says_that_it_is_drawn_wherever_embeddings_leave() -> None:
@@ -118,5 +137,5 @@ def test_what_leaves_says_that_it_is_drawn_wherever_embeddings_leave() -> None:
     leaves = assemble(opened, expected_rows(opened)).leaves
     said = {(each.phase, each.exchange): each.how for each in leaves if each.sent.startswith("embedding")}
     assert said == dict.fromkeys(
-        [("splitnn", "embedding"), ("splitnn", "validation"), ("evaluate", "embedding")], "drawn: MID, λ = 0.1"
+        [("splitnn", "embedding"), ("splitnn", "validation"), ("evaluate", "embedding")], "drawn by MID, λ = 0.1"
     )

@@ -36,5 +36,5 @@ def encryption(summary: Summary) -> str:
 
 def _plain(exchanges: Iterable[ExchangeSummary], filters: int) -> str:
     """Names the phases of the exchanges that no method protects, and whose chains have no more filters than these."""
-    plain = [each for each in exchanges if not each.how and len(each.chain.split(" -> ")) <= filters]
-    return ", ".join(dict.fromkeys(each.phase for each in plain))
+    few = [each for each in exchanges if len(each.chain.split(" -> ")) <= filters]
+    return ", ".join(dict.fromkeys(each.phase for each in few if not each.how.startswith("drawn")))

@@ -113,7 +113,7 @@ def sent_noise(recipe: Recipe) -> float:
 def protected(recipe: Recipe) -> str:
     """Says how the phases' encoders protect the embeddings that they give, for evaluation and prediction."""
     found = []
-    for phase in recipe.phases:
+    for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
         method = load_method(phase.kind)
         found.append(method.protects(parse_settings(phase)) if method.protects is not None else "")
     return next((each for each in found if each), "")

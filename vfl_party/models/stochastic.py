@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_KEY_BYTES = 32
+from vfl_common.errors import Code, InputError
+from vfl_common.files import private_file
+
+SECRET_BYTES = 32
+LEAST_SIGMA = 0.1  # of a number that N(0, 1) is to stand for: rows far from the others have noise, too
 
 
 class _WithTerm(torch.autograd.Function):
@@ -31,14 +36,15 @@ class _WithTerm(torch.autograd.Function):
 
 
 class StochasticEncoder(nn.Module):
-    """z = μ + σ·ε with σ = softplus(s − ½) and ε ~ N(0, 1); λ · KL(N(μ, σ²) ‖ N(0, 1)) is added to the party's loss.
+    """z = μ + σ·ε with σ = 0.1 + softplus(s − ½) and ε ~ N(0, 1); λ · KL(N(μ, σ²) ‖ N(0, 1)) is added to the loss.
 
     MID (Zou, Liu and Zhang 2023, arXiv 2301.01142), which bounds what z tells of the columns as Alemi et al. (2017) do.
-    KL is summed over the embedding and averaged over the batch. It is drawn in evaluation too: what leaves is never μ.
+    KL is summed over the embedding and averaged over the batch; it is of the party's own loss. Embeddings are drawn in
+    evaluation too. The 0.1 is ours: without it σ may become 0.
 
     ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state: a run that resumes sends what it
     has sent, and nobody gets two different messages under one noise. The secret comes from the operating system and
-    stays among the party's own weights, where its checkpoints keep it.
+    stays among the party's own weights, where its checkpoints keep it, and its run's folder before there is one.
 
     Args:
         encoder: gives μ and s side by side, [B, 2·width].
@@ -50,19 +56,39 @@ class StochasticEncoder(nn.Module):
         super().__init__()
         self.encoder, self.width, self.weight = encoder, width, weight
         self.secret: Tensor
-        self.register_buffer("secret", torch.tensor(list(secrets.token_bytes(_KEY_BYTES)), dtype=torch.uint8))
+        self.register_buffer("secret", _tensor(secrets.token_bytes(SECRET_BYTES)))
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Embeds an encoder's ``inputs`` as [B, width]."""
         both = self.encoder(*inputs).float()
         mean_BD, s_BD = both[:, : self.width], both[:, self.width :]
-        sigma_BD = functional.softplus(s_BD - 0.5)
+        sigma_BD = LEAST_SIGMA + functional.softplus(s_BD - 0.5)
         z_BD: Tensor = mean_BD + sigma_BD * self._noise(both)
         if not (self.training and torch.is_grad_enabled()):
             return z_BD
         kl = 0.5 * (mean_BD**2 + sigma_BD**2 - 1 - 2 * sigma_BD.log()).sum(dim=1).mean()
         drawn: Tensor = _WithTerm.apply(z_BD, kl, self.weight)
         return drawn
+
+    def keep_secret(self, path: Path) -> None:
+        """Takes the secret that is in the file; writes its own if there is none. Raises InputError.
+
+        A generation that begins anew has the same weights again, and must not send them under other noise: the mean of
+        many draws tells more than one.
+        """
+        try:
+            kept = path.read_bytes()
+        except FileNotFoundError:
+            with private_file(path) as file:
+                file.write(bytes(self.secret.cpu().numpy()))
+            return
+        except OSError as error:
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}); make it readable"
+            ) from None
+        if len(kept) != SECRET_BYTES:
+            raise InputError(Code.FILE_INVALID, f"{path}: has {len(kept)} bytes, not {SECRET_BYTES}; restore it")
+        self.secret.copy_(_tensor(kept))
 
     def _noise(self, both: Tensor) -> Tensor:
         """Draws ε, float32 [B, width]."""
@@ -71,6 +97,10 @@ class StochasticEncoder(nn.Module):
         key = int.from_bytes(hmac.digest(secret, message, hashlib.sha256)[:16], "big")
         random = np.random.Generator(np.random.Philox(key=key))
         return torch.from_numpy(random.standard_normal((len(both), self.width), dtype=np.float32)).to(both.device)
+
+
+def _tensor(secret: bytes) -> Tensor:
+    return torch.tensor(list(secret), dtype=torch.uint8)
 
 
 class _Mean(nn.Module):

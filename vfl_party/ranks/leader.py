@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.errors import Code, InputError
-from vfl_party.models import InputSpec, forward
+from vfl_party.models import InputSpec, StochasticEncoder, forward
 from vfl_party.models.precision import Precision
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.ranks.group import Ranks, Word, shares, together
@@ -98,6 +98,8 @@ def check_spread(encoder: nn.Module | None, spec: InputSpec | None, device: torc
     where = f"party {party}: several processes (torchrun)"
     if encoder is None or spec is None:
         raise InputError(Code.MODEL_INVALID, f"{where}: it has no features, so no encoder to share; start one process")
+    if isinstance(encoder, StochasticEncoder):
+        raise InputError(Code.MODEL_INVALID, f"{where}: mid draws embeddings in one process; start one, or remove mid")
     if device.type == "cpu" and any(isinstance(module, _BatchNorm) for module in encoder.modules()):
         text = f"{where}: batch normalisation is over the whole batch, which torch can do only across GPUs"
         raise InputError(

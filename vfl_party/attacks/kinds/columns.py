@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.text import listed
-from vfl_party.attacks.fitting import decode_table, explained, is_mean
+from vfl_party.attacks.fitting import decode_table, explained, held_of, is_mean
 from vfl_party.attacks.over import decode_over
 from vfl_party.attacks.pairs import Pairs, left_out, pairs, senders_of
 from vfl_party.attacks.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
@@ -88,7 +88,7 @@ def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
 
 def _over_epochs(each: Pairs, guesses: Mapping[str, Tensor], like: Figure, seed: int) -> Iterator[Figure]:
     """Yields the means again, of a decoder that has a row's embeddings of all recorded epochs, not the last alone."""
-    guesses = {**guesses, _FOUND: decode_over(each, seed)}
+    guesses = {**guesses, _FOUND: decode_over(each, seed)[held_of(len(each.z_known)) :]}
     like = replace(like, knows=f"{like.knows}, {ALL_EPOCHS}")
     yield from _figures(each.sender, "column", _numbers(each, guesses), like, only_mean=True)
     categories = _categories(each, guesses)

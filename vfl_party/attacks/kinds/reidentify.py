@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vfl_party.attacks.fitting import decode_table
+from vfl_party.attacks.fitting import decode_table, held_of
 from vfl_party.attacks.over import decode_over
 from vfl_party.attacks.pairs import Pairs, pairs
 from vfl_party.attacks.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
@@ -32,7 +32,8 @@ def play(scene: Scene) -> list[Figure]:
             continue
 
         def share(known_KD: Tensor, judged_ND: Tensor, each: Pairs = each, varies_F: Tensor = varies_F) -> float:
-            guess_NF = decode_table(known_KD, each.values_known, judged_ND, scene.seed, each.groups.values())
+            asked = torch.cat([known_KD[: held_of(len(known_KD))], judged_ND])
+            guess_NF = decode_table(known_KD, each.values_known, asked, scene.seed, each.groups.values())
             return _share(each, varies_F, guess_NF)
 
         baselines = {"own columns": share(each.own[0], each.own[1][:n])} if each.own is not None else {}
@@ -43,7 +44,7 @@ def play(scene: Scene) -> list[Figure]:
         )
         found.append(figure)
         if each.over:
-            value = _share(each, varies_F, decode_over(each, scene.seed)[:n])
+            value = _share(each, varies_F, decode_over(each, scene.seed, n))
             found.append(replace(figure, knows=f"{knows}, {ALL_EPOCHS}", value=value))
     if not found:
         raise UnfitError("all columns have one value")
@@ -51,14 +52,19 @@ def play(scene: Scene) -> list[Figure]:
 
 
 def _share(each: Pairs, varies_F: Tensor, guess_NF: Tensor) -> float:
-    """Returns the share of rows that are nearest to their own decoded columns, in standard deviations.
+    """Returns the share of rows that are nearest to their own decoded columns.
 
-    Columns that the decoder cannot read, and gives all rows the same of, do not count.
+    ``guess_NF``: what is decoded of the held known rows, then of the judged ones. A column's distance counts in units
+    of its error in the held rows, so one that the decoder reads badly counts little, and one of which it gives all rows
+    the same counts nothing.
     """
+    held = held_of(len(each.z_known))
+    tried_HF, guess_NF = guess_NF[:held], guess_NF[held:]
     read_F = varies_F & (guess_NF != guess_NF[:1]).any(dim=0)
     if not read_F.any():
         return 1 / len(guess_NF)  # nothing is read: one of the candidates, by chance
-    scale_F = each.values_known[:, read_F].std(dim=0)
+    error_F = (tried_HF - each.values_known[:held])[:, read_F].pow(2).mean(dim=0).sqrt()
+    scale_F = error_F.clamp_min(1e-3 * each.values_known[:, read_F].std(dim=0))
     distance_NN = torch.cdist(guess_NF[:, read_F] / scale_F, each.values_judged[: len(guess_NF), read_F] / scale_F)
     return float((distance_NN.argmin(dim=1) == torch.arange(len(guess_NF))).double().mean())
 

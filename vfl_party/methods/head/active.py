@@ -57,7 +57,7 @@ class ActiveHead(Phase):
             size, norm = settings.batch_size, settings.dp.max_grad_norm
             trained = self._models, self._optimizer, self._positions
             self._private = PrivateSteps(party.need_privacy(), name, party.name, *trained, size, norm)
-        self._upload = party.answering(name, upload(settings), width=party.embedding_size)
+        self._upload = party.answering(name, upload(settings, party.protected), width=party.embedding_size)
         self._r: dict[str, Tensor] = {}  # {passive party: its representations of the training rows, [N, D]}
         self._late: list[str] = []
         self._owed = False  # whether the acknowledgement is still to be sent

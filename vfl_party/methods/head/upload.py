@@ -14,9 +14,12 @@ from vfl_party.declared import NOTHING, Exchange, Occurrence, Sent, Traffic, f32
 from vfl_party.methods.head.settings import UPLOAD, HeadSettings
 
 
-def upload(settings: HeadSettings) -> Exchange:
-    """Declares a party's representations of all training rows up; with a deadline the answer says if they are used."""
-    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=settings.noise))
+def upload(settings: HeadSettings, how: str) -> Exchange:
+    """Declares a party's representations of all training rows up; with a deadline the answer says if they are used.
+
+    ``how``: see ``Sent``.
+    """
+    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=settings.noise), how=how)
     down = NOTHING if settings.deadline_s is None else Sent(Kind.ACK, {"used": u8(1)})
     return Exchange("upload", up, down, when="once")
 
@@ -24,7 +27,7 @@ def upload(settings: HeadSettings) -> Exchange:
 def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
     """See ``Method.traffic``."""
     sizes = {"rows": len(party.rows("train")), "width": party.embedding_size}
-    return Traffic([Occurrence.of(upload(settings), StepKey(name, UPLOAD, 0), **sizes)])
+    return Traffic([Occurrence.of(upload(settings, party.protected), StepKey(name, UPLOAD, 0), **sizes)])
 
 
 @torch.no_grad()

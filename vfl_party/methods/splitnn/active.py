@@ -104,7 +104,7 @@ class ActiveSplitNN(Phase):
         metrics = {"train": {"loss": total.item() / max(1, steps)}}
         validates = training.batches.validates(round_)
         after = self._validate(round_, exchange, metrics) if validates else exchange
-        moved = self._drift.moved() if validates else {}
+        moved = self._drift.moved() if validates and not self._settings.mid else {}  # two draws always differ
         if absent is not None:
             return RoundReport(steps, metrics, note=absent.words(round_, steps), absences=absent.found, drift=moved)
         if not validates:

@@ -15,9 +15,12 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 
 def embedding(settings: SplitNNSettings) -> Exchange:
     """Declares a batch's embeddings up, and the gradients of the loss with respect to them down."""
-    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, how=drawn(settings))
+    learnt = f"learnt with NoPeek, λ = {settings.nopeek:g}" if settings.nopeek else ""
+    how = "; ".join(each for each in (drawn(settings), learnt) if each)
+    up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, how=how)
     through = noise("iso", amplifier=settings.iso)
-    down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, through, beside=BESIDE)
+    how = f"with that of dCor(z, y), λ = {settings.dcor:g}" if settings.dcor else ""
+    down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, through, beside=BESIDE, how=how)
     return Exchange("embedding", up, down)
 
 

@@ -19,7 +19,7 @@ def stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Modul
 
 def drawn(settings: SplitNNSettings) -> str:
     """Says how embeddings are protected; see ``Method.protects``."""
-    return f"drawn: MID, λ = {settings.mid:g}" if settings.mid else ""
+    return f"drawn by MID, λ = {settings.mid:g}" if settings.mid else ""
 
 
 def check_encoder(party: Party, phase: str, settings: SplitNNSettings) -> None:
@@ -28,11 +28,9 @@ def check_encoder(party: Party, phase: str, settings: SplitNNSettings) -> None:
     if encoder is None:
         return
     weight = encoder.weight if isinstance(encoder, StochasticEncoder) else 0.0
-    where = f"recipe: phases: {phase}: mid"
-    if weight != settings.mid:
-        text = f"{where}: an earlier phase, or the run to start from, hands on an encoder"
-        text = f"{text} {f'of mid = {weight:g}' if weight else 'that draws nothing'}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; give all these phases the same mid, with a splitnn phase first")
-    if weight and not party.encodes_here:
-        text = f"{where}: {party.name} has several processes, and embeddings are drawn in one"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; start one process, or remove mid")
+    if weight == settings.mid or party.role == "active":
+        return
+    text = f"recipe: phases: {phase}: mid = {settings.mid:g}: all phases share one encoder, and that of {party.name}"
+    text = f"{text} {f'has mid = {weight:g}' if weight else 'draws nothing'}"
+    ways = "give all splitnn phases the same mid, those of a run to start from too"
+    raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}, or remove it")
