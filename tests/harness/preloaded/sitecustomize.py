@@ -7,6 +7,7 @@ It imports what most parties load after they are forked. It can run a program wi
 # ruff: noqa: F401 - for the children
 
 import ctypes
+import encodings.idna
 import os
 import signal
 import subprocess
@@ -16,11 +17,20 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import cryptography.hazmat.backends.openssl.backend
+import grpc._channel
+import grpc._interceptor
+import grpc._server
 import safetensors.torch
 import sklearn.datasets
+from remembered import remember  # type: ignore[import-not-found] # in the same folder
 
-import vfl_party.app
+import vfl_party.codecs.identity
 from vfl.launcher.child import PROGRAMS
+
+remember()
+sklearn.datasets.load_digits()
+sklearn.datasets.load_breast_cancer()
 
 _path = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # a process that a program starts needs none of the above
 os.environ["PYTHONPATH"] = os.pathsep.join(each for each in _path if each != str(Path(__file__).parent))
