@@ -8,9 +8,13 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.harness.preloaded.remembered import remember
+
 # Machines are shared: how long drawing an example takes says nothing about our code.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+remember()
 
 # A shell starts background jobs with SIGINT ignored, and so would be every program that a test sends one.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -51,7 +51,7 @@ def test_the_run_ends_as_undisturbed(
     who: str, moment: str, tmp_path: Path, plugin: dict[str, str], undisturbed: Federation
 ) -> None:
     assert (who, moment) in set(kills.cells())
-    ended = kills.run(tmp_path, plugin, kills.VICTIMS[who], moment)
+    ended = kills.run(tmp_path, plugin, who, moment)
     assert_equal(parameters(ended), parameters(undisturbed))
     assert kept(ended).equals(kept(undisturbed))
 

@@ -46,10 +46,10 @@ def program_environment() -> dict[str, str]:
 
 
 @functools.cache
-def launcher(path: str = "") -> Launcher:
-    """Makes the one launcher for all tests of a session; ``path``: another for programs with this PYTHONPATH."""
+def launcher() -> Launcher:
+    """Makes the one launcher for all tests of a session."""
     given = program_environment()
-    modules = filter(None, [str(PRELOADED), path or given.get("PYTHONPATH", "")])
+    modules = filter(None, [str(PRELOADED), given.get("PYTHONPATH", "")])
     shared = Launcher(1, given | {"PYTHONPATH": os.pathsep.join(modules)})
     atexit.register(shared.close)
     return shared
@@ -75,8 +75,8 @@ class Program:
         else:
             stdin, self._alive = os.pipe()
             stderr = self._stderr.fileno()
-            forks = launcher(environment["PYTHONPATH"] if environment else "")
-            self.process = forks.start(args, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+            words = ["plugged", environment["PYTHONPATH"], *args] if environment else args
+            self.process = launcher().start(words, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
             os.close(stdin)
         os.close(stdout)
         self._stdout: TextIO = os.fdopen(ours, encoding="utf-8")

@@ -14,7 +14,7 @@ from vfl.cli import cli
 from vfl.launcher.forks import Launcher
 from vfl_common.program import exit_status
 
-LAUNCHING = ("vfl.simulation.run.launching", "vfl.studies.run.launching")
+LAUNCHING = ("vfl.simulation.run.launching", "vfl.studies.run.launching", "vfl.launcher.forks.launching")
 
 
 @contextlib.contextmanager

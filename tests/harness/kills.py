@@ -24,17 +24,19 @@ VICTIMS = {
 }
 RUN_S = 120.0
 WAIT_S = 15.0  # for whom others wait: for a party, for a server
+ALONE_S = 5.0  # if a victim comes back when all others have ended: it waits for them in vain
+ALONE = {("active", "report-sent"), ("server", "closing"), ("server", "before-finished")}
 REPO = Path(__file__).parents[2]
 DATA = cases.columns("sklearn:digits", 3, limit=100)
 
 
-def recipe(seed: int = 7) -> dict[str, object]:
+def recipe(seed: int = 7, wait_s: float = WAIT_S) -> dict[str, object]:
     """State of every sort: Adam's moments, dropout's generators; an evaluation at the end."""
     made = cases.recipe(
         3,
         seed=seed,
         model={"encoder": {"kind": "mlp", "hidden": [16], "dropout": 0.2}},
-        run={"heartbeat_s": 0.2, "lost_after_s": 5.0, "rejoin_deadline_s": WAIT_S},
+        run={"heartbeat_s": 0.2, "lost_after_s": 5.0, "rejoin_deadline_s": wait_s},
     )
     phase = {"kind": "splitnn", "epochs": 4, "batch_size": 24, "optimizer": {"kind": "adam", "lr": 0.01}}
     return made | {"phases": [phase, {"kind": "evaluate"}]}
@@ -58,6 +60,7 @@ class Killed(Federation):
     """A federation of programs with deaths."""
 
     plugin: dict[str, str]
+    wait_s = WAIT_S
 
     def start_one(self, name: str) -> None:
         """Starts a program, or starts it again with the same command."""
@@ -66,17 +69,26 @@ class Killed(Federation):
             self.address = self.start(name, *args, environment=self.plugin).wait_for("ready")["address"]
         else:
             path = self.write_party(name).name
-            self.start(name, "vfl-party", "run", path, "--wait", str(WAIT_S), environment=self.plugin)
+            self.start(name, "vfl-party", "run", path, "--wait", str(self.wait_s), environment=self.plugin)
 
 
-def run(folder: Path, plugin: dict[str, str], victims: Sequence[str], moment: str, seed: int = 7) -> Killed:
+def killed(federation: Killed, victim: str, moment: str) -> None:
+    """Starts everybody, and waits until the victim has died at ``moment``."""
+    (federation.folder / f"kill-{moment}-{victim}").touch()
+    for name in ("server", *federation.names):
+        federation.start_one(name)
+    assert federation.programs[victim].wait() == -signal.SIGKILL, federation.programs[victim].stderr
+
+
+def run(folder: Path, plugin: dict[str, str], who: str, moment: str, seed: int = 7) -> Killed:
     """Runs to the end; returns the federation, closed. Fails unless all end with 0, in one run.
 
-    The first victim dies when it comes to ``moment``, and must come to it; the others are killed then.
+    The first of the VICTIMS dies when it comes to ``moment``, and must come to it; the others are killed then.
     """
-    with Killed(folder, recipe(seed), DATA) as federation:
-        federation.plugin = plugin
-        survive(federation, victims, moment)
+    wait_s = ALONE_S if (who, moment) in ALONE else WAIT_S
+    with Killed(folder, recipe(seed, wait_s), DATA) as federation:
+        federation.plugin, federation.wait_s = plugin, wait_s
+        survive(federation, VICTIMS[who], moment)
         return federation
 
 

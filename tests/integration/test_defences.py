@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from tests.harness.federation import Federation, Program
 from tests.harness.plugins import environment, metadata
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_in_process import parameters
-from tests.integration.test_ssl_phases import wait_for_round
+from tests.integration.test_resume import halfway, held, kill, wait_for_checkpoints
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -127,10 +128,11 @@ def test_drawn_embeddings_give_the_parameters_of_their_reference(
     assert largest_deviation(got, reference.train(tables, TABLE, draw=partial(reference.mid, 0.02))) > 1e-4
 
 
+@dataclass
 class Keyed(Federation):
     """A federation of programs whose noise has the reference's key."""
 
-    plugin: dict[str, str]
+    plugin: dict[str, str] = field(default_factory=dict)
 
     def _start(self, name: str, args: list[str], environment: dict[str, str] | None = None) -> Program:
         return super()._start(name, args, environment or self.plugin)
@@ -148,17 +150,16 @@ def test_a_killed_party_goes_on_with_its_noise_bit_for_bit(
     monkeypatch.setattr("vfl_party.models.stochastic.secrets", SimpleNamespace(token_bytes=reference.secret))
     terms = {"nopeek and dcor": {"nopeek": 0.5, "dcor": 0.5}, "mid": {"mid": 0.01}}
     defence = terms[name] if name in terms else {"transforms": [DEFENCES[name][0]]}
-    tables = cases.recipe(3, task={"kind": "binary"}, phase={"epochs": 60, "batch_size": 40, **defence})
+    tables = cases.recipe(3, task={"kind": "binary"}, phase={"epochs": 8, "batch_size": 40, **defence})
     data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
     run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
     repository = Path(__file__).parents[2]
     plugin = metadata(tmp_path / "plugin", {"vfl.methods": {"keyed": "tests.harness.keyed_plugin:METHOD"}})
-    with Keyed(tmp_path / "killed", tables, TABLE) as federation:
-        federation.plugin = environment(plugin, repository)
-        federation.start_all()
-        wait_for_round(federation.programs["server"], 3)  # all hold a checkpoint by then
-        federation.programs[victim].kill()
-        federation.start_party(victim)
+    keyed = partial(Keyed, plugin=environment(plugin, repository))
+    at = halfway(tmp_path / "run-1", data)
+    with held(tmp_path / "killed", tables, TABLE, keyed, sent=at) as (federation, proxy):
+        wait_for_checkpoints(federation)
+        kill(federation, proxy, victim)
         summary = federation.finish()
         assert summary["interruptions"] == 1
         for party in federation.names:

@@ -124,7 +124,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert "all parties have joined" in result.stderr
     assert processes_of(folder) == []
 
-    told = vfl("report", folder, cwd=tmp_path)
+    told = vfl_here("report", folder, cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     assert "hospital" in told.stdout
     assert (folder / "learning-curves.png").stat().st_size > 10_000
@@ -134,7 +134,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert json.loads(listed.stdout)["run"] == folder.name
     kept = pq.read_table(folder / "bank" / "predictions.parquet").to_pandas().query("split == 'test'")
     assert (kept["truth"] == kept["class"]).mean() == pytest.approx(summary["metrics"]["test"]["accuracy"])
-    again = vfl("predict", "--output", "again.parquet", cwd=tmp_path)  # processes trained, one process predicts
+    again = vfl_here("predict", "--output", "again.parquet", cwd=tmp_path)  # processes trained, one process predicts
     assert again.returncode == 0, again.stderr
     scores = pq.read_table(tmp_path / "again.parquet").to_pandas().set_index("id").loc[kept["id"]]
     assert scores["score_7"].to_numpy() == pytest.approx(kept["score_7"].to_numpy(), abs=1e-6)

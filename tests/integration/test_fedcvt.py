@@ -16,6 +16,7 @@ from tests.harness.here import vfl_here
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_in_process import in_process
 from tests.integration.test_ranks import torchrun
+from tests.integration.test_ssl_phases import check_kill
 from vfl_common.config.recipe import Recipe
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.forecast.count import forecast, outlook_of
@@ -128,22 +129,9 @@ def test_parties_of_several_processes_compute_the_same(tmp_path: Path) -> None:
 
 
 def test_a_killed_party_changes_nothing_bit_for_bit(tmp_path: Path) -> None:
-    tables = recipe(epochs=120, optimizer={"kind": "adam", "lr": 0.01, "schedule": "cosine", "clip_norm": 1.0})
+    tables = recipe(optimizer={"kind": "adam", "lr": 0.01, "schedule": "cosine", "clip_norm": 1.0})
     tables["model"]["encoder"] = TANH | {"dropout": 0.2, "batch_norm": True}
-    data, found = DATA["binary"], []
-    for killed in (False, True):
-        with Federation(tmp_path / str(killed), tables, data) as federation:
-            federation.start_all()
-            if killed:
-                server = federation.programs["server"]
-                while server.wait_for("progress")["round"] < 3:  # all hold a checkpoint by then
-                    pass
-                federation.programs["p1"].kill()
-                federation.start_party("p1")
-            summary = federation.finish()
-            assert summary["interruptions"] == int(killed)
-            found.append({name: federation.parameters(name) for name in federation.names})
-    assert largest_deviation(found[0], found[1]) == 0.0
+    check_kill(tmp_path, tables, DATA["binary"], "p1")
 
 
 @pytest.mark.parametrize("settings", [{}, {"own_rows": "active"}], ids=["both", "the active party's own rows"])

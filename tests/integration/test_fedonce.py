@@ -10,6 +10,7 @@ import torch
 
 from tests.harness import cases, reference_fedonce
 from tests.harness.federation import Federation
+from tests.harness.kills import Killed, killed, plugged
 from tests.harness.proxy import Proxy
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_resume import HANDSHAKE_BYTES, assert_equal, held, parameters, server_events
@@ -301,13 +302,11 @@ def test_the_kernel_counts_little_more_than_the_upload(tmp_path: Path) -> None:
 
 
 def test_a_party_killed_while_it_learns_ends_with_the_same_parameters(tmp_path: Path) -> None:
-    tables, tables_of = recipe(2, "binary", epochs=120), data(2, "binary")
+    tables, tables_of = recipe(2, "binary", epochs=8), data(2, "binary")
     _, whole = run(tmp_path / "whole", tables, tables_of)
-    with Federation(tmp_path / "killed", tables, tables_of) as federation:
-        federation.start_all()
-        for _ in range(2):
-            federation.programs["p1"].wait_for("progress")
-        federation.programs["p1"].kill()
-        federation.start_party("p1")
+    with Killed(tmp_path / "killed", tables, tables_of) as federation:
+        federation.plugin = plugged(tmp_path / "site")
+        killed(federation, "p1", "checkpoint-named")
+        federation.start_one("p1")
         assert federation.finish()["interruptions"] == 1
         assert_equal(parameters(federation), parameters(whole))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.harness import cases
 from tests.harness.federation import Federation
+from tests.harness.kills import Killed, killed, plugged
 from vfl.report.table import show
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
@@ -136,16 +137,14 @@ def test_batch_norm_is_refused_before_training(tmp_path: Path) -> None:
 
 
 def test_a_killed_party_spends_nothing_twice(tmp_path: Path) -> None:
-    epochs = 150
+    epochs = 8
     tables = recipe(epochs)
     tables["run"]["kept_checkpoints"] = 2
-    with Federation(tmp_path, tables, DATA) as federation:
-        federation.start_all()
-        for _ in range(2):
-            federation.programs["p1"].wait_for("progress")
-        federation.programs["p1"].kill()
+    with Killed(tmp_path / "f", tables, DATA) as federation:
+        federation.plugin = plugged(tmp_path / "site")
+        killed(federation, "p1", "checkpoint-named")
         label, tree = federation.checkpoint_labels("p1")[-1], federation.checkpoint("p1")
-        federation.start_party("p1")
+        federation.start_one("p1")
         summary = federation.finish()
         assert summary["interruptions"] == 1
         phase, done = rounds_done(label)

@@ -75,7 +75,7 @@ def check(tmp_path: Path, tables: dict[str, Any], data: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("victim", ["p1", "p0", "server"])
 def test_a_killed_process_changes_nothing_bit_for_bit(victim: str, tmp_path: Path) -> None:
-    tables = cases.own_rows_recipe(2, epochs=40, preset="released" if victim == "p1" else "paper")
+    tables = cases.own_rows_recipe(2, epochs=6, preset="released" if victim == "p1" else "paper")
     check_kill(tmp_path, tables, cases.own_rows(2), victim)
 
 

@@ -21,6 +21,7 @@ ADAM = {"kind": "adam", "lr": 0.003, "schedule": "cosine", "clip_norm": 1.0}
 MLP = {"kind": "mlp", "hidden": [16, 12]}
 NOISY = MLP | {"dropout": 0.2, "batch_norm": True}
 DATA = cases.columns("sklearn:digits", 3, limit=100)
+DATA_OF = {2: cases.digits(2), 3: DATA}
 SLOW = {"sgd": SGD | {"lr": 0.01}, "adam": ADAM | {"lr": 0.001}}  # many updates on a batch make rounding grow
 CACHE = {"batches": 3, "uses": 4, "threshold": 0.95}
 
@@ -46,14 +47,14 @@ def check(folder: Path, tables: dict[str, Any], data: dict[str, Any], record: An
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("in_flight", [1, 2, 4, 8])
-@pytest.mark.parametrize("parties", [2, 4])
+@pytest.mark.parametrize("parties", [2, 3])
 def test_steps_in_flight(
     parties: int, in_flight: int, optimizer: dict[str, Any], tmp_path: Path, record_property: Any
 ) -> None:
     # A bias before batch normalisation has no gradient but rounding, which Adam would make a whole step of.
     encoder = MLP | {"dropout": 0.2, "batch_norm": optimizer is SGD}
     tables = piped(parties, optimizer=optimizer, in_flight=in_flight, encoder=encoder)
-    check(tmp_path, tables, cases.digits(parties), record_property)
+    check(tmp_path, tables, DATA_OF[parties], record_property)
 
 
 @pytest.mark.parametrize("optimizer", SLOW)
@@ -75,11 +76,11 @@ def test_steps_in_flight(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("parties", [2, 4])
+@pytest.mark.parametrize("parties", [2, 3])
 def test_local_updates_and_micro_batches(
     parties: int, more: dict[str, Any], optimizer: str, tmp_path: Path, record_property: Any
 ) -> None:
-    check(tmp_path, piped(parties, optimizer=SLOW[optimizer], **more), cases.digits(parties), record_property)
+    check(tmp_path, piped(parties, optimizer=SLOW[optimizer], **more), DATA_OF[parties], record_property)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_one_process_gives_what_processes_give(tmp_path: Path) -> None:
     )
 
 
-STEPS: dict[str, Any] = {"epochs": 15, "validate_every": 1, "batch_size": 8, "in_flight": 4}
+STEPS: dict[str, Any] = {"epochs": 8, "validate_every": 1, "batch_size": 8, "in_flight": 4}
 STEPS |= {"checkpoint_steps": 6, "optimizer": SLOW["adam"] | {"schedule": "constant"}}
 KEPT: dict[str, dict[str, Any]] = {"ring": {"cache": {}}, "prediction": {"predict_weights": True}}  # by a checkpoint
 
@@ -142,7 +143,7 @@ def test_in_the_middle_of_a_round_with_several_steps_in_flight(
 ) -> None:
     """p1 and p2 are held; then their connections are cut, or one of the programs is killed."""
     tables = piped(3, encoder=NOISY, **STEPS, **KEPT[kept])
-    with held(tmp_path, tables, DATA, received=30_000) as (federation, proxy):
+    with held(tmp_path, tables, DATA, received=16_000) as (federation, proxy):
         if victim:
             kill(federation, proxy, victim)
         else:

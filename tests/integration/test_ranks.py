@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.harness import cases, reference
-from tests.harness.federation import BIN, RUN_S, Federation, Program
+from tests.harness.federation import BIN, FRESH, RUN_S, Federation, Program
 from tests.harness.proxy import Proxy
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_resume import Parameters, assert_equal, parameters, server_events
@@ -100,6 +100,7 @@ def test_a_rank_is_killed_and_the_party_started_again(
         assert "terminate called" not in party.stderr  # rank 0 ends by itself, and is not aborted by its threads
         federation.programs["server"].wait_for("interrupted")
         proxy.release()
+        federation.fresh = FRESH  # a fork does to go on with
         torchrun(federation, "p1")
         summary = federation.finish()
         assert summary["interruptions"] == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from torch import Tensor
 from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.proxy import Proxy
+from tests.harness.waiting import wait_until
+from vfl_common.ledger import load_entries
 
 PARTIES = ("p0", "p1", "p2")
 WIDTH, BATCH, ROWS = 64, 32, 200
@@ -56,14 +58,30 @@ def recipe(**run: Any) -> dict[str, Any]:
 DATA = cases.columns("sklearn:breast_cancer", 3, limit=ROWS)
 
 
+def behind(names: Collection[str]) -> set[str]:
+    """The passive parties that reach the active party through the proxy."""
+    return {*names} - {cases.ACTIVE, "p1"} if len(names) > 2 else {"p1"}
+
+
+def halfway(run: Path, names: Collection[str]) -> int:
+    """The bytes that parties have sent through the proxy in the middle of a run, as a run that has ended counted."""
+    ledgers = [load_entries(run / name / "ledger.json") for name in behind(names)]
+    sent = [entry for of in ledgers for entry in of if (entry.peer, entry.direction) == (cases.ACTIVE, "sent")]
+    return len(ledgers) * HANDSHAKE_BYTES + sum(entry.message_bytes for entry in sent) // 2
+
+
 @contextmanager
 def held(
-    folder: Path, tables: dict[str, Any], data: dict[str, Any] = DATA, **at: int
+    folder: Path,
+    tables: dict[str, Any],
+    data: dict[str, Any] = DATA,
+    make: Callable[..., Federation] = Federation,
+    /,
+    **at: int,
 ) -> Iterator[tuple[Federation, Proxy]]:
     """A federation that has come to a stop within a step; ``at`` as for ``Proxy.hold_at``."""
-    behind = data.keys() - {"p1"} if len(data) > 2 else {"p1"}
-    with Proxy() as proxy, Federation(folder, tables, data) as federation:
-        federation.extra = {name: {"active": proxy.address} for name in behind if name != cases.ACTIVE}
+    with Proxy() as proxy, make(folder, tables, data) as federation:
+        federation.extra = {name: {"active": proxy.address} for name in behind(data)}
         proxy.hold_at(**at)
         federation.start_server()
         proxy.target = federation.start_party(cases.ACTIVE).wait_for("ready")["address"]
@@ -85,6 +103,11 @@ def kill(federation: Federation, proxy: Proxy, victim: str) -> None:
         if victim == cases.ACTIVE:
             proxy.target = again.wait_for("ready")["address"]
     proxy.release()
+
+
+def wait_for_checkpoints(federation: Federation) -> None:
+    """Waits until every party has a checkpoint."""
+    wait_until(lambda: all(federation.checkpoint_labels(name) for name in federation.names))
 
 
 def parameters(federation: Federation) -> Parameters:

@@ -13,6 +13,7 @@ from tests.harness import cases, reference_ssvfl
 from tests.harness.federation import Federation, Program
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_fedhssl import TOLERANCE, recipe
+from tests.integration.test_resume import halfway, held, kill, server_events, wait_for_checkpoints
 
 MLP = {"kind": "mlp", "hidden": [24]}
 
@@ -23,18 +24,18 @@ def run(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> tuple[dic
         return federation.finish(), federation
 
 
-def run_with_kill(folder: Path, tables: dict[str, Any], data: dict[str, Any], victim: str) -> Federation:
-    """Kills a process after the first checkpoints, and starts it again; returns the federation, which has ended."""
-    with Federation(folder, tables, data) as federation:
-        federation.start_all()
-        wait_for_round(federation.programs["server"], 3)  # all hold the first checkpoint by then
-        federation.programs[victim].kill()
-        if victim == "server":
-            federation.start_server(federation.address)
-        else:
-            federation.start_party(victim)
-        federation.finish()
-        started = [event for event in federation.programs["server"].seen() if event["event"] == "started"]
+def run_with_kill(folder: Path, tables: dict[str, Any], data: dict[str, Any], victim: str, at: int) -> Federation:
+    """Kills a process within a step and starts it again; returns the federation, which has ended.
+
+    ``at``: bytes that were sent through the proxy of ``held`` by then.
+    """
+    with held(folder, tables, data, sent=at) as (federation, proxy):
+        wait_for_checkpoints(federation)
+        kill(federation, proxy, victim)
+        summary = federation.finish()
+        if victim != "server":  # its new process knows nothing of the end of the old one
+            assert summary["interruptions"] == 1
+        started = server_events(federation, "started")
         assert started[-1]["generation"] == 2
         assert started[-1]["checkpoint"]  # it went on, and did not begin again
         return federation
@@ -42,15 +43,16 @@ def run_with_kill(folder: Path, tables: dict[str, Any], data: dict[str, Any], vi
 
 def check_kill(tmp_path: Path, tables: dict[str, Any], data: dict[str, Any], victim: str) -> None:
     """Compares the parameters after ``run_with_kill`` with those of an undisturbed run."""
-    _, whole = run(tmp_path / "whole", tables, data)
-    killed = run_with_kill(tmp_path / "killed", tables, data, victim)
+    summary, whole = run(tmp_path / "whole", tables, data)
+    assert summary["interruptions"] == 0
+    killed = run_with_kill(tmp_path / "killed", tables, data, victim, halfway(whole.run_folder, whole.names))
     for name in killed.names:
         assert largest_deviation({name: killed.parameters(name)}, {name: whole.parameters(name)}) == 0.0
 
 
 @pytest.mark.parametrize(("ssl", "victim"), [("moco", "p1"), ("byol", "p0"), ("simsiam", "server")])
 def test_a_killed_process_changes_nothing_bit_for_bit(ssl: str, victim: str, tmp_path: Path) -> None:
-    tables = recipe(2, ssl, MLP, rounds=30)
+    tables = recipe(2, ssl, MLP, rounds=6)
     data = cases.digits(2, limit=220)
     check_kill(tmp_path, tables, data, victim)
 

@@ -88,7 +88,7 @@ def test_one_gradient_for_all_is_written_once_and_is_the_same(rule: str, tmp_pat
 
 @pytest.mark.parametrize("victim", ["p1", "p0"])
 def test_a_killed_party_changes_nothing_bit_for_bit(victim: str, tmp_path: Path) -> None:
-    tables = wired(2, CODECS["4 bits"], phase={"epochs": 40})
+    tables = wired(2, CODECS["4 bits"], phase={"epochs": 6})
     check_kill(tmp_path, tables, cases.digits(2, limit=220), victim)
 
 
@@ -138,7 +138,7 @@ def test_latents_and_bottoms_are_those_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["p1", "server"])
 def test_error_feedback_is_in_the_checkpoints(victim: str, tmp_path: Path) -> None:
-    tables = test_fedhssl.recipe(2, "simsiam", MLP, rounds=30) | {"wire": [FEEDBACK]}
+    tables = test_fedhssl.recipe(2, "simsiam", MLP, rounds=6) | {"wire": [FEEDBACK]}
     check_kill(tmp_path, tables, cases.digits(2, limit=220), victim)
 
 

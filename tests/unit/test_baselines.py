@@ -298,7 +298,8 @@ def test_the_settings_of_joined_tables_are_kept_with_the_run(combined: vfl.Run) 
 
 @pytest.mark.slow
 def test_processes_compute_the_same_baseline_from_frames(combined: vfl.Run) -> None:
-    found = run("combined", processes=True)
+    with one_launcher():
+        found = run("combined", processes=True)
     assert found.metrics == combined.metrics
     assert found.predict({"bank": BANK, "shop": SHOP}) == combined.predict({"bank": BANK, "shop": SHOP})
 

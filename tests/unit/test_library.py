@@ -20,6 +20,7 @@ from sklearn.datasets import load_breast_cancer
 
 import vfl
 import vfl.library.recipe
+from tests.harness.here import one_launcher
 from vfl_common.errors import InputError
 
 TABLES: dict[str, Any] = {
@@ -44,7 +45,8 @@ BANK, SHOP = frame()[["id", "mean radius", "mean area", "target"]], frame()[["id
 
 def run(bank: Any = BANK, shop: Any = SHOP, recipe: vfl.Recipe = RECIPE, **more: Any) -> vfl.Run:
     bank = bank if isinstance(bank, vfl.Data) else vfl.Data(bank, label="target")
-    return vfl.simulate(recipe, {"bank": bank, "shop": shop}, quiet=True, **more)
+    with one_launcher():
+        return vfl.simulate(recipe, {"bank": bank, "shop": shop}, quiet=True, **more)
 
 
 @pytest.fixture(scope="module")
@@ -521,7 +523,8 @@ def test_processes_call_nothing_back() -> None:
 
 
 def test_processes_compute_the_same_from_frames(tmp_path: Path, once: vfl.Run) -> None:
-    found = run(processes=True, out=tmp_path)
+    data = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}
+    found = vfl.simulate(RECIPE, data, quiet=True, processes=True, out=tmp_path)  # with a launcher of its own
     assert found.metrics == once.metrics
     assert found.bytes.by_phase["splitnn"] == once.bytes.by_phase["splitnn"]
     new = {"bank": BANK.drop(columns="target").head(9), "shop": SHOP.head(9)}

@@ -174,8 +174,11 @@ def _import_programs() -> None:
     later."""
     import torch
 
+    # For the children:
+    import vfl_party.app
+    import vfl_party.cli  # noqa: F401
     import vfl_server.app
-    import vfl_server.cli  # noqa: F401 - for the children
+    import vfl_server.cli  # noqa: F401
     from vfl_party import methods, metrics
 
     for kind in methods.kinds():

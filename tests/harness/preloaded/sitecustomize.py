@@ -1,25 +1,36 @@
 """Prepares a launcher of the tests, on whose path this folder is: Python imports a module of this name when it starts.
 
-It imports what most parties load after they are forked. It can run a program on a host of ``tests.harness.hosts``, and
-``torchrun``, whose processes are forks then, too.
+It imports what most parties load after they are forked. It can run a program with plug-ins, on a host of
+``tests.harness.hosts``, and ``torchrun``, whose processes are forks then, too.
 """
 
 # ruff: noqa: F401 - for the children
 
 import ctypes
+import encodings.idna
 import os
 import signal
 import subprocess
 import sys
 import threading
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import cryptography.hazmat.backends.openssl.backend
+import grpc._channel
+import grpc._interceptor
+import grpc._server
 import safetensors.torch
 import sklearn.datasets
+from remembered import remember  # type: ignore[import-not-found] # in the same folder
 
-import vfl_party.app
+import vfl_party.codecs.identity
 from vfl.launcher.child import PROGRAMS
+
+remember()
+sklearn.datasets.load_digits()
+sklearn.datasets.load_breast_cancer()
 
 _path = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # a process that a program starts needs none of the above
 os.environ["PYTHONPATH"] = os.pathsep.join(each for each in _path if each != str(Path(__file__).parent))
@@ -43,6 +54,16 @@ def _on_host() -> None:
     call("mount", str(Path("/etc/netns", space, "hosts")).encode(), b"/etc/hosts", None, _MS_BIND, None)
     os.environ["HOME"] = str(Path.cwd().parent)
     PROGRAMS[sys.argv[0]]()
+
+
+def _plugged() -> None:
+    """Runs in a fork a program whose PYTHONPATH is another; imports its plug-ins' methods, as a launcher would."""
+    path, sys.argv = sys.argv[1], sys.argv[2:]
+    os.environ["PYTHONPATH"] = path
+    sys.path[:0] = path.split(os.pathsep)
+    for found in entry_points(group="vfl.methods"):
+        found.load()
+    PROGRAMS[Path(sys.argv[0]).name]()
 
 
 class _Rank(subprocess.Popen[bytes]):
@@ -85,4 +106,4 @@ def _torchrun() -> None:
     main(sys.argv[1:])
 
 
-PROGRAMS.update({"ip": _on_host, "torchrun": _torchrun})
+PROGRAMS.update({"plugged": _plugged, "ip": _on_host, "torchrun": _torchrun})
