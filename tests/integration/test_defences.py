@@ -167,3 +167,22 @@ def test_a_killed_party_goes_on_with_its_noise_bit_for_bit(
             assert largest_deviation({party: federation.parameters(party)}, {party: whole}) == 0.0
             log = (federation.run_folder / party / "log.jsonl").read_text()
             assert "noise is drawn anew" not in log  # nobody sent anything else than before
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_anew_draws_what_it_has_drawn(tmp_path: Path) -> None:
+    """Without a checkpoint its weights are the first ones again; other noise on them would average out."""
+    phase = {"epochs": 4, "batch_size": 40, "mid": 0.01}
+    tables = cases.recipe(3, task={"kind": "binary"}, phase=phase) | {"run": {"checkpoint_every": 100}}
+    data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
+    run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
+    at = halfway(tmp_path / "run-1", data)
+    with held(tmp_path / "killed", tables, TABLE, sent=at) as (federation, proxy):
+        secrets = {name: (federation.run_folder / name / "noise-secret").read_bytes() for name in ("p1", "p2")}
+        assert not any(federation.checkpoint_labels(name) for name in federation.names)
+        kill(federation, proxy, "p1")
+        summary = federation.finish()
+        assert summary["interruptions"] == 1
+        assert len(set(secrets.values())) == 2
+        for name, secret in secrets.items():
+            assert bytes(federation.parameters(name)["encoder.secret"].numpy()) == secret
