@@ -183,9 +183,13 @@ def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> N
             if exchange.asks == "server":
                 text = f"exchange {each.exchange!r} is with the server, and a recipe's transforms are between parties"
                 raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; take a setting of the method, or remove it")
-            if not (exchange.up if each.sent_by == "passive" else exchange.down).tensors:
+            sends = exchange.up if each.sent_by == "passive" else exchange.down
+            if not sends.tensors:
                 text = f"in exchange {each.exchange!r} {each.sent_by} parties send nothing"
                 raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; give the other sent_by, or remove it")
+            if not _carries_float32([sends]):
+                text = f"what {each.sent_by} parties send in exchange {each.exchange!r} is no float32 numbers"
+                raise InputError(Code.CONFIG_INVALID, f"{where}: {each.kind}: {text}; remove it")
 
 
 def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:

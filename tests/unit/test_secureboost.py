@@ -92,6 +92,20 @@ def test_a_party_whose_columns_are_all_constant_is_refused(tmp_path: Path) -> No
     )
 
 
+def test_a_column_without_any_cell_is_constant(tmp_path: Path) -> None:
+    write(tmp_path, x2=[1] * ROWS, x3=[""] * ROWS)
+    assert "p1: each of its columns is constant in the training rows" in refused(tmp_path, recipe(), "p1")
+
+
+@pytest.mark.parametrize(("exchange", "sent_by"), [("sums", "passive"), ("gradients", "active")])
+def test_a_transform_of_ciphertexts_is_refused(exchange: str, sent_by: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    noise = {"kind": "gaussian", "exchange": exchange, "sent_by": sent_by, "sigma": 0.1}
+    text = refused(tmp_path, recipe(transforms=[noise]), "p0")
+    what = f"what {sent_by} parties send in exchange {exchange!r} is no float32 numbers; remove it"
+    assert text == f"recipe: phases: secureboost: transforms: gaussian: {what}"
+
+
 def test_a_constant_column_is_noted_at_home_and_changes_no_tree(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

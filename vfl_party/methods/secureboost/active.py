@@ -140,7 +140,8 @@ class ActiveSecureBoost(Phase):
                 predictions[split] = rows, scores
         note_importance(party, self.name, self._forest.importance(), "gain")
         count = len(self._forest.trees)
-        note = f"{self.name}: {count} {'tree' if count == 1 else 'trees'}; gradients {settings.protection}"
+        sent = f"; gradients {settings.protection}" if party.recipe.passives else ""
+        note = f"{self.name}: {count} {'tree' if count == 1 else 'trees'}{sent}"
         return RoundReport(outputs, metrics, done=done, note=note, predictions=predictions)
 
     def _judge(self, round_: int) -> tuple[dict[str, dict[str, float]], bool]:

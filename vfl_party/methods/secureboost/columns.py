@@ -63,7 +63,7 @@ def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
     for f in range(width):
         values = numbers_NF[rows, f].astype(np.float64)
         present = values[~np.isnan(values)]
-        found.append(Column(names[f], tuple(cuts(present, bins)), missing=len(present) < len(values)))
+        found.append(Column(names[f], tuple(cuts(present, bins)), missing=0 < len(present) < len(values)))
     for k in range(codes_NK.shape[1]):
         categories = tuple(np.unique(codes_NK[rows, k]).tolist())
         if len(categories) > MOST_CODES:
