@@ -35,6 +35,7 @@ from vfl_party.seeds import split_rows
 
 SETTINGS: dict[str, Any] = {"depth": 3, "bins": 32, "learning_rate": 0.3, "lambda": 1.0, "min_child_weight": 1.0}
 BITS = 2048
+GOSS = {"top": 0.2, "rest": 0.1}
 Tables = dict[str, Any]
 
 
@@ -65,7 +66,7 @@ def _length(of: Any) -> int:
     return int(of.shape[0]) if hasattr(of, "shape") else len(of)
 
 
-def recipe(name: str, seed: int, trees: int, encryption: str, test: float) -> Recipe:
+def recipe(name: str, seed: int, trees: int, encryption: str, test: float, *, goss: bool = False) -> Recipe:
     phase = {"kind": "secureboost", "trees": trees, "encryption": encryption, "key_bits": BITS, "splits": ["test"]}
     return Recipe.model_validate(
         {
@@ -75,7 +76,7 @@ def recipe(name: str, seed: int, trees: int, encryption: str, test: float) -> Re
             "parties": [{"name": "guest", "role": "active"}, {"name": "host", "role": "passive"}],
             "rows": {"test": test, "validation": 0.0},
             "model": {"embedding_size": 2, "encoder": {"kind": "mlp", "hidden": []}},
-            "phases": [phase | SETTINGS],
+            "phases": [phase | SETTINGS | ({"goss": GOSS} if goss else {})],
         }
     )
 
@@ -139,7 +140,7 @@ def against_lightgbm(data: Path, trees: int) -> list[tuple[int, float, float]]:
     return found
 
 
-def timed(name: str, tables: Tables, trees: int, encryption: Any) -> Tables:
+def timed(name: str, tables: Tables, trees: int, encryption: Any, *, goss: bool = False) -> Tables:
     """Runs some trees on all rows; returns seconds a tree, where they went, the limit, and bytes a tree."""
     spent, counts = Counter[str](), Counter[str]()
     real_keys, real_adder = active.make_keys, passive.adder
@@ -166,7 +167,7 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any) -> Tables:
     try:
         with tempfile.TemporaryDirectory() as folder:
             run_in_process(
-                recipe(name, 0, trees, encryption, 0.0),
+                recipe(name, 0, trees, encryption, 0.0, goss=goss),
                 {party: DataSettings(**each) for party, each in tables.items()},
                 Path(folder) / "run",
                 observe=observe,
@@ -184,6 +185,7 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any) -> Tables:
     width = cipher_bytes(encryption, BITS)
     return {
         "rows": name,
+        "goss": goss,
         "encryption": encryption,
         "wall s a tree": (wall - wall0) / after,
         "cpu s a tree": (cpu - cpu0) / after,
@@ -244,8 +246,9 @@ def show(results: list[Tables]) -> None:
 @click.option("--only", type=click.Choice(["auc", "credit", "wide"]))
 @click.option("--encryption", type=click.Choice(["ou", "paillier", "none"]), multiple=True, default=("ou", "paillier"))
 @click.option("--trees", default=3, help="The first of several is not timed: keys are made in it.")
+@click.option("--goss", is_flag=True, help="Trees see the 20 % of rows with the largest gradients and 10 % of all.")
 @click.option("--out", type=click.Path(path_type=Path))
-def main(data: Path, only: str | None, encryption: tuple[str, ...], trees: int, out: Path | None) -> None:
+def main(data: Path, only: str | None, encryption: tuple[str, ...], trees: int, goss: bool, out: Path | None) -> None:
     results: Tables = {}
     if only in (None, "auc"):
         results["auc"] = against_lightgbm(data, 30)
@@ -253,7 +256,7 @@ def main(data: Path, only: str | None, encryption: tuple[str, ...], trees: int, 
         for name in ("credit", "wide"):
             if only in (None, name):
                 tables = credit(data) if name == "credit" else wide(Path(folder), 100_000, (30, 300))
-                results[name] = [timed(name, tables, trees, each) for each in encryption]
+                results[name] = [timed(name, tables, trees, each, goss=goss) for each in encryption]
                 show(results[name])
     if out is not None:
         out.write_text(json.dumps(results, indent=1))
