@@ -71,7 +71,7 @@ def test_a_phase_with_passes_of_its_own_is_refused(tmp_path: Path) -> None:
     with Federation(tmp_path, tables, DATA, {"p1": {"server": "127.0.0.1:1"}}) as federation:
         (found,) = [each for each in check(federation.write_party("p1"), None, offline=True) if not each.fine]
     assert (found.about, found.text) == (
-        "recipe",
+        "phases",
         f"{tmp_path}/recipe.toml: phases: fedonce: a phase of kind 'fedonce' computes only in float32; "
         'remove model.precision = "bfloat16"',
     )
