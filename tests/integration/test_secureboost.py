@@ -188,7 +188,7 @@ def test_new_rows_are_predicted_jointly_as_the_trees_of_one_process_would(tmp_pa
 @pytest.mark.skipif(not has_heu(), reason="HEU is not installed")
 def test_a_party_that_encrypts_or_adds_for_longer_than_lost_after_s_is_not_lost(tmp_path: Path) -> None:
     """HEU lets no other thread run during a call: without its pieces no heartbeat leaves either party meanwhile."""
-    rows, width, lost_after_s = 10_000, 76, 1.0  # more than a second of work at each party, on two cores
+    rows, width, lost_after_s = 3_500, 190, 1.0  # more than a second of work at each party, on two cores
     draw = np.random.default_rng(5)
     codes = draw.integers(0, 8, size=(rows, width)).astype(np.float32)
     ids = [f"r{row:05d}" for row in range(rows)]
@@ -197,7 +197,7 @@ def test_a_party_that_encrypts_or_adds_for_longer_than_lost_after_s_is_not_lost(
     parquet.write_table(pa.table({"id": ids, **columns}), tmp_path / "p1.parquet")
     data = {name: {"source": f"{name}.parquet", "id": "id"} for name in ("p0", "p1")}
     data["p0"]["label"] = "y"
-    tables = recipe(2, TASKS["binary"], trees=1, depth=1, encryption="paillier", key_bits=1024, splits=[])
+    tables = recipe(2, TASKS["binary"], trees=1, depth=1, encryption="paillier", key_bits=2048, splits=[])
     tables |= {"rows": {"validation": 0.0, "test": 0.0}, "run": {"heartbeat_s": 0.1, "lost_after_s": lost_after_s}}
     with Federation(tmp_path, tables, data) as federation:
         federation.start_all()
