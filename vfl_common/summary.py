@@ -131,8 +131,8 @@ class ExchangeSummary(_Model):
     """The tensors of a phase in one direction of one exchange, and the chain through which they leave.
 
     ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``: kind and tensors, with
-    words for sizes. ``how``: how the method itself protects them, if it does. ``chain``: the steps applied to them, in
-    order. ``when``: in words.
+    words for sizes. ``how``: what the method itself has done to them, if anything. ``chain``: the steps applied to
+    them, in order. ``when``: in words.
     """
 
     phase: Words
@@ -146,7 +146,7 @@ class ExchangeSummary(_Model):
 
     @property
     def carries(self) -> str:
-        """What crosses, for people, and how it is protected."""
+        """What crosses, for people, and what the method has done to it."""
         return f"{self.sent} ({self.how})" if self.how else self.sent
 
 

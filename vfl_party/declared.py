@@ -128,8 +128,8 @@ def noise(kind: str, role: Role | None = None, leave: Iterable[str] = (), **sett
 class Sent:
     """One direction of an exchange: named tensors of one kind, and what is done to them before they leave.
 
-    ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``). ``how``: how the
-    method itself protects the tensors, in words, for people.
+    ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``). ``how``: what the
+    method itself has done to the tensors, such as encrypting or drawing them, in words, for people.
     """
 
     kind: Kind
