@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness import cases, reference_secureboost
 from tests.harness.federation import Federation
 from tests.integration.test_resume import held, kill
 from tests.integration.test_ssl_phases import run
-from vfl_party.homomorphic import has_heu
 
 TOLERANCE = 1e-6
 
@@ -183,27 +180,3 @@ def test_new_rows_are_predicted_jointly_as_the_trees_of_one_process_would(tmp_pa
         got = {row["id"]: float(row["score_1"]) for row in csv.DictReader(file)}
     assert len(got) == 400
     assert max(abs(got[f"r{n:04d}"] - 1 / (1 + np.exp(-want[n]))) for n in range(400)) <= TOLERANCE
-
-
-@pytest.mark.skipif(not has_heu(), reason="HEU is not installed")
-def test_a_party_that_encrypts_or_adds_for_longer_than_lost_after_s_is_not_lost(tmp_path: Path) -> None:
-    """HEU lets no other thread run during a call: without its pieces no heartbeat leaves either party meanwhile."""
-    rows, width, lost_after_s = 3_500, 190, 1.0  # more than a second of work at each party, on two cores
-    draw = np.random.default_rng(5)
-    codes = draw.integers(0, 8, size=(rows, width)).astype(np.float32)
-    ids = [f"r{row:05d}" for row in range(rows)]
-    columns = {f"x{c}": codes[:, c] for c in range(width)}
-    parquet.write_table(pa.table({"id": ids, "own": codes[:, 0], "y": codes[:, 1] > 3}), tmp_path / "p0.parquet")
-    parquet.write_table(pa.table({"id": ids, **columns}), tmp_path / "p1.parquet")
-    data = {name: {"source": f"{name}.parquet", "id": "id"} for name in ("p0", "p1")}
-    data["p0"]["label"] = "y"
-    tables = recipe(2, TASKS["binary"], trees=1, depth=1, encryption="paillier", key_bits=2048, splits=[])
-    tables |= {"rows": {"validation": 0.0, "test": 0.0}, "run": {"heartbeat_s": 0.1, "lost_after_s": lost_after_s}}
-    with Federation(tmp_path, tables, data) as federation:
-        federation.start_all()
-        summary = federation.finish()
-    assert summary["interruptions"] == 0
-    spent_s = {each["name"]: each["times"][0]["compute_s"] for each in summary["parties"] if each["times"]}
-    # The active party's has the making of a key in it, of half a second or so.
-    if spent_s["p0"] < lost_after_s + 0.5 or spent_s["p1"] < lost_after_s:
-        pytest.skip(f"this machine needs less than {lost_after_s:g} s to encrypt or to add up, so nothing was tried")
