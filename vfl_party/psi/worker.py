@@ -60,7 +60,7 @@ def serve(stream: BufferedIOBase) -> None:
 def _answer(request: list[bytes], secret: bytes, salt: bytes) -> list[bytes]:
     kind, *rest = request
     if kind == OWN:
-        return [DONE, curve.masked(curve.hashed(rest, salt), secret)]
+        return [DONE, curve.own(rest, salt, secret)]
     party, points = rest
     try:
         curve.check(points, party.decode())

@@ -1,0 +1,121 @@
+"""Eight points at a time: the same points, no library that does not work, and none for points of others."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vfl_party.psi import curve, lanes, worker
+from vfl_party.psi.curve import POINT_BYTES, hashed, masked, own
+
+RFC_7748 = (
+    "a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4",
+    "e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c",
+    "c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552",
+)
+
+
+@pytest.fixture
+def eight() -> lanes.Lanes:
+    found = lanes.lanes()
+    if found is None:
+        pytest.skip("ipp-crypto is not installed, or this processor has no AVX-512 IFMA")
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100])
+def test_own_ids_have_the_same_points_with_the_library_and_without(
+    eight: lanes.Lanes, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, secret = [b"%d" % number for number in range(count)], os.urandom(32)
+    found = own(ids, b"salt", secret)
+    assert found == eight.multiply(hashed(ids, b"salt"), secret) == masked(hashed(ids, b"salt"), secret)
+    monkeypatch.setattr(curve, "lanes", lambda: None)
+    assert own(ids, b"salt", secret) == found
+
+
+def test_what_a_peer_sends_never_goes_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives wrong products of a few numbers, which a peer could choose."""
+
+    def asked() -> lanes.Lanes:
+        raise AssertionError("the library is asked for")
+
+    theirs, salt, secret = hashed([b"1", b"2"], b"salt"), b"salt", os.urandom(32)
+    monkeypatch.setattr(curve, "lanes", asked)
+    assert worker._answer([worker.OTHERS, b"shop", theirs], secret, salt) == [worker.DONE, masked(theirs, secret)]
+    with pytest.raises(AssertionError, match="the library is asked for"):
+        worker._answer([worker.OWN, b"1"], secret, salt)
+
+
+def test_eight_at_a_time_multiplies_as_in_rfc_7748(eight: lanes.Lanes) -> None:
+    secret, u, product = map(bytes.fromhex, RFC_7748)
+    top_bit = u[:-1] + bytes([u[-1] | 128])  # it does not count
+    assert eight.multiply(u + top_bit, secret) == product * 2
+
+
+@pytest.mark.parametrize("u", [0, 1])
+def test_a_point_of_small_order_is_an_error_in_each_place(eight: lanes.Lanes, u: int) -> None:
+    point, good = u.to_bytes(POINT_BYTES, "little"), hashed([b"a"], b"salt")
+    for place in range(lanes.LANES + 1):
+        points = good * place + point + good * (lanes.LANES - place)
+        with pytest.raises(ValueError, match="crypto_mb cannot multiply a point"):
+            eight.multiply(points, os.urandom(32))
+
+
+def unfit(answer: int = 1, status: int = 0) -> Any:
+    """A library that never writes a product."""
+
+    class Function:
+        def __init__(self, returned: int) -> None:
+            self.returned = returned
+
+        def __call__(self, *_: object) -> int:
+            return self.returned
+
+    return SimpleNamespace(mbx_is_crypto_mb_applicable=Function(answer), mbx_x25519_mb8=Function(status))
+
+
+@pytest.mark.parametrize(
+    ("library", "why"),
+    [
+        (unfit(answer=0), "this processor has no AVX-512 IFMA"),
+        (unfit(), "otherwise than OpenSSL"),
+        (unfit(status=0x11111111), "status 0x11111111"),
+    ],
+)
+def test_a_library_that_does_not_work_here_is_not_used(library: Any, why: str) -> None:
+    with pytest.raises(OSError, match=why):
+        lanes.Lanes(library)
+
+
+def test_a_library_without_the_functions_is_not_used() -> None:
+    with pytest.raises(AttributeError):
+        lanes.Lanes(SimpleNamespace())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("found", [None, []], ids=["not installed", "installed without files"])
+def test_without_the_package_nothing_is_loaded(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def files(package: str) -> Any:
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return found
+
+    monkeypatch.setattr(importlib.metadata, "files", files)
+    lanes.lanes.cache_clear()
+    try:
+        assert lanes.lanes() is None
+    finally:
+        lanes.lanes.cache_clear()
+
+
+def test_the_module_says_what_this_machine_uses() -> None:
+    said = subprocess.run([sys.executable, "-m", lanes.__name__], capture_output=True, text=True, check=True).stdout
+    begins = "eight points at a time" if lanes.lanes() is not None else "one point after the other"
+    assert said.startswith(begins)
+    assert said.count("\n") == 1

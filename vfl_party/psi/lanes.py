@@ -1,0 +1,112 @@
+"""X25519 of eight points at a time, by Intel's crypto_mb (the package ``ipp-crypto``, the extra ``ipp``).
+
+It uses AVX-512 IFMA, instructions that multiply eight pairs of 52-bit numbers at once. Processors without them, and
+machines without the package, multiply one point after the other, by OpenSSL.
+
+**Only for points that nobody has chosen.** Release 2026.2 gives wrong products of a few numbers: of those just below
+p, for example, and of 2^85 - 1. Such a number is the hash of an id with probability below 2^-50, but a peer could send
+it, and learn of the secret from the wrong product. So what peers send goes through OpenSSL; see ``curve``.
+
+``python -m vfl_party.psi.lanes`` says which of the two this machine uses, and why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+LANES = 8
+_BYTES = 32
+_PACKAGE, _LIBRARY = "ipp-crypto", "libcrypto_mb.so"
+_RUNTIME, _NEEDED = "intel-cmplr-lib-rt", ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so")  # in this order
+
+
+class Lanes:
+    """Intel's library, once it has been found to work here."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Raises OSError if the processor lacks the instructions, AttributeError if the library has other functions."""
+        library.mbx_is_crypto_mb_applicable.argtypes = [ctypes.c_uint64]
+        if not library.mbx_is_crypto_mb_applicable(0):
+            raise OSError("this processor has no AVX-512 IFMA")
+        self._multiply = library.mbx_x25519_mb8
+        self._multiply.argtypes = [ctypes.c_void_p] * 3
+        self._multiply.restype = ctypes.c_uint32  # four bits a lane, 0 if all went well
+        self._try()
+
+    def multiply(self, points: bytes, secret: bytes) -> bytes:
+        """Multiplies each point by the secret, as X25519 of RFC 7748. Raises ValueError if the library refuses one.
+
+        Nobody may have chosen the points: see above.
+        """
+        count = len(points) // _BYTES
+        if not count:
+            return b""
+        spare = -count % LANES  # lanes that would be empty multiply the last point again
+        given = ctypes.create_string_buffer(points + points[-_BYTES:] * spare, _BYTES * (count + spare))
+        found = ctypes.create_string_buffer(_BYTES * (count + spare))
+        key = ctypes.create_string_buffer(secret, _BYTES)
+        keys = (ctypes.c_void_p * LANES)(*[ctypes.addressof(key)] * LANES)
+        from_, to = _addresses(given), _addresses(found)
+        for place in range(0, ctypes.sizeof(from_), ctypes.sizeof(keys)):
+            if status := self._multiply(ctypes.byref(to, place), keys, ctypes.byref(from_, place)):
+                raise ValueError(f"crypto_mb cannot multiply a point: status {status:#x}")
+        return found.raw[: len(points)]
+
+    def _try(self) -> None:
+        """Raises OSError unless the library multiplies as OpenSSL does."""
+        points, secret = bytes(each % 251 for each in range(9, 9 + _BYTES * LANES)), bytes(range(_BYTES))
+        key = X25519PrivateKey.from_private_bytes(secret)
+        try:
+            same = self.multiply(points, secret) == b"".join(
+                key.exchange(X25519PublicKey.from_public_bytes(points[start : start + _BYTES]))
+                for start in range(0, len(points), _BYTES)
+            )
+        except ValueError as error:
+            raise OSError(str(error)) from None
+        if not same:
+            raise OSError("crypto_mb multiplies otherwise than OpenSSL")
+
+
+@functools.cache
+def lanes() -> Lanes | None:
+    """Returns the library; None if it is not installed, or cannot work on this machine."""
+    try:
+        return _load()
+    except (LookupError, ImportError, OSError, AttributeError):
+        return None
+
+
+def _load() -> Lanes:
+    """Raises ImportError or LookupError (not installed), OSError or AttributeError (it does not work here)."""
+    needed = _files(_RUNTIME)
+    for name in _NEEDED:  # the library's own search does not look where pip puts them
+        ctypes.CDLL(needed[name], ctypes.RTLD_GLOBAL)
+    return Lanes(ctypes.CDLL(_files(_PACKAGE)[_LIBRARY]))
+
+
+def _files(package: str) -> dict[str, str]:
+    """Returns {name: path} of the files that pip has installed. Raises ImportError if the package is not there."""
+    return {file.name: str(file.locate()) for file in importlib.metadata.files(package) or ()}
+
+
+def _addresses(points: ctypes.Array[ctypes.c_char]) -> ctypes.Array[ctypes.c_void_p]:
+    """Returns the address of each point."""
+    start, size = ctypes.addressof(points), ctypes.sizeof(points)
+    return (ctypes.c_void_p * (size // _BYTES))(*range(start, start + size, _BYTES))
+
+
+def main() -> None:
+    try:
+        _load()
+    except (LookupError, ImportError, OSError, AttributeError) as error:
+        print(f"one point after the other, by OpenSSL: {error}")
+    else:
+        print("eight points at a time, by crypto_mb")
+
+
+if __name__ == "__main__":
+    main()
