@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,7 +85,7 @@ def unfit(answer: int = 1, status: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("library", "why"),
     [
-        (unfit(answer=0), "this processor has no AVX-512 IFMA"),
+        (unfit(answer=0), "this processor lacks instructions"),
         (unfit(), "otherwise than OpenSSL"),
         (unfit(status=0x11111111), "status 0x11111111"),
     ],
@@ -99,19 +100,66 @@ def test_a_library_without_the_functions_is_not_used() -> None:
         lanes.Lanes(SimpleNamespace())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("found", [None, []], ids=["not installed", "installed without files"])
-def test_without_the_package_nothing_is_loaded(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def files(package: str) -> Any:
-        if found is None:
-            raise importlib.metadata.PackageNotFoundError(package)
-        return found
+class Listed:
+    """A file in a package's list, ``size`` bytes long as the list says."""
 
-    monkeypatch.setattr(importlib.metadata, "files", files)
+    def __init__(self, path: Path, size: int | None) -> None:
+        self.name, self.size, self.path = path.name, size, path
+
+    def locate(self) -> Path:
+        return self.path
+
+
+def listed(case: str, folder: Path) -> Any:
+    """What a package's list of files gives, or raises."""
+    path = folder / "libintlc.so.5"
+    path.write_bytes(b"no library")
+    if case == "not installed":
+        raise importlib.metadata.PackageNotFoundError
+    if case == "a list that cannot be read":
+        raise UnicodeDecodeError("utf-8", b"", 0, 1, "no text")
+    return {
+        "no list": None,
+        "an empty list": [],
+        "a file of another size": [Listed(path, 1_000)],
+        "a size that is not known": [Listed(path, None)],
+        "no library": [Listed(path, 10)],
+        "no file": [Listed(folder / "gone" / "libintlc.so.5", 10)],
+    }[case]
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("not installed", "intel-cmplr-lib-rt is not installed"),
+        ("a list that cannot be read", "no text"),
+        ("no list", "intel-cmplr-lib-rt says of no file libintlc.so.5: install it again"),
+        ("an empty list", "says of no file libintlc.so.5"),
+        ("a file of another size", "has another size than intel-cmplr-lib-rt says: install it again"),
+        ("a size that is not known", "has another size"),
+        ("no library", "libintlc.so.5"),
+        ("no file", "libintlc.so.5"),
+    ],
+)
+def test_a_package_that_is_not_whole_is_not_used(
+    case: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "files", lambda _: listed(case, tmp_path))
     lanes.lanes.cache_clear()
     try:
         assert lanes.lanes() is None
     finally:
         lanes.lanes.cache_clear()
+    lanes.main()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("one point after the other, by OpenSSL: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(("points", "secret"), [(31, 32), (33, 32), (1, 32), (32, 31), (32, 33), (0, 0)])
+def test_other_lengths_are_refused(eight: lanes.Lanes, points: int, secret: int) -> None:
+    with pytest.raises(ValueError, match="are wanted"):
+        eight.multiply(bytes(points), bytes(secret))
 
 
 def test_the_module_says_what_this_machine_uses() -> None:

@@ -3,9 +3,10 @@
 It uses AVX-512 IFMA, instructions that multiply eight pairs of 52-bit numbers at once. Processors without them, and
 machines without the package, multiply one point after the other, by OpenSSL.
 
-**Only for points that nobody has chosen.** Release 2026.2 gives wrong products of a few numbers: of those just below
-p, for example, and of 2^85 - 1. Such a number is the hash of an id with probability below 2^-50, but a peer could send
-it, and learn of the secret from the wrong product. So what peers send goes through OpenSSL; see ``curve``.
+**Only for points that nobody can aim.** Release 2026.2 gives wrong products of a few numbers: of those just below p,
+for example, and of 2^85 - 1. The hash of an id is such a number, or meets one on its way, with probability below 2^-50.
+But a peer could send one, and learn of the secret from the wrong product. So what peers send goes through OpenSSL; see
+``curve``.
 
 ``python -m vfl_party.psi.lanes`` says which of the two this machine uses, and why.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
@@ -28,10 +30,10 @@ class Lanes:
     """Intel's library, once it has been found to work here."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises OSError if the processor lacks the instructions, AttributeError if the library has other functions."""
+        """Raises OSError if it does not work on this processor, AttributeError if it has other functions."""
         library.mbx_is_crypto_mb_applicable.argtypes = [ctypes.c_uint64]
         if not library.mbx_is_crypto_mb_applicable(0):
-            raise OSError("this processor has no AVX-512 IFMA")
+            raise OSError("this processor lacks instructions that crypto_mb needs (AVX-512 IFMA among them)")
         self._multiply = library.mbx_x25519_mb8
         self._multiply.argtypes = [ctypes.c_void_p] * 3
         self._multiply.restype = ctypes.c_uint32  # four bits a lane, 0 if all went well
@@ -40,9 +42,11 @@ class Lanes:
     def multiply(self, points: bytes, secret: bytes) -> bytes:
         """Multiplies each point by the secret, as X25519 of RFC 7748. Raises ValueError if the library refuses one.
 
-        Nobody may have chosen the points: see above.
+        Nobody may have been able to aim at the points: see above.
         """
-        count = len(points) // _BYTES
+        count, rest = divmod(len(points), _BYTES)
+        if rest or len(secret) != _BYTES:
+            raise ValueError(f"points of {_BYTES} bytes and a secret of {_BYTES} bytes are wanted")
         if not count:
             return b""
         spare = -count % LANES  # lanes that would be empty multiply the last point again
@@ -76,21 +80,29 @@ def lanes() -> Lanes | None:
     """Returns the library; None if it is not installed, or cannot work on this machine."""
     try:
         return _load()
-    except (LookupError, ImportError, OSError, AttributeError):
+    except Exception:  # noqa: BLE001 - whatever is wrong with it or its installation, OpenSSL is there
         return None
 
 
 def _load() -> Lanes:
-    """Raises ImportError or LookupError (not installed), OSError or AttributeError (it does not work here)."""
-    needed = _files(_RUNTIME)
+    """Raises an exception that says why the library cannot be used."""
     for name in _NEEDED:  # the library's own search does not look where pip puts them
-        ctypes.CDLL(needed[name], ctypes.RTLD_GLOBAL)
-    return Lanes(ctypes.CDLL(_files(_PACKAGE)[_LIBRARY]))
+        ctypes.CDLL(_file(_RUNTIME, name), ctypes.RTLD_GLOBAL)
+    return Lanes(ctypes.CDLL(_file(_PACKAGE, _LIBRARY)))
 
 
-def _files(package: str) -> dict[str, str]:
-    """Returns {name: path} of the files that pip has installed. Raises ImportError if the package is not there."""
-    return {file.name: str(file.locate()) for file in importlib.metadata.files(package) or ()}
+def _file(package: str, name: str) -> str:
+    """Returns the path of a file that pip has installed. Raises ImportError if it is not there, or was cut short."""
+    try:
+        found = next(each for each in importlib.metadata.files(package) or () if each.name == name)
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError(f"{package} is not installed") from None
+    except StopIteration:
+        raise ImportError(f"{package} says of no file {name}: install it again") from None
+    path = Path(str(found.locate()))
+    if path.stat().st_size != found.size:  # to load such a file ends the process by a signal
+        raise ImportError(f"{path} has another size than {package} says: install it again")
+    return str(path)
 
 
 def _addresses(points: ctypes.Array[ctypes.c_char]) -> ctypes.Array[ctypes.c_void_p]:
@@ -102,7 +114,7 @@ def _addresses(points: ctypes.Array[ctypes.c_char]) -> ctypes.Array[ctypes.c_voi
 def main() -> None:
     try:
         _load()
-    except (LookupError, ImportError, OSError, AttributeError) as error:
+    except Exception as error:  # noqa: BLE001 - as in lanes()
         print(f"one point after the other, by OpenSSL: {error}")
     else:
         print("eight points at a time, by crypto_mb")
