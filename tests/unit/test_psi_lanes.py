@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from vfl_party.psi import curve, lanes, worker
-from vfl_party.psi.curve import POINT_BYTES, hashed, masked, own
+from vfl_party.psi import lanes, worker
+from vfl_party.psi.curve import POINT_BYTES, hashed, masked
+from vfl_party.psi.lanes import own
 
 RFC_7748 = (
     "a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4",
@@ -37,7 +38,7 @@ def test_own_ids_have_the_same_points_with_the_library_and_without(
     ids, secret = [b"%d" % number for number in range(count)], os.urandom(32)
     found = own(ids, b"salt", secret)
     assert found == eight.multiply(hashed(ids, b"salt"), secret) == masked(hashed(ids, b"salt"), secret)
-    monkeypatch.setattr(curve, "lanes", lambda: None)
+    monkeypatch.setattr(lanes, "lanes", lambda: None)
     assert own(ids, b"salt", secret) == found
 
 
@@ -48,7 +49,7 @@ def test_what_a_peer_sends_never_goes_through_the_library(monkeypatch: pytest.Mo
         raise AssertionError("the library is asked for")
 
     theirs, salt, secret = hashed([b"1", b"2"], b"salt"), b"salt", os.urandom(32)
-    monkeypatch.setattr(curve, "lanes", asked)
+    monkeypatch.setattr(lanes, "lanes", asked)
     assert worker._answer([worker.OTHERS, b"shop", theirs], secret, salt) == [worker.DONE, masked(theirs, secret)]
     with pytest.raises(AssertionError, match="the library is asked for"):
         worker._answer([worker.OWN, b"1"], secret, salt)

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from vfl_common.errors import Code, PeerError
 from vfl_common.psi import TAG_BYTES
-from vfl_party.psi.lanes import lanes
 
 POINT_BYTES = 32
 _DOMAIN = b"vfl psi v1"
@@ -73,12 +72,6 @@ def masked(points: bytes, secret: bytes) -> bytes:
     key = X25519PrivateKey.from_private_bytes(secret)
     multiply, load = key.exchange, X25519PublicKey.from_public_bytes
     return b"".join([multiply(load(each)) for each in _each(points)])
-
-
-def own(ids: Sequence[bytes], salt: bytes, secret: bytes) -> bytes:
-    """Hashes and masks ids of this party: ``masked(hashed(ids, salt), secret)``, sooner if ``lanes`` works."""
-    points, eight = hashed(ids, salt), lanes()
-    return masked(points, secret) if eight is None else eight.multiply(points, secret)
 
 
 def check(points: bytes, party: str) -> None:

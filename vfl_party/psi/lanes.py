@@ -5,8 +5,8 @@ machines without the package, multiply one point after the other, by OpenSSL.
 
 **Only for points that nobody can aim.** Release 2026.2 gives wrong products of a few numbers: of those just below p,
 for example, and of 2^85 - 1. The hash of an id is such a number, or meets one on its way, with probability below 2^-50.
-But a peer could send one, and learn of the secret from the wrong product. So what peers send goes through OpenSSL; see
-``curve``.
+But a peer could send one, and learn of the secret from the wrong product. So what peers send goes through OpenSSL, as
+``curve.masked`` does it.
 
 ``python -m vfl_party.psi.lanes`` says which of the two this machine uses, and why.
 """
@@ -16,14 +16,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
+from collections.abc import Sequence
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from vfl_party.psi.curve import POINT_BYTES, hashed, masked
 
 LANES = 8
-_BYTES = 32
 _PACKAGE, _LIBRARY = "ipp-crypto", "libcrypto_mb.so"
 _RUNTIME, _NEEDED = "intel-cmplr-lib-rt", ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so")  # in this order
+
+
+def own(ids: Sequence[bytes], salt: bytes, secret: bytes) -> bytes:
+    """Hashes and masks ids of this party: ``masked(hashed(ids, salt), secret)``, sooner if the library works here."""
+    points, eight = hashed(ids, salt), lanes()
+    return masked(points, secret) if eight is None else eight.multiply(points, secret)
 
 
 class Lanes:
@@ -44,15 +50,15 @@ class Lanes:
 
         Nobody may have been able to aim at the points: see above.
         """
-        count, rest = divmod(len(points), _BYTES)
-        if rest or len(secret) != _BYTES:
-            raise ValueError(f"points of {_BYTES} bytes and a secret of {_BYTES} bytes are wanted")
+        count, rest = divmod(len(points), POINT_BYTES)
+        if rest or len(secret) != POINT_BYTES:
+            raise ValueError(f"points of {POINT_BYTES} bytes and a secret of {POINT_BYTES} bytes are wanted")
         if not count:
             return b""
         spare = -count % LANES  # lanes that would be empty multiply the last point again
-        given = ctypes.create_string_buffer(points + points[-_BYTES:] * spare, _BYTES * (count + spare))
-        found = ctypes.create_string_buffer(_BYTES * (count + spare))
-        key = ctypes.create_string_buffer(secret, _BYTES)
+        given = ctypes.create_string_buffer(points + points[-POINT_BYTES:] * spare, POINT_BYTES * (count + spare))
+        found = ctypes.create_string_buffer(POINT_BYTES * (count + spare))
+        key = ctypes.create_string_buffer(secret, POINT_BYTES)
         keys = (ctypes.c_void_p * LANES)(*[ctypes.addressof(key)] * LANES)
         from_, to = _addresses(given), _addresses(found)
         for place in range(0, ctypes.sizeof(from_), ctypes.sizeof(keys)):
@@ -62,13 +68,9 @@ class Lanes:
 
     def _try(self) -> None:
         """Raises OSError unless the library multiplies as OpenSSL does."""
-        points, secret = bytes(each % 251 for each in range(9, 9 + _BYTES * LANES)), bytes(range(_BYTES))
-        key = X25519PrivateKey.from_private_bytes(secret)
+        points, secret = bytes(each % 251 for each in range(9, 9 + POINT_BYTES * LANES)), bytes(range(POINT_BYTES))
         try:
-            same = self.multiply(points, secret) == b"".join(
-                key.exchange(X25519PublicKey.from_public_bytes(points[start : start + _BYTES]))
-                for start in range(0, len(points), _BYTES)
-            )
+            same = self.multiply(points, secret) == masked(points, secret)
         except ValueError as error:
             raise OSError(str(error)) from None
         if not same:
@@ -108,7 +110,7 @@ def _file(package: str, name: str) -> str:
 def _addresses(points: ctypes.Array[ctypes.c_char]) -> ctypes.Array[ctypes.c_void_p]:
     """Returns the address of each point."""
     start, size = ctypes.addressof(points), ctypes.sizeof(points)
-    return (ctypes.c_void_p * (size // _BYTES))(*range(start, start + size, _BYTES))
+    return (ctypes.c_void_p * (size // POINT_BYTES))(*range(start, start + size, POINT_BYTES))
 
 
 def main() -> None:

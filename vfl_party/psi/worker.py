@@ -20,7 +20,7 @@ from io import BufferedIOBase
 from itertools import accumulate, pairwise
 
 from vfl_common.errors import PeerError
-from vfl_party.psi import curve
+from vfl_party.psi import curve, lanes
 
 OWN, OTHERS, DONE, REFUSED = b"own", b"others", b"done", b"refused"
 
@@ -60,7 +60,7 @@ def serve(stream: BufferedIOBase) -> None:
 def _answer(request: list[bytes], secret: bytes, salt: bytes) -> list[bytes]:
     kind, *rest = request
     if kind == OWN:
-        return [DONE, curve.own(rest, salt, secret)]
+        return [DONE, lanes.own(rest, salt, secret)]
     party, points = rest
     try:
         curve.check(points, party.decode())
