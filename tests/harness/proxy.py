@@ -1,4 +1,4 @@
-"""A TCP proxy between a passive party and the active party: counts bytes, stops them at a given number, cuts.
+"""A TCP proxy between a passive party and the active party: counts bytes, stops them at a given number, delays, cuts.
 
 It sees TLS, so it knows steps only by their bytes: an exchange of B rows of an E-wide embedding is 4·B·E bytes each
 way and a little more, and the handshake a few KiB. ``hold_at`` names the byte after which nothing passes; the step
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 _READ_BYTES = 16384
 
@@ -18,11 +19,13 @@ class Proxy:
     """Listens on a free port of 127.0.0.1 and passes each connection on to ``target``.
 
     ``sent``: bytes that callers have sent through so far, over all connections; ``received``: bytes sent back to them.
+    ``delay_s``: how long each piece of up to 16 KiB waits, in either direction.
     """
 
     def __init__(self, target: str = "") -> None:
         self.target = target
         self.sent = self.received = self.connections = 0
+        self.delay_s = 0.0
         self._hold_at: tuple[int | None, int | None] = (None, None)
         self._mute = False
         self._held = threading.Event()
@@ -113,6 +116,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(_READ_BYTES):
                 self._count(len(data), forth)
+                if self.delay_s:
+                    time.sleep(self.delay_s)
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

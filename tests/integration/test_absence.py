@@ -16,6 +16,7 @@ import pytest
 
 from tests.harness import cases, reference
 from tests.harness.federation import RUN_S, Federation
+from tests.harness.proxy import Proxy
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.data import load_table
@@ -179,8 +180,12 @@ def test_a_server_that_is_started_again_takes_back_a_party_that_was_away(tmp_pat
 
 def test_a_party_that_resumes_behind_the_others_says_what_it_lost(tmp_path: Path) -> None:
     tables = recipe("cached", "concat")
-    with Federation(tmp_path, tables, DATA) as federation:
-        federation.start_all()
+    with Proxy() as proxy, Federation(tmp_path, tables, DATA, {"p1": {"active": proxy.address}}) as federation:
+        proxy.delay_s = 0.01  # p1's, which is waited for: the run is not over before p2 is back
+        federation.start_server()
+        proxy.target = federation.start_party("p0").wait_for("ready")["address"]
+        federation.start_party("p1")
+        federation.start_party("p2")
         at = wait_for_round(federation, 5)
         federation.programs["p2"].signal(signal.SIGSTOP)  # late first, as on a busy machine
         wait_for_round(federation, at + 2)
@@ -188,8 +193,9 @@ def test_a_party_that_resumes_behind_the_others_says_what_it_lost(tmp_path: Path
         federation.programs["p0"].wait_for("back")
         federation.programs["p2"].kill()
         federation.programs["server"].wait_for("away")
-        wait_for_round(federation, at + 30)
+        wait_for_round(federation, wait_for_round(federation, 0) + 20)
         federation.programs["server"].kill()
+        proxy.delay_s = 0.0
         server = federation.start_server(federation.address)
         behind = federation.start_party("p2")
         resumed = int(server.wait_for("started")["checkpoint"].rpartition(".")[2])
