@@ -222,6 +222,9 @@ PROBE: Tables = {"kind": "probe", "splits": ["test"]}
 @click.option("--network", type=click.Choice(["cnn", "resnet18"]), default="cnn")
 @click.option("--rate", default=0.06, help="Learning rate.")
 @click.option("--averages", default=1, help="Averages an epoch.")
+@click.option(
+    "--bottoms", default=1.0, help="Times the rate, and 1/times the decay, of the bottoms of several clients."
+)
 @click.option("--seed", default=1)
 @click.option("--others", default=1000, help="Images that no client has, for TAResSFL and the attacker.")
 @click.option("--others-epochs", default=30, help="Epochs over these.")
@@ -242,6 +245,7 @@ def main(
     network: str,
     rate: float,
     averages: int,
+    bottoms: float,
     seed: int,
     others: int,
     others_epochs: int,
@@ -257,7 +261,7 @@ def main(
     found = DATASETS[dataset](data, images, tests, others, validate=validate)
     encoder, features = (CNN, 256) if network == "cnn" else ({"kind": "resnet18"}, 512)
     queue = min(6000, images // clients // 2)
-    optimizer = {"kind": "sgd", "lr": rate, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine"}
+    optimizer: Tables = {"kind": "sgd", "lr": rate, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine"}
     height, width, channels = found.pixels.shape[1:]
     moco = {
         "kind": "mocosfl",
@@ -270,7 +274,10 @@ def main(
     }
     if channels == 1:
         moco["augment"]["grayscale"] = 0.0
-    together = {"batch_size": 100 // clients, "averages_per_epoch": averages}
+    together: Tables = {"batch_size": 100 // clients, "averages_per_epoch": averages}
+    if bottoms != 1.0:
+        of_bottoms = {"lr": rate * bottoms, "weight_decay": optimizer["weight_decay"] / bottoms}
+        together["bottom_optimizer"] = optimizer | of_bottoms
     wanted = only or ("random", "one", "iid1", "iid3", "classes1", "classes3", "alone", "taressfl", "inversion")
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -314,7 +321,8 @@ def taressfl(bench: Bench, parts: Sequence[Numbers], source: Numbers, phase: Tab
     print(
         f"resistant: SSIM of the decoder's images {ssim['metrics']['train']['ssim']:.3f} in the last epoch", flush=True
     )
-    still = {key: each for key, each in (phase | neck).items() if key != "averages_per_epoch"}
+    trained = ("averages_per_epoch", "bottom_optimizer")
+    still = {key: each for key, each in (phase | neck).items() if key not in trained}
     start = {"run": "resistant", "held_by": "active", "phases": [before]}
     still["frozen"] = True
     found = bench.together("taressfl", parts, [still, PROBE], start=start)

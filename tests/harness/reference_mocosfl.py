@@ -29,9 +29,9 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 class _Net:
     """A half with its moving average and SGD."""
 
-    def __init__(self, module: nn.Module, lr: float) -> None:
+    def __init__(self, module: nn.Module, lr: float, weight_decay: float = 5e-4) -> None:
         self.online, self.slow, self.lr = module, deepcopy(module), lr
-        self.sgd = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+        self.sgd = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9, weight_decay=weight_decay)
 
     def follow(self, m: float) -> None:
         with torch.no_grad():
@@ -89,7 +89,8 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
     with seeded(derive_seed(recipe.seed, "init", "tail")):
         tail = _Net(halves.tail(settings["width"]), lr)
     clients = [_Client(recipe, p.name, DataSettings(**data[p.name]), phase, settings) for p in recipe.passives]
-    nets = [_Net(deepcopy(bottom), lr) for _ in clients]
+    below: dict[str, Any] = settings.get("bottom_optimizer") or settings["optimizer"]
+    nets = [_Net(deepcopy(bottom), below["lr"], below["weight_decay"]) for _ in clients]
     draw = torch.Generator().manual_seed(derive_seed(recipe.seed, "queue", phase))
     memory = _unit(torch.randn(settings["queue"], settings["width"], generator=draw))
     frozen = settings.get("frozen", False)

@@ -48,6 +48,10 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "two clients as released": (2, {"preset": "released"}),
     "two averages an epoch, a bottleneck": (3, {"averages_per_epoch": 2, "bottleneck": {"channels": 2, "stride": 2}}),
     "a frozen bottom": (2, {"frozen": True}),
+    "another rate for the bottoms": (
+        3,
+        {"bottom_optimizer": cases.MOCO["optimizer"] | {"lr": 0.15, "weight_decay": 0.01}},
+    ),
 }
 
 
@@ -152,6 +156,7 @@ ALIGNED = {"rows": {"validation": 0.1, "test": 0.1}}
         ({}, {"queue": 100_000_000_000}, "queue"),
         ({}, {"queue": 10_000_000, "width": 16_384}, "are more than 64 GiB; take fewer, or narrower ones"),
         ({}, {"bottleneck": {"channels": 1_000_000}}, "bottleneck.channels"),
+        ({}, {"frozen": True, "bottom_optimizer": {}}, "leaves the bottoms as they are: remove bottom_optimizer"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(

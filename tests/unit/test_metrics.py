@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -101,16 +98,3 @@ def test_scores_are_probabilities_or_values() -> None:
     torch.testing.assert_close(scores(FIVE, x).sum(dim=1), torch.ones(6))
     torch.testing.assert_close(scores(BINARY, x[:, :1]), 1 / (1 + torch.exp(-x[:, :1])))
     assert torch.equal(scores(REGRESSION, x[:, :1]), x[:, :1])
-
-
-def test_metrics_bring_in_torchmetrics_late_and_never_torchvision() -> None:
-    code = (
-        "import sys, torch; from vfl_party.metrics import evaluate; "
-        "from vfl_common.config.models import TaskSettings; "
-        "assert 'torchmetrics' not in sys.modules; "
-        "evaluate(TaskSettings(kind='binary'), torch.randn(4, 1), torch.tensor([[0.], [1.], [0.], [1.]])); "
-        "assert 'torchmetrics' in sys.modules; "
-        "assert not {'torchvision', 'matplotlib'} & set(sys.modules); "
-        "from lightning_utilities.core.imports import RequirementCache; assert RequirementCache('torchvision')"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

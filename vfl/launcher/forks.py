@@ -172,8 +172,6 @@ def launching(threads: int) -> Iterator[Launcher | None]:
 def _import_programs() -> None:
     """Imports what every party needs until its first step. Recipes that need torchvision or scikit-learn load them
     later."""
-    import torch
-
     # For the children:
     import vfl_party.app
     import vfl_party.cli  # noqa: F401
@@ -185,7 +183,6 @@ def _import_programs() -> None:
         with contextlib.suppress(Exception):  # the party whose recipe names it reports what is wrong
             methods.load_method(kind)
     metrics.functional()
-    torch.optim.SGD([torch.zeros(1)])  # the first optimizer of a process imports torch._dynamo and sympy
     gc.collect()
     gc.freeze()  # a child that collected garbage would copy every page
 

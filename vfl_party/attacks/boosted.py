@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from vfl_party.attacks.scene import Batch
+from vfl_party.optim import before_step
 from vfl_party.seeds import Rows
 
 _LEAST, _MOST, _SMALL = 1.0, 5.0, 1e-7
@@ -30,14 +31,16 @@ class Boost:
     def __init__(self, model: nn.Module, gamma: float) -> None:
         self._gamma, self._own = gamma, {id(each) for each in model.parameters()}
         self._before: dict[int, Tensor] = {}
-        self._handle = register_optimizer_step_pre_hook(self._scale)
+        before_step.append(self._scale)
+        self._handle = register_optimizer_step_pre_hook(self._scale)  # of optimizers that a plug-in has made itself
 
     def end(self) -> None:
         """Leaves gradients alone from now on."""
+        before_step.remove(self._scale)
         self._handle.remove()
 
     @torch.no_grad()
-    def _scale(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _scale(self, optimizer: Optimizer, _args: Any = (), _kwargs: Any = None) -> None:
         for group in optimizer.param_groups:
             for each in group["params"]:
                 if id(each) in self._own and each.grad is not None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl_party.models import InputSpec, forward
+from vfl_party.models.backward import backward
 from vfl_party.models.precision import Precision
 from vfl_party.ranks.group import Ranks, Word, shares, together
 from vfl_party.ranks.leader import synchronised
@@ -61,7 +62,7 @@ class _Share:
         self._ranks.receive([dz_BD], [0])
         for parameter in self._encoder.parameters():
             parameter.grad = None
-        self._z_BD.backward(dz_BD)  # type: ignore[no-untyped-call]
+        backward(self._z_BD, dz_BD)
 
     def _receive(self, rows: int) -> tuple[Tensor, ...]:
         spec, device = self._spec, self._ranks.device

@@ -10,6 +10,7 @@ from vfl_party.diverged import check_own
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import OwnTraining
+from vfl_party.models.backward import backward
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import send_embeddings
 
@@ -40,7 +41,7 @@ class PassiveFedCVT(Phase):
             training.zero_grad()
             reply = self._representations.receive(step, rows=each.aligned)
             dr_BD = torch.cat([reply[f"d_{name}"] for name in named])
-            r_BD.backward(dr_BD)  # type: ignore[no-untyped-call]
+            backward(r_BD, dr_BD)
             training.step(last=each.last)
             tick()
         training.check(StepKey(self.name, round_, len(steps)))

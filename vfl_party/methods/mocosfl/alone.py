@@ -32,7 +32,7 @@ class AloneMocoSFL(Phase):
         self._party, self._settings = party, settings
         self._views = Views(party, name, settings)
         self._bottom = party.models["encoder"]
-        self._half = Half(self._bottom, settings)
+        self._half = Half(self._bottom, settings.of_bottoms, settings.epochs)
         self._momentum = momentum_of(self._bottom)
         self._tail = TrainedTail(party, name, settings)
         self._resistance: Resistance | None = None

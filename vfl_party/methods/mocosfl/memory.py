@@ -24,7 +24,7 @@ class TrainedTail:
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
         self._tail = party.models["tail"]
-        self._half = Half(self._tail, settings)
+        self._half = Half(self._tail, settings.of_tail, settings.epochs)
         self._momentum = momentum_of(self._tail)
         seed = derive_seed(party.recipe.seed, "queue", phase)
         self._queue = KeyQueue(settings.queue, settings.width, seed, party.device)

@@ -13,6 +13,7 @@ from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.training import Half
 from vfl_party.methods.mocosfl.views import Views
+from vfl_party.models.backward import backward
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.selfsup.augment import Inputs
 from vfl_party.selfsup.losses import ema_update
@@ -28,7 +29,7 @@ class PassiveMocoSFL(Phase):
         self._course = Course.of(party, name, settings)
         released = party.recipe.preset == "released"
         self._bottom = party.models["encoder"]
-        self._half = Half(self._bottom, settings, by_batch=released)
+        self._half = Half(self._bottom, settings.of_bottoms, settings.epochs, by_batch=released)
         self._momentum = momentum_of(self._bottom)
         self._averaged = averaged(self._bottom, None if released else self._momentum)
         channels, height, width = halves_of(party.recipe, settings).latent
@@ -68,7 +69,7 @@ class PassiveMocoSFL(Phase):
         check_own(self._party, step, {"q": q.detach(), "k": k})
         self._latents.send(step, {"q": q, "k": k})
         self._half.zero_grad()
-        q.backward(self._latents.receive(step)["dq"])
+        backward(q, self._latents.receive(step)["dq"])
         self._half.step()
 
     @torch.no_grad()

@@ -39,6 +39,9 @@ class MocoSFLSettings(Section):
     keys of all parties together. ``momentum``: of the moving averages of bottoms and tail. ``width``: of the head.
     ``frozen``: the bottoms are not trained: no gradient goes back, and nothing is averaged (TAResSFL's transfer step).
     ``resist``: a party that trains both halves alone makes its bottom hard to invert (TAResSFL's pretraining step).
+    ``bottom_optimizer``: each of K parties gets its rows' part of the gradient of one mean loss, so that averaged
+    bottoms move 1/K as far as in one process with the same learning rate; K times the rate makes up for that. The
+    released code has a rate of its own for clients, too (``c_lr``).
     """
 
     epochs: PositiveInt = 200
@@ -54,11 +57,14 @@ class MocoSFLSettings(Section):
     frozen: bool = False
     resist: ResistSettings | None = None
     optimizer: OptimizerSettings | None = None  # of bottoms and tail
+    bottom_optimizer: OptimizerSettings | None = None  # of the bottoms, if it is another
     augment: AugmentSettings = AugmentSettings()
 
     def model_post_init(self, _context: Any) -> None:
         if self.frozen and "averages_per_epoch" in self.model_fields_set:
             raise ValueError("frozen = true leaves the bottoms as they are: remove averages_per_epoch")
+        if self.frozen and self.bottom_optimizer is not None:
+            raise ValueError("frozen = true leaves the bottoms as they are: remove bottom_optimizer")
         if math.prod(self.image) > _MOST_PIXELS:
             raise ValueError(f"image has more than {_MOST_PIXELS:,} numbers; correct it")
         if 4 * self.queue * self.width > _MOST_BYTES:
@@ -78,8 +84,13 @@ class MocoSFLSettings(Section):
         return self.epochs * self.averages_per_epoch
 
     @property
-    def training(self) -> OptimizerSettings:
-        """The optimizer of bottoms and tail."""
+    def of_bottoms(self) -> OptimizerSettings:
+        """The optimizer of the bottoms."""
+        return self.bottom_optimizer if self.bottom_optimizer is not None else self.of_tail
+
+    @property
+    def of_tail(self) -> OptimizerSettings:
+        """The optimizer of the tail."""
         if self.optimizer is not None:
             return self.optimizer
         rate = _FROZEN_RATE if self.frozen else _RATE

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_common.config.models import OptimizerSettings
 from vfl_party.optim import build_optimizer, build_schedule, clip
 
 
@@ -16,19 +16,18 @@ class Half:
     """A half of the network with its optimizer.
 
     Args:
+        epochs: after which the schedule ends.
         by_batch: steps the schedule after every batch, although it is made for epochs, so that the rate swings between
             its largest value and zero: the clients of MocoSFL's released code.
     """
 
-    def __init__(self, module: nn.Module, settings: MocoSFLSettings, *, by_batch: bool = False) -> None:
-        self._params, self._by_batch, optimizer = list(module.parameters()), by_batch, settings.training
-        self._settings = optimizer
+    def __init__(self, module: nn.Module, optimizer: OptimizerSettings, epochs: int, *, by_batch: bool = False) -> None:
+        self._params, self._by_batch, self._settings = list(module.parameters()), by_batch, optimizer
         self._optimizer = build_optimizer(optimizer, self._params)
         if by_batch and optimizer.schedule == "cosine":
-            epochs = settings.epochs
             self._schedule = LambdaLR(self._optimizer, lambda step: (1 + math.cos(math.pi * step / epochs)) / 2)
         else:
-            self._schedule = build_schedule(optimizer, self._optimizer, settings.epochs)
+            self._schedule = build_schedule(optimizer, self._optimizer, epochs)
 
     def zero_grad(self) -> None:
         """Drops the gradients."""

@@ -15,6 +15,7 @@ from vfl_party.methods.splitnn.settings import CacheSettings, SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.metrics import loss_fn
 from vfl_party.models import combine
+from vfl_party.models.backward import backward
 from vfl_party.seeds import Rows
 
 
@@ -108,7 +109,7 @@ class PassiveLocal(Local):
         if threshold is not None:
             (stale_BD,) = swapped.z.values()
             dz_BD = row_weights(z_BD.detach(), stale_BD, threshold) * dz_BD
-        z_BD.backward(dz_BD)  # type: ignore[no-untyped-call]
+        backward(z_BD, dz_BD)
 
 
 class ActiveLocal(Local):
@@ -128,7 +129,7 @@ class ActiveLocal(Local):
         (of_outputs_BO,) = torch.autograd.grad(loss, outputs)
         now = torch.autograd.grad(outputs, z_BD, of_outputs_BO, retain_graph=True)
         w_B1 = row_weights(torch.cat(now, dim=1), torch.cat(list(swapped.dz.values()), dim=1), threshold)
-        outputs.backward(w_B1 * of_outputs_BO)  # type: ignore[no-untyped-call]
+        backward(outputs, w_B1 * of_outputs_BO)
 
 
 def row_weights(now_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:

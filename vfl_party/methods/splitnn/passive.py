@@ -12,6 +12,7 @@ from vfl_party.methods.splitnn.mid import check_encoder
 from vfl_party.methods.splitnn.pipe import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
+from vfl_party.models.backward import backward
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import send_embeddings
 from vfl_party.seeds import Rows
@@ -69,7 +70,7 @@ class PassiveSplitNN(Phase):
                 try:
                     reply = self._embedding.receive(step, rows=len(z_BD))
                     dz_BD = reply["dz"] if own_BD is None else reply["dz"] + own_BD
-                    z_BD.backward(dz_BD)  # type: ignore[no-untyped-call]
+                    backward(z_BD, dz_BD)
                     training.step()
                     done += 1
                 except StepPassed as passed:

@@ -19,6 +19,7 @@ from vfl_party.methods.splitnn.batches import Batch
 from vfl_party.methods.splitnn.local import PassiveLocal
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
+from vfl_party.models.backward import backward
 
 
 class Copies:
@@ -157,7 +158,7 @@ class Pipe:
         for number, z in enumerate(sent.z, batch.first):
             reply = self._embedding.receive(StepKey(self._name, round_, number), rows=len(z))
             dz_BD.append(reply["dz"])
-            z.backward(reply["dz"])  # type: ignore[no-untyped-call]
+            backward(z, reply["dz"])
         if self._copies is not None and sent.weights is not None:
             self._copies.move_gradient(sent.weights)
         with self._copies.updated() if self._copies is not None else nullcontext():
