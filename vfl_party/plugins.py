@@ -6,6 +6,7 @@ import difflib
 import importlib
 import pkgutil
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, TypeVar
@@ -114,5 +115,11 @@ class Room(PlugIns):
     def version(self, name: str) -> dict[str, str]:
         return {} if name in self._own() else super().version(name)
 
-    def _own(self) -> set[str]:
-        return {module.name for module in pkgutil.iter_modules(self.package.__path__)}
+    def _own(self) -> frozenset[str]:
+        return _modules_of(self.package)
+
+
+@cache
+def _modules_of(package: ModuleType) -> frozenset[str]:
+    """Returns the names of a package's modules; reads its folder once, which every phase and filter would otherwise."""
+    return frozenset(module.name for module in pkgutil.iter_modules(package.__path__))

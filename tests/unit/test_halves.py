@@ -54,6 +54,39 @@ def test_halves_fit_together(
     assert torch.allclose(alone, tail(z)[:1], atol=1e-5)
 
 
+SIZES = [(1, 1), (1, 9), (2, 3), (5, 7), (33, 18)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("neck", [None, Bottleneck(2, 2), Bottleneck(3, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "cut"),
+    [
+        (CNN, 1),
+        (CNN, 3),
+        (CnnSettings(kind="cnn", channels=(1, 1, 1)), 1),
+        (CnnSettings(kind="cnn", channels=(3, 1)), 1),
+        (RESNET, 5),
+        (ResNet18Settings(kind="resnet18", small_images=False), 3),
+    ],
+    ids=str,
+)
+def test_sizes_are_those_of_the_network(settings: Any, cut: int, neck: Bottleneck | None, size: tuple[int, int]) -> None:
+    halves = Halves(settings, (2, *size), cut, neck)
+    with seeded(1):
+        bottom, tail = halves.bottom(), halves.tail(4)
+    try:
+        with torch.no_grad():
+            z = bottom(torch.randn(1, 2, *size))
+            assert z.shape[1:] == halves.latent
+            tail(z)
+        fits = True
+    except ValueError as error:  # torch's words for a normalisation over one value
+        assert "Expected more than 1 value" in str(error)
+        fits = False
+    assert halves.fits == fits
+
+
 def test_a_standardised_convolution() -> None:
     """By its definition (Qiao et al. 2019), channel by channel."""
     conv = StandardisedConv(3, 4, 3, padding=1, bias=False)

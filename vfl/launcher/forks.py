@@ -169,7 +169,7 @@ def launching(threads: int) -> Iterator[Launcher | None]:
 # -- the launcher's own side -----------------------------------------------------------------------------------------
 
 
-def _import_programs() -> None:
+def import_programs() -> None:
     """Imports what every party needs until its first step. Recipes that need torchvision or scikit-learn load them
     later."""
     # For the children:
@@ -281,7 +281,7 @@ def _become(request: dict[str, Any], fds: list[int], requests: socket.socket, la
 
 
 if __name__ == "__main__":
-    _import_programs()
+    import_programs()
     with socket.socket(fileno=int(sys.argv[1])) as asked:
         _serve(asked)
     os._exit(0)

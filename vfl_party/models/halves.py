@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ class _Part:
 
     convolutions: int
     channels: int  # that it gives
+    side: Callable[[int], int]  # an image's height or width after it
     make: Callable[[], nn.Module]
 
 
@@ -116,14 +118,15 @@ class Halves:
             case CnnSettings():
                 for out in self.settings.channels:
                     pools = min(height, width) >= 2
-                    parts.append(_Part(1, out, _layer(channels, out, pools=pools)))
-                    height, width = (height // 2, width // 2) if pools else (height, width)
-                    channels = out
+                    part = _Part(1, out, _halved_down if pools else _same, _layer(channels, out, pools=pools))
+                    parts.append(part)
+                    height, width, channels = part.side(height), part.side(width), out
             case ResNet18Settings():
-                parts.append(_Part(1, 64, _stem(channels, small=self.settings.small_images)))
+                small = self.settings.small_images
+                parts.append(_Part(1, 64, _same if small else _quartered, _stem(channels, small=small)))
                 channels = 64
                 for out, stride in _RESNET18:
-                    parts.append(_Part(2, out, _block(channels, out, stride)))
+                    parts.append(_Part(2, out, partial(_strided, stride), _block(channels, out, stride)))
                     channels = out
             case other:
                 text = f"an encoder of kind {other.kind!r} cannot be cut in two"
@@ -151,19 +154,30 @@ class Halves:
 
     @property
     def latent(self) -> tuple[int, int, int]:
-        """C, H and W of what crosses the cut. Raises InputError."""
-        with torch.device("meta"), torch.no_grad():  # computes shapes alone
-            z = self.bottom()(torch.zeros(1, *self.image))
-        return int(z.shape[1]), int(z.shape[2]), int(z.shape[3])
+        """C, H and W of what crosses the cut. Raises InputError.
+
+        Computed with numbers: torch's ``meta`` device imports sympy, which takes a second of processor time.
+        """
+        below, _ = self._split()
+        _, *sides = self.image
+        for part in below:
+            sides = [part.side(side) for side in sides]
+        channels, neck = below[-1].channels, self.bottleneck
+        if neck is not None:
+            channels, sides = neck.channels, [_strided(neck.stride, side) for side in sides]
+        return channels, sides[0], sides[1]
 
     @property
     def fits(self) -> bool:
         """Whether the network can take one such image: a normalisation needs groups of several values."""
-        try:
-            with torch.device("meta"), torch.no_grad():
-                self.tail(1).features(self.bottom()(torch.zeros(1, *self.image)))
-        except (ValueError, RuntimeError):
-            return False
+        below, above = self._split()
+        _, *sides = self.image
+        for number, part in enumerate([*below, *above]):
+            if number == len(below) and self.bottleneck is not None:
+                sides = [side * self.bottleneck.stride for side in self.latent[1:]]
+            if part.channels == 1 and sides == [1, 1]:
+                return False
+            sides = [part.side(side) for side in sides]
         return True
 
     def bottom(self) -> nn.Sequential:
@@ -186,6 +200,22 @@ class Halves:
             )
             modules.insert(0, back)
         return Tail(nn.Sequential(*modules), self.latent, self.features, width)
+
+
+def _same(side: int) -> int:
+    return side
+
+
+def _halved_down(side: int) -> int:
+    return side // 2
+
+
+def _strided(stride: int, side: int) -> int:
+    return -(-side // stride)
+
+
+def _quartered(side: int) -> int:
+    return _strided(2, _strided(2, side))
 
 
 def _layer(channels: int, out: int, *, pools: bool) -> Callable[[], nn.Module]:

@@ -23,14 +23,18 @@ import grpc._interceptor
 import grpc._server
 import safetensors.torch
 import sklearn.datasets
-from remembered import remember  # type: ignore[import-not-found] # in the same folder
+from hugepages import collapse  # type: ignore[import-not-found] # in the same folder
+from remembered import remember  # type: ignore[import-not-found]
 
 import vfl_party.codecs.identity
 from vfl.launcher.child import PROGRAMS
+from vfl.launcher.forks import import_programs
 
 remember()
 sklearn.datasets.load_digits()
 sklearn.datasets.load_breast_cancer()
+import_programs()
+collapse()
 
 _path = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # a process that a program starts needs none of the above
 os.environ["PYTHONPATH"] = os.pathsep.join(each for each in _path if each != str(Path(__file__).parent))
