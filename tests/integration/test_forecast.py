@@ -56,6 +56,11 @@ def shortened(path: Path) -> dict[str, Any]:
     tables = read_toml(path)
     for phase in tables["phases"]:
         phase.update({key: min(most, phase[key]) for key, most in SHORT.items() if key in phase})
+        if phase["kind"] == "probe":
+            phase["least_steps"] = 1
+    data = tables["simulate"].get("data", {})
+    if data.get("source") == "sklearn:digits":
+        data["limit"] = 1000  # of 1,797
     return tables
 
 

@@ -99,17 +99,20 @@ WEIGHTS = {"codec": "bits", "bits": 8, "exchange": "weights"}
 FEEDBACK = {"codec": "bits", "bits": 4, "exchange": "weights", "direction": "up", "error_feedback": True}
 
 
+BFLOAT16 = {"codec": "bfloat16", "exchange": "weights"}
+NEAREST = {"codec": "bits", "bits": 4, "rounding": "nearest", "exchange": "weights", "direction": "down"}
+
+
 @pytest.mark.parametrize(
-    "wire",
-    [
-        [WEIGHTS],
-        [FEEDBACK],
-        [{"codec": "bfloat16", "exchange": "weights"}],
-        [{"codec": "bits", "bits": 4, "rounding": "nearest", "exchange": "weights", "direction": "down"}],
+    ("wire", "parties"),
+    [([WEIGHTS], 2), ([WEIGHTS], 4), ([FEEDBACK], 2), ([FEEDBACK], 4), ([BFLOAT16], 2), ([NEAREST], 2)],
+    ids=[
+        *(f"8 bits-{parties}" for parties in (2, 4)),
+        *(f"4 bits up with error feedback-{parties}" for parties in (2, 4)),
+        "bfloat16-2",
+        "4 bits down to nearest-2",
     ],
-    ids=["8 bits", "4 bits up with error feedback", "bfloat16", "4 bits down to nearest"],
 )
-@pytest.mark.parametrize("parties", [2, 4])
 def test_averages_are_those_of_one_process(wire: list[dict[str, Any]], parties: int, tmp_path: Path) -> None:
     tables = test_fedhssl.recipe(parties, "simsiam", MLP, augment={"flip": 0.5}) | {"wire": wire}
     data = cases.digits(parties, limit=220)
