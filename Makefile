@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # Where torch was built for CUDA, tests and demo still run on the CPU; several processes share the cores.
 export OMP_NUM_THREADS ?= 1
 
+# Our sources are compiled once, and not by each of the processes that the tests start, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Each worker has a federation of its own. For "auto" see tests/conftest.py.
 PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
 

@@ -1,6 +1,10 @@
 """Settings of all tests."""
 
 import os
+
+# Read when a library is loaded. Several workers share the cores: with a thread a core each, all take twice as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import signal
 import sys
 from collections.abc import Iterator
