@@ -30,6 +30,7 @@ from vfl_party.models import (
     combined_size,
     seeded,
 )
+from vfl_party.models.backward import backward
 from vfl_party.models.combine import Rule
 
 FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
@@ -197,6 +198,20 @@ def double(spec, size): return Lambda(lambda x: torch.zeros(2, size).double())
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "user_models", raising=False)
+
+
+def test_a_backward_pass_from_a_given_gradient_is_torchs() -> None:
+    layer, x_BF, dz_BD = torch.nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
+    layer(x_BF).backward(dz_BD)
+    want = [each.grad for each in layer.parameters()]
+    layer.zero_grad()
+    backward(layer(x_BF), dz_BD)
+    for each, grad in zip(layer.parameters(), want, strict=True):
+        assert each.grad is not None
+        assert grad is not None
+        assert torch.equal(each.grad, grad)
+    with pytest.raises(RuntimeError, match="invalid gradient"):
+        backward(layer(x_BF), dz_BD[:3])
 
 
 A = torch.tensor([[1.0, 5.0, 2.0]])
