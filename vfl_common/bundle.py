@@ -50,7 +50,10 @@ class Kind(IntEnum):
     @property
     def label(self) -> str:
         """The ledger's word for this kind."""
-        return self.name.lower()
+        return _LABELS[self]
+
+
+_LABELS = {kind: kind.name.lower() for kind in Kind}
 
 
 class StepKey(NamedTuple):

@@ -81,6 +81,8 @@ class Chain:
 
         Raises PeerError if what has arrived is nothing that ``apply`` gives.
         """
+        if not self._undo:
+            return tensors
         return self._undone(self._undo, tensors, at, spec)
 
     @property
@@ -110,7 +112,7 @@ class Chain:
             each = self.filters[place]
             with _worded(each, "cannot be undone on what has arrived"):
                 found = dict(each.undo_at(at, found, stages[place]) if stages else each.undo(found))
-        return dict(found) if places else tensors
+        return dict(found)
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         """Returns the spec of tensors of ``spec`` as they cross the wire."""

@@ -146,12 +146,12 @@ class Party:
             raise InputError(
                 Code.MODEL_INVALID, f"the encoder of {self.name} failed {where_it_failed(error)}"
             ) from error
-        shape = tuple(z.shape) if isinstance(z, Tensor) else ()
+        rows, shape = inputs[0].shape[0], tuple(z.shape) if isinstance(z, Tensor) else ()
         self._width = self._width or shape[-1:]
-        if shape != (len(inputs[0]), *self._width):
+        if shape != (rows, *self._width):
             what = f"a tensor of shape {list(shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
-            wanted = [len(inputs[0]), *self._width]
-            text = f"the encoder of {self.name} gives {what} for {len(inputs[0])} rows, and {wanted} is wanted"
+            wanted = [rows, *self._width]
+            text = f"the encoder of {self.name} gives {what} for {rows} rows, and {wanted} is wanted"
             raise InputError(Code.MODEL_INVALID, f"{text}; correct the encoder")
         return z
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -192,24 +192,24 @@ class Answering:
 
         ``beside``: {party: what the chain may know of its rows}; it is not sent.
         """
-        bundles: dict[tuple[tuple[str, int], ...], Bundle] = {}
-        down, me = self.chains.down, self.chains.party
-        applied: dict[str, Tensors] = {}
-        made: dict[tuple[tuple[str, int], ...], Tensors] = {}
+        down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
+        replies: dict[str, Bundle] = {}
+        made: dict[_Ids, Tensors] = {}  # by what was given to the chain
+        encoded: dict[_Ids, tuple[Tensors, Bundle]] = {}  # holds the tensors, so that no id is reused
         for party, each in tensors.items():
             if self.tap is not None:
                 self.tap("meant", step, party, each)
             if party in beside:
                 down.tell(beside[party])
-            given = tuple((name, id(x)) for name, x in each.items())
-            if given not in made or not down.repeats:
-                made[given] = down.apply(each, Passage(step, me, party))
-            applied[party] = made[given]
-        keys = {party: tuple((name, id(x)) for name, x in each.items()) for party, each in applied.items()}
-        for party, key in keys.items():
-            if key not in bundles:
-                bundles[key] = to_bundle(self.exchange.down.kind, applied[party])
-        self.hub.reply(step, {party: bundles[key] for party, key in keys.items()})
+            given = _ids(each)
+            if given not in made or not repeats:
+                made[given] = down.apply(each, Passage(step, self.chains.party, party))
+            ready = made[given]
+            key = given if ready is each else _ids(ready)
+            if key not in encoded:
+                encoded[key] = ready, to_bundle(kind, ready)
+            replies[party] = encoded[key][1]
+        self.hub.reply(step, replies)
 
     @spends(ENCODE)
     def reply_all(self, step: StepKey, parties: Iterable[str], tensors: Tensors) -> None:
@@ -222,6 +222,14 @@ class Answering:
     def acknowledge(self, step: StepKey, parties: Iterable[str]) -> None:
         """Answers all ``parties`` with an empty acknowledgement."""
         self.hub.reply(step, {party: Bundle(Kind.ACK) for party in parties})
+
+
+_Ids: TypeAlias = tuple[tuple[str, int], ...]
+
+
+def _ids(tensors: Tensors) -> _Ids:
+    """Tells the same tensors, under the same names, from others."""
+    return tuple((name, id(x)) for name, x in tensors.items())
 
 
 def _arrived(chain: Chain, bundle: Bundle, at: Passage, spec: BundleSpec, device: torch.device) -> dict[str, Tensor]:
@@ -273,7 +281,7 @@ def take_in(bundle: Bundle, device: torch.device, *, party: str, step: StepKey) 
 
     The check comes before the copy to a GPU: there, every check would wait for all that the GPU has to do.
     """
-    host = to_tensors(bundle, torch.device("cpu"))
+    host = {name: _view(buffer) for name, buffer in bundle.tensors.items()}
     check_finite(host, party=party, step=step)
     return _move(host, device)
 

@@ -52,8 +52,36 @@ class _Direct(Optimizer):
         inspect.unwrap(Optimizer.load_state_dict)(self, state_dict)
 
 
+_sgd_step = inspect.unwrap(SGD.step)
+
+
 class _DirectSGD(_Direct, SGD):
-    update = inspect.unwrap(SGD.step)
+    _alike: bool | None = None  # whether all parameters have one dtype, on one device; None: not known yet
+
+    def update(self) -> None:
+        """Updates the parameters in one call of torch's kernel, if they are of one kind and there is no momentum.
+
+        torch's own step comes to that call, too, after it has listed and sorted the parameters (15 instead of 8 µs).
+        """
+        group, *others = self.param_groups
+        params, grads = group["params"], [each.grad for each in group["params"]]
+        if self._alike is None:
+            self._alike = len({(each.device, each.dtype) for each in params}) == 1
+        if others or group["momentum"] or not self._alike or any(each is None or each.is_sparse for each in grads):
+            _sgd_step(self)
+            return
+        torch._fused_sgd_(
+            params,
+            grads,
+            [],
+            weight_decay=group["weight_decay"],
+            momentum=0.0,
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
 
 class _DirectAdam(_Direct, Adam):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,14 +17,20 @@ def derive_seed(root: int, *names: object) -> int:
     return derive(root, *names)
 
 
+@lru_cache(maxsize=1)  # parties of one process ask for the same one after the other
 def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
-    """Returns a permutation of ``range(n)``, equal on every machine and numpy version (Philox, raw 64-bit keys)."""
+    """Returns a permutation of ``range(n)``, equal on every machine and numpy version (Philox, raw 64-bit keys).
+
+    It cannot be written to.
+    """
     keys = np.random.Philox(key=seed).random_raw(n)
     order = np.argsort(keys)  # five times as fast as a stable sort, and the same if no two keys are equal
     found = keys[order]
     if bool((found[1:] == found[:-1]).any()):
         order = np.argsort(keys, kind="stable")
-    return order.astype(np.int64)
+    order = order.astype(np.int64)
+    order.setflags(write=False)
+    return order
 
 
 def split_rows(

@@ -22,7 +22,7 @@ from vfl_common.rpc.memory import Turns
 from vfl_party.devices import set_threads
 
 
-@dataclass
+@dataclass(eq=False)
 class _Player:
     """One that takes turns. ``helps``: nobody waits for its end."""
 
@@ -59,9 +59,11 @@ class TakingTurns(Turns):
         Raises InternalError if all wait, each for another. The caller then ends what they wait for, and plays again.
         """
         self._home = getcurrent()
-        while any(not player.helps for player in self._players):
-            player = next((each for each in self._players if each.is_so()), None)
-            if player is None:
+        while not all(player.helps for player in self._players):
+            for player in self._players:
+                if player.is_so():
+                    break
+            else:
                 names = ", ".join(each.name for each in self._players)
                 text = f"{names} all wait; a method asks for what its other side never sends"
                 raise InternalError(text)
@@ -101,16 +103,17 @@ class TakingTurns(Turns):
         if last is not None and not last.body.dead:
             last.generators, last.grad = self._generators(), torch.is_grad_enabled()
         self._set(player.generators)
-        torch.set_grad_enabled(player.grad)
+        if torch.is_grad_enabled() is not player.grad:
+            torch.set_grad_enabled(player.grad)
 
     def _set(self, generators: Sequence[Tensor]) -> None:
-        cpu, *others = generators
-        torch.set_rng_state(cpu)
-        for device, state in zip(self._devices, others, strict=True):
+        torch.default_generator.set_state(generators[0])
+        for device, state in zip(self._devices, generators[1:], strict=True):
             torch.cuda.set_rng_state(state, device)
 
     def _generators(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+        cpu = torch.default_generator.get_state()
+        return [cpu, *map(torch.cuda.get_rng_state, self._devices)]
 
 
 @contextlib.contextmanager

@@ -200,12 +200,18 @@ def double(spec, size): return Lambda(lambda x: torch.zeros(2, size).double())
     monkeypatch.delitem(sys.modules, "user_models", raising=False)
 
 
-def test_a_backward_pass_from_a_given_gradient_is_torchs() -> None:
+@pytest.mark.parametrize("of", ["gradient", "loss"])
+def test_a_backward_pass_is_torchs(of: str) -> None:
     layer, x_BF, dz_BD = torch.nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
-    layer(x_BF).backward(dz_BD)
+    given = dz_BD if of == "gradient" else None
+
+    def value() -> torch.Tensor:
+        return layer(x_BF) if of == "gradient" else layer(x_BF).square().mean()
+
+    value().backward(given)
     want = [each.grad for each in layer.parameters()]
     layer.zero_grad()
-    backward(layer(x_BF), dz_BD)
+    backward(value(), given)
     for each, grad in zip(layer.parameters(), want, strict=True):
         assert each.grad is not None
         assert grad is not None

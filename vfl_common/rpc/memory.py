@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
@@ -18,7 +19,7 @@ from vfl_common.ledger import Direction, Ledger
 from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_common.rpc.arrivals import Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.wire.frames import measure
+from vfl_common.wire.frames import Sizes, measure
 
 
 class Turns:
@@ -34,6 +35,21 @@ class Turns:
     def wait_for(self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float) -> bool:
         """Waits, at most ``timeout_s`` (``inf``: for ever), until ``is_so`` is true; returns whether it is."""
         return bool(condition.wait_for(is_so, None if math.isinf(timeout_s) else timeout_s))
+
+
+class Carried(NamedTuple):
+    """A copy of a bundle, so that the receiver has its own memory; ``size``: what it would be on the wire."""
+
+    bundle: Bundle
+    size: Sizes
+
+    @classmethod
+    def of(cls, bundle: Bundle, size: Sizes) -> Carried:
+        tensors = {
+            name: Buffer(buffer.dtype, buffer.shape, memoryview(bytearray(buffer.data)))
+            for name, buffer in bundle.tensors.items()
+        }
+        return cls(Bundle(bundle.kind, tensors), size)
 
 
 class MemoryHub(Hub):
@@ -63,9 +79,9 @@ class MemoryHub(Hub):
         self.name, self.roster, self.timeout_s = name, tuple(roster), timeout_s
         self.turns = turns if turns is not None else Turns()
         self.ended: VflError | None = None
-        self.asked: dict[str, deque[tuple[StepKey, Bundle]]] = {party: deque() for party in self.roster}  # unanswered
+        self.asked: dict[str, deque[tuple[StepKey, Carried]]] = {party: deque() for party in self.roster}  # unanswered
         # The last replies to each, in order, or the step that is under way.
-        self.replies: dict[str, dict[StepKey, Bundle | StepKey]] = {party: {} for party in self.roster}
+        self.replies: dict[str, dict[StepKey, Carried | StepKey]] = {party: {} for party in self.roster}
         self.in_flight = in_flight
         self.changed = self.turns.condition()  # something has come, or the hub has ended
         self.answered = {party: self.turns.condition() for party in self.roster}
@@ -120,16 +136,16 @@ class MemoryHub(Hub):
             if isinstance(decision, TimedOut):
                 text = f"{', '.join(decision.late)} took longer than {self.timeout_s:g} s for {step}"
                 raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
-            for party, (asked, bundle) in self._wait(got, decision.for_s, of=roster).items():
+            for party, (asked, carried) in self._wait(got, decision.for_s, of=roster).items():
                 if asked != step and lenience is not None:
                     self._catch_up(party, asked, step)
                     continue
                 if asked != step:
                     text = f"{party} sent {asked} while {step} is under way"
                     raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
+                bundle = got[party] = carried.bundle
                 check(expect if isinstance(expect, BundleSpec) else expect[party], bundle, party, step)
-                count(self.ledger, party, "received", step, bundle)
-                got[party] = bundle
+                count(self.ledger, party, "received", step, bundle, carried.size)
                 if party in self._patience.away:
                     self._patience.came(party, time.monotonic())
                 if arrived is not None:
@@ -153,11 +169,12 @@ class MemoryHub(Hub):
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
         with self.turns.lock:
             self._due = set()
+            size = {id(bundle): measure(step, bundle) for bundle in replies.values()}  # often one for all
             for party, bundle in replies.items():
-                count(self.ledger, party, "sent", step, bundle)
-                self._answer(party, step, copied(bundle))
+                count(self.ledger, party, "sent", step, bundle, size[id(bundle)])
+                self._answer(party, step, Carried.of(bundle, size[id(bundle)]))
 
-    def _answer(self, party: str, step: StepKey, reply: Bundle | StepKey) -> None:
+    def _answer(self, party: str, step: StepKey, reply: Carried | StepKey) -> None:
         """Gives a party its reply; the caller holds the lock."""
         asked, replies = self.asked[party], self.replies[party]
         if asked and asked[0][0] == step:
@@ -176,7 +193,7 @@ class MemoryHub(Hub):
 
     def _wait(
         self, got: Collection[str], timeout_s: float, of: Collection[str] | None = None
-    ) -> dict[str, tuple[StepKey, Bundle]]:
+    ) -> dict[str, tuple[StepKey, Carried]]:
         """Waits until something new has come, at most ``timeout_s``. Raises the error that has ended the hub."""
         parties = self.roster if of is None else of
         with self.turns.lock:
@@ -185,7 +202,7 @@ class MemoryHub(Hub):
                 raise self.ended
             return self._new(parties, got)
 
-    def _new(self, parties: Collection[str], got: Collection[str]) -> dict[str, tuple[StepKey, Bundle]]:
+    def _new(self, parties: Collection[str], got: Collection[str]) -> dict[str, tuple[StepKey, Carried]]:
         """Returns each party's first bundle without a reply that is not taken yet; the caller holds the lock."""
         return {party: self.asked[party][0] for party in parties if party not in got and self.asked[party]}
 
@@ -218,13 +235,14 @@ class MemoryLink(Link):
         with hub.turns.lock:
             if self._ended is not None:
                 raise self._ended
-            count(self._ledger, hub.name, "sent", step, bundle)
+            size = measure(step, bundle)
+            count(self._ledger, hub.name, "sent", step, bundle, size)
             asked = hub.asked[self._me]
             if step in hub.replies[self._me] or any(step == each for each, _ in asked):
                 return  # it is sent again
             if len(asked) >= hub.in_flight:  # its sender has given up the first, and begins again
                 asked.popleft()
-            asked.append((step, copied(bundle)))
+            asked.append((step, Carried.of(bundle, size)))
             hub.changed.notify_all()
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
@@ -242,10 +260,10 @@ class MemoryLink(Link):
             reply = hub.replies[self._me][step]
         if isinstance(reply, StepKey):
             raise StepPassed(reply)
-        check(expect, reply, hub.name, step)
-        count(self._ledger, hub.name, "received", step, reply)
+        check(expect, reply.bundle, hub.name, step)
+        count(self._ledger, hub.name, "received", step, reply.bundle, reply.size)
         self._hurried = True
-        return reply
+        return reply.bundle
 
     def end(self, error: VflError) -> None:
         """Ends the generation for this party; see ``MemoryHub.end``."""
@@ -257,9 +275,8 @@ class MemoryLink(Link):
         return step in self._hub.replies[self._me]
 
 
-def count(ledger: Ledger, peer: str, direction: Direction, step: StepKey, bundle: Bundle) -> None:
+def count(ledger: Ledger, peer: str, direction: Direction, step: StepKey, bundle: Bundle, size: Sizes) -> None:
     """Counts a bundle as the frames that it would be on the wire."""
-    size = measure(step, bundle)
     ledger.add(peer, step.phase, bundle.kind.label, direction, size.payload_bytes, size.message_bytes, size.messages)
 
 
@@ -267,12 +284,3 @@ def check(expect: BundleSpec, bundle: Bundle, party: str, step: StepKey) -> None
     """Raises PeerError if ``bundle`` is not what ``expect`` says."""
     specs = {name: TensorSpec(buffer.dtype, buffer.shape) for name, buffer in bundle.tensors.items()}
     expect.check(bundle.kind, specs, party=party, step=step)
-
-
-def copied(bundle: Bundle) -> Bundle:
-    """Copies a bundle, so that the receiver has its own memory."""
-    tensors = {
-        name: Buffer(buffer.dtype, buffer.shape, memoryview(bytearray(buffer.data)))
-        for name, buffer in bundle.tensors.items()
-    }
-    return Bundle(bundle.kind, tensors)

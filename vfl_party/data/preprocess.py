@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,18 @@ class Features:
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
         """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there are any."""
-        if any(isinstance(each, MappedArray) for each in self.arrays):
+        if self._mapped:
             wanted = np.asarray(rows)
             found = (each.rows(wanted) if isinstance(each, MappedArray) else each[wanted] for each in self.arrays)
             return tuple(map(torch.from_numpy, found))
         index = index_on(torch.as_tensor(rows), self.x.device)
         x_B = self.x.index_select(0, index)
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
+
+    @cached_property
+    def _mapped(self) -> bool:
+        """Whether rows are read from files when they are wanted."""
+        return any(isinstance(each, MappedArray) for each in self.arrays)
 
     def followed_by(self, other: Features, space: Space) -> Features:
         """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises InputError."""

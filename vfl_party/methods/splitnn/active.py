@@ -19,6 +19,7 @@ from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.metrics import evaluate, loss_fn, lower_is_better
 from vfl_party.models import Combined
+from vfl_party.models.backward import backward
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import chunks, joint_embeddings, outputs_of
 from vfl_party.seeds import Rows
@@ -86,7 +87,7 @@ class ActiveSplitNN(Phase):
                 beside = told(self._embedding.chains.down, party.recipe.task, combined, outputs, y_B, share)
                 if len(planned.parts) > 1:  # the parts' losses add to the mean over the batch
                     loss = loss * share
-                loss.backward()  # type: ignore[no-untyped-call]
+                backward(loss)
                 # The parties proceed while the top model is updated: each gradient is of the weights before the update.
                 dz_BD = combined.gradients()
                 if self._settings.dcor:

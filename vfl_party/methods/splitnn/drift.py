@@ -46,7 +46,7 @@ class Drift:
         """Looks at the embeddings of a training step; it keeps them, and computes nothing."""
         if self._rows < _MOST * CHUNK_ROWS:
             self._keep(self._steps, own, others)
-            self._rows += max((len(each) for each in (*own, *others.values())), default=0)
+            self._rows += max((each.shape[0] for each in (*own, *others.values())), default=0)
 
     def moved(self) -> dict[str, float]:
         """Returns {party: how far it has moved}, of those that were there this time and the time before."""

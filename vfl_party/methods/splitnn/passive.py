@@ -68,7 +68,7 @@ class PassiveSplitNN(Phase):
                 if batch + 1 < len(steps):
                     inputs = features.inputs(steps[batch + 1][0])
                 try:
-                    reply = self._embedding.receive(step, rows=len(z_BD))
+                    reply = self._embedding.receive(step, rows=z_BD.shape[0])
                     dz_BD = reply["dz"] if own_BD is None else reply["dz"] + own_BD
                     backward(z_BD, dz_BD)
                     training.step()
