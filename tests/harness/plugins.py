@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,14 +15,10 @@ from tests.harness.federation import program_environment
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
 
 
-def install(folder: Path, package: Path = EXAMPLE, version: str = "1.0") -> Path:
-    """Has pip build and install a package into ``folder``, under ``version``, without a network. Returns the path."""
+def install(folder: Path) -> Path:
+    """Has pip build and install the example into ``folder``, without a network. Returns the path."""
     source, target = folder / "source", folder / "site"
-    shutil.copytree(package, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))  # pip builds beside it
-    project = source / "pyproject.toml"
-    text = project.read_text()
-    assert text.count('version = "1.0"') == 1
-    project.write_text(text.replace('version = "1.0"', f'version = "{version}"'))
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))  # pip builds beside it
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
         [*pip, "--disable-pip-version-check", "--target", str(target), str(source)],
@@ -34,11 +31,22 @@ def install(folder: Path, package: Path = EXAMPLE, version: str = "1.0") -> Path
     return target
 
 
-def metadata(folder: Path, entry_points: Mapping[str, Mapping[str, str]], name: str = "plugin") -> Path:
+def place(folder: Path, version: str = "1.0") -> Path:
+    """Puts the example into ``folder`` as pip would, under ``version``, in no time. Returns the path."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
+    for module in project["tool"]["setuptools"]["py-modules"]:
+        shutil.copy(EXAMPLE / f"{module}.py", folder)
+    named = project["project"]
+    return metadata(folder, named["entry-points"], named["name"], version)
+
+
+def metadata(
+    folder: Path, entry_points: Mapping[str, Mapping[str, str]], name: str = "plugin", version: str = "1.0"
+) -> Path:
     """Writes what pip would write for a package with ``entry_points`` ({group: {name: "module:attribute"}})."""
-    info = folder / f"{name}-1.0.dist-info"
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     lines = [
         f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in of.items())
         for group, of in entry_points.items()

@@ -1,4 +1,4 @@
-"""The package in examples/plugin, installed by pip beside the product: nothing in it is touched."""
+"""The package in examples/plugin, installed by pip beside the product, or placed there: nothing in it is touched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import vfl
 from tests.harness import cases
 from tests.harness.federation import BIN, Federation
 from tests.harness.hosts import NAMES, Hosts, halves_of_digits, missing
-from tests.harness.plugins import EXAMPLE, environment, install
+from tests.harness.plugins import EXAMPLE, environment, install, place
 from vfl_common.config.recipe import load_recipe
 from vfl_common.run_folder import create
 from vfl_common.summary import load_summary
@@ -30,14 +30,14 @@ _WHY = missing()
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the example is installed."""
-    return install(tmp_path_factory.mktemp("plugin"))
+    """A folder in which the example is, as if installed."""
+    return place(tmp_path_factory.mktemp("plugin"))
 
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which another version of it is installed."""
-    return install(tmp_path_factory.mktemp("newer"), version="1.1")
+    """A folder in which another version of it is."""
+    return place(tmp_path_factory.mktemp("newer"), "1.1")
 
 
 @pytest.fixture
@@ -59,7 +59,15 @@ def run(folder: Path, phase: dict[str, Any], site: Path) -> tuple[Federation, di
         return federation, federation.finish()
 
 
+def files(folder: Path) -> dict[str, str]:
+    """What makes a plug-in: {file: its text} of modules and entry points."""
+    kept = [*folder.glob("*.py"), *folder.glob("*.dist-info/entry_points.txt")]
+    return {str(path.relative_to(folder)): "\n".join(sorted(path.read_text().split())) for path in kept}
+
+
 def test_a_method_from_outside_trains_as_ours_does(tmp_path: Path, site: Path) -> None:
+    placed, site = site, install(tmp_path)
+    assert files(site) == files(placed)
     ours, _ = run(tmp_path / "ours", {"kind": "splitnn", "optimizer": {"kind": "sgd", "lr": LR}}, site)
     theirs, summary = run(tmp_path / "theirs", {"kind": "plain", "lr": LR}, site)
     for name in ours.names:

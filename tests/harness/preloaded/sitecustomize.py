@@ -8,6 +8,7 @@ It imports what most parties load after they are forked. It can run a program wi
 
 import ctypes
 import encodings.idna
+import logging
 import os
 import signal
 import subprocess
@@ -21,8 +22,10 @@ import cryptography.hazmat.backends.openssl.backend
 import grpc._channel
 import grpc._interceptor
 import grpc._server
+import opacus.accountants
 import safetensors.torch
 import sklearn.datasets
+import torch._dynamo
 from hugepages import collapse  # type: ignore[import-not-found] # in the same folder
 from remembered import remember  # type: ignore[import-not-found]
 
@@ -30,6 +33,7 @@ import vfl_party.codecs.identity
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import import_programs
 
+logging.getLogger().handlers.clear()  # one that opacus adds; in a party it finds ours
 remember()
 sklearn.datasets.load_digits()
 sklearn.datasets.load_breast_cancer()
