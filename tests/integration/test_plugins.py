@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import torch
 
 import vfl
 from tests.harness import cases
-from tests.harness.federation import BIN, Federation
+from tests.harness.federation import BIN, FRESH, Federation, Program
 from tests.harness.hosts import NAMES, Hosts, halves_of_digits, missing
 from tests.harness.plugins import EXAMPLE, environment, install, place
 from vfl_common.config.recipe import load_recipe
@@ -120,14 +121,10 @@ def test_processes_and_the_library_compute_the_same(tmp_path: Path, site: Path, 
         facts = json.loads((theirs / name / "run.json").read_text())
         assert facts["plugins"] == json.loads((ours.folder / name / "run.json").read_text())["plugins"]
         assert set(facts["plugins"].values()) == {"vfl-example-plugin 1.0"}
-    refused = subprocess.run(
-        [BIN / "vfl-party", "predict", theirs / "federation" / "hospital.toml", "--run", theirs],
-        env=environment(newer),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert refused.returncode == 2
+    words = ["vfl-party", "predict", str(theirs / "federation" / "hospital.toml"), "--run", str(theirs)]
+    program = Program("predict", words, tmp_path, fresh=FRESH, environment=environment(newer))
+    with contextlib.closing(program) as refused:
+        assert refused.wait(60) == 2
     began = "the run began with the plug-in vfl.encoders:residual of vfl-example-plugin 1.0"
     assert f"{began}, and vfl-example-plugin 1.1 is installed" in refused.stderr
 

@@ -182,7 +182,7 @@ def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 def test_other_threads_run_between_the_pieces_of_long_work(scheme: Encryption, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("heu")
     keys, public = make_keys(scheme, BITS, with_heu=True)
-    adds, count, codes = adder(scheme, BITS, public), 600, np.zeros((600, 3), np.int8)
+    adds, count, codes = adder(scheme, BITS, public), 200, np.zeros((200, 3), np.int8)
     g, h = numbers(count)
     whole = bucket_sums(adds, adds.held(keys.encrypt(g, h)), np.arange(count), codes, 1)
     monkeypatch.setattr(pieces, "SECONDS", 1e-6)  # each piece is as small as can be
@@ -201,11 +201,11 @@ def test_other_threads_run_between_the_pieces_of_long_work(scheme: Encryption, m
         seen = {}
         held = adds.held(keys.encrypt(g, h))
         works: dict[str, Any] = {
-            "encrypt": lambda: keys.encrypt(g[:200], h[:200]),
+            "encrypt": lambda: keys.encrypt(g[:100], h[:100]),
             "buckets": lambda: bucket_sums(adds, held, np.arange(count), codes, 1),
             "add": lambda: adds.add(held, held),
             "wire": lambda: adds.wire(held),
-            "decrypt": lambda: keys.decrypt(keys.encrypt(g[:100], h[:100]), 100),
+            "decrypt": lambda: keys.decrypt(keys.encrypt(g[:50], h[:50]), 50),
         }
         for name, work in works.items():
             before = beats[0]
