@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,16 @@ class _Direct(Optimizer):
     """
 
     update: ClassVar[Callable[[Any], None]]  # torch's step itself
+    _alike: bool | None = None  # whether all parameters have one dtype, on one device; None: not known yet
+
+    def dense(self) -> list[Tensor] | None:
+        """Returns the gradients of all parameters if one call of torch's kernel can take them; else None."""
+        group, *others = self.param_groups
+        if self._alike is None:
+            kinds = {(each.device, each.dtype) for each in group["params"]}
+            self._alike = not others and len(kinds) == 1
+        grads = [each.grad for each in group["params"]]
+        return grads if self._alike and all(each is not None and not each.is_sparse for each in grads) else None
 
     def step(self, closure: None = None) -> None:  # type: ignore[override] # noqa: ARG002 - as torch has it
         """Updates the parameters."""
@@ -52,26 +62,18 @@ class _Direct(Optimizer):
         inspect.unwrap(Optimizer.load_state_dict)(self, state_dict)
 
 
-_sgd_step = inspect.unwrap(SGD.step)
+_sgd_step, _adam_step = inspect.unwrap(SGD.step), inspect.unwrap(Adam.step)
 
 
 class _DirectSGD(_Direct, SGD):
-    _alike: bool | None = None  # whether all parameters have one dtype, on one device; None: not known yet
-
     def update(self) -> None:
-        """Updates the parameters in one call of torch's kernel, if they are of one kind and there is no momentum.
-
-        torch's own step comes to that call, too, after it has listed and sorted the parameters (15 instead of 8 µs).
-        """
-        group, *others = self.param_groups
-        params, grads = group["params"], [each.grad for each in group["params"]]
-        if self._alike is None:
-            self._alike = len({(each.device, each.dtype) for each in params}) == 1
-        if others or group["momentum"] or not self._alike or any(each is None or each.is_sparse for each in grads):
+        """Does what torch's step does, which lists and sorts the parameters before: 15 instead of 8 µs."""
+        grads, group = self.dense(), self.param_groups[0]
+        if grads is None or group["momentum"]:
             _sgd_step(self)
             return
         torch._fused_sgd_(
-            params,
+            group["params"],
             grads,
             [],
             weight_decay=group["weight_decay"],
@@ -84,8 +86,44 @@ class _DirectSGD(_Direct, SGD):
         )
 
 
+class _Moments(NamedTuple):
+    """What Adam keeps of each parameter; ``of``: the optimizer's state that holds it."""
+
+    of: Mapping[Tensor, Any]
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: list[Tensor]
+
+
 class _DirectAdam(_Direct, Adam):
-    update = inspect.unwrap(Adam.step)
+    _moments: _Moments | None = None
+
+    def update(self) -> None:
+        """Does what torch's step does, which makes and finds the moments: as for SGD."""
+        grads, group, moments = self.dense(), self.param_groups[0], self._moments
+        if grads is None or moments is None or moments.of is not self.state:  # the first step, or the state was loaded
+            _adam_step(self)
+            found = [self.state[each] for each in group["params"]] if grads is not None else []
+            names = ("exp_avg", "exp_avg_sq", "step")
+            self._moments = _Moments(self.state, *([each[name] for each in found] for name in names)) if found else None
+            return
+        torch._foreach_add_(moments.steps, 1)
+        beta1, beta2 = group["betas"]
+        torch._fused_adam_(
+            group["params"],
+            grads,
+            moments.first,
+            moments.second,
+            [],
+            moments.steps,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 class _DirectAdagrad(_Direct, Adagrad):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 from typing import Any
@@ -54,30 +55,42 @@ def test_steps_repeat_bit_by_bit_and_agree_with_the_default(
     torch.testing.assert_close(ours, default, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("odd", ["", "no gradient", "dtype", "momentum"])
-def test_a_step_of_sgd_is_that_of_torchs_kernel(odd: str) -> None:
-    settings = OptimizerSettings(kind="sgd", lr=0.05, weight_decay=1e-3, momentum=0.9 if odd == "momentum" else 0.0)
+@pytest.mark.parametrize("odd", ["", "no gradient", "now and then none", "dtype", "momentum", "loaded"])
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_steps_are_those_of_torchs_kernel(kind: str, odd: str) -> None:
+    momentum = 0.9 if (kind, odd) == ("sgd", "momentum") else 0.0
+    settings = OptimizerSettings.model_validate({"kind": kind, "lr": 0.05, "weight_decay": 1e-3, "momentum": momentum})
 
     def stepped(make: Any) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(3)
         dtypes = [torch.float32, torch.float64 if odd == "dtype" else torch.float32, torch.float32]
         params = [nn.Parameter(torch.randn(5, 3, generator=generator).to(dtype)) for dtype in dtypes]
         optimizer = make(params)
-        for _ in range(3):
+        for step in range(6):
             for place, each in enumerate(params):
                 grad = torch.randn(5, 3, generator=generator).to(each.dtype)
-                each.grad = None if odd == "no gradient" and place == 1 else grad
+                lacks = odd == "no gradient" or (odd == "now and then none" and step % 3 == 1)
+                each.grad = None if lacks and place == 1 else grad
             optimizer.step()
+            if odd == "loaded" and step == 3:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         return [each.detach() for each in params]
 
     ours = stepped(lambda params: build_optimizer(settings, params))
-    torchs = stepped(lambda params: SGD(params, lr=0.05, weight_decay=1e-3, momentum=settings.momentum, fused=True))
+    torchs = stepped(
+        lambda params: (
+            SGD(params, lr=0.05, weight_decay=1e-3, momentum=momentum, fused=True)
+            if kind == "sgd"
+            else Adam(params, lr=0.05, weight_decay=1e-3, fused=True)
+        )
+    )
     assert all(torch.equal(one, other) for one, other in zip(ours, torchs, strict=True))
 
 
-def test_a_sparse_gradient_is_refused_as_by_torch() -> None:
+@pytest.mark.parametrize("settings", [SETTINGS[0][0], SETTINGS[2][0]], ids=["sgd", "adam"])
+def test_a_sparse_gradient_is_refused_as_by_torch(settings: OptimizerSettings) -> None:
     table = nn.Embedding(4, 2, sparse=True)
-    optimizer = build_optimizer(SETTINGS[0][0], table.parameters())
+    optimizer = build_optimizer(settings, table.parameters())
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="does not support sparse gradients"):
         optimizer.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,8 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
     name = settings.source.removeprefix("sklearn:")
     if name not in SKLEARN:
         raise checks.unusable(settings.source, f"is not a bundled set of scikit-learn; known: {', '.join(SKLEARN)}")
-    from sklearn import datasets
-
     _check_roles(settings)
-    bunch = getattr(datasets, f"load_{name}")()
+    bunch = _bunch(name)
     keep = slice(0, settings.limit)
     ids = [row_ids(len(bunch.target))[keep]]
     labels = bunch.target[keep].astype(np.float64) if with_label else None
@@ -38,6 +37,18 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
     features = {str(key): bunch.data[keep, j] for j, key in enumerate(bunch.feature_names)}
     chosen = choose_features(settings.source, list(features), settings)
     return Rows(ids, labels, columns_of(pa.table({key: features[key] for key in chosen}), settings))
+
+
+@lru_cache(maxsize=2)
+def _bunch(name: str) -> Any:
+    """Reads a set once, for all parties of a process and all its runs; nothing may write to it."""
+    from sklearn import datasets
+
+    bunch = getattr(datasets, f"load_{name}")()
+    for each in bunch.values():
+        if isinstance(each, np.ndarray):
+            each.setflags(write=False)
+    return bunch
 
 
 def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
