@@ -11,18 +11,23 @@ from vfl_common.packing.dither import derive
 
 Rows = npt.NDArray[np.int64]  # row numbers
 
+_MOST_KEPT = 1 << 20  # numbers of a permutation that is kept: 8 MiB
+
 
 def derive_seed(root: int, *names: object) -> int:
     """Derives a 63-bit seed from the recipe's seed and a path of names: equal at all parties, unrelated per path."""
     return derive(root, *names)
 
 
-@lru_cache(maxsize=1)  # parties of one process ask for the same one after the other
 def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     """Returns a permutation of ``range(n)``, equal on every machine and numpy version (Philox, raw 64-bit keys).
 
     It cannot be written to.
     """
+    return _kept(seed, n) if n <= _MOST_KEPT else _drawn(seed, n)
+
+
+def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
     keys = np.random.Philox(key=seed).random_raw(n)
     order = np.argsort(keys)  # five times as fast as a stable sort, and the same if no two keys are equal
     found = keys[order]
@@ -31,6 +36,9 @@ def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     order = order.astype(np.int64)
     order.setflags(write=False)
     return order
+
+
+_kept = lru_cache(maxsize=1)(_drawn)  # parties of one process ask for the same one after the other
 
 
 def split_rows(

@@ -169,7 +169,8 @@ class MemoryHub(Hub):
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
         with self.turns.lock:
             self._due = set()
-            size = {id(bundle): measure(step, bundle) for bundle in replies.values()}  # often one for all
+            apart = {id(bundle): bundle for bundle in replies.values()}  # often one for all
+            size = {key: measure(step, bundle) for key, bundle in apart.items()}
             for party, bundle in replies.items():
                 count(self.ledger, party, "sent", step, bundle, size[id(bundle)])
                 self._answer(party, step, Carried.of(bundle, size[id(bundle)]))
