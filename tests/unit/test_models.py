@@ -206,7 +206,8 @@ def test_a_backward_pass_is_torchs(of: str) -> None:
     given = dz_BD if of == "gradient" else None
 
     def value() -> torch.Tensor:
-        return layer(x_BF) if of == "gradient" else layer(x_BF).square().mean()
+        z_BD: torch.Tensor = layer(x_BF)
+        return z_BD if of == "gradient" else z_BD.square().mean()
 
     value().backward(given)
     want = [each.grad for each in layer.parameters()]
