@@ -21,8 +21,8 @@ settings.load_profile("shared machine")
 
 remember()
 
-# The modules and test items of a worker are a million objects that live until its end. Looking through them again and
-# again for garbage would take a fifth of the time of collecting, and some of every test's.
+# The modules and test items of a worker live until its end. Looking through them again and again for garbage would take
+# a fifth of the time of collecting, and some of every test's.
 gc.set_threshold(20_000, 20, 50)
 
 # A shell starts background jobs with SIGINT ignored, and so would be every program that a test sends one.

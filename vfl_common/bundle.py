@@ -50,10 +50,10 @@ class Kind(IntEnum):
     @property
     def label(self) -> str:
         """The ledger's word for this kind."""
-        return _LABELS[self]
+        return LABELS[self]
 
 
-_LABELS = {kind: kind.name.lower() for kind in Kind}
+LABELS: dict[int, str] = {kind: kind.name.lower() for kind in Kind}
 
 
 class StepKey(NamedTuple):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.bundle import LABELS, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import CONTROL
 from vfl_common.pb.vfl.v1 import exchange_pb2, tensor_pb2
@@ -65,7 +65,7 @@ def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> lis
         nbytes = sum(piece.nbytes for piece in pieces)
         envelope = _frame(step, header, index, len(chunks)).SerializeToString()
         data = b"".join((envelope, _data_prefix(nbytes), *pieces))
-        frames.append(Encoded(data, nbytes, step.phase, _LABELS[bundle.kind]))
+        frames.append(Encoded(data, nbytes, step.phase, bundle.kind.label))
     return frames
 
 
@@ -234,12 +234,9 @@ def step_of(frame: exchange_pb2.Frame) -> StepKey:
     return StepKey(frame.step.phase, frame.step.round, frame.step.batch)
 
 
-_LABELS: dict[int, str] = {kind.value: kind.label for kind in Kind}
-
-
 def label(frame: exchange_pb2.Frame) -> str:
     """Returns the ledger's word for the bundle that a first frame announces."""
-    return _LABELS.get(frame.header.kind, "unknown")
+    return LABELS.get(frame.header.kind, "unknown")
 
 
 def malformed(message: str, party: str) -> PeerError:
