@@ -83,7 +83,7 @@ class Process:
                     stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,
-                    env=_environment(threads, modules),
+                    env=environment(threads, modules),
                     start_new_session=True,  # Ctrl-C at the terminal reaches `vfl` alone, which ends the others
                 )
         os.close(stdin)
@@ -129,7 +129,8 @@ class Process:
         return ProcessFailed(self.name, self.sentence(), LOST if status < 0 else status)
 
 
-def _environment(threads: int, modules: Path | None) -> dict[str, str]:
+def environment(threads: int, modules: Path | None) -> dict[str, str]:
+    """Returns this process's variables for a child: with threads for its libraries, and a folder to import from."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     if modules is not None:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH", "")]))

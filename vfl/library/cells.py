@@ -48,9 +48,12 @@ def factory(made_by: Callable[..., Any]) -> str:
     return f"{__name__}:{own}"
 
 
-def refuse_here(recipe: Recipe, what: str) -> None:
-    """Raises InputError if an encoder of the recipe is one that only this process has, and ``what`` cannot name it."""
+def refuse_here(recipe: Recipe, what: str, instead: str = "processes=False") -> None:
+    """Raises InputError if an encoder of the recipe is one that only this process has, and ``what`` cannot name it.
+
+    ``instead``: the argument with which that does not matter.
+    """
     for name, encoder in [("model", recipe.model.encoder), *((each.name, each.encoder) for each in recipe.parties)]:
         if getattr(encoder, "kind", "") == "custom" and str(getattr(encoder, "factory", "")).startswith(f"{__name__}:"):
             text = f"{name}: an encoder of this notebook or script cannot be found by {what}"
-            raise InputError(Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set processes=False")
+            raise InputError(Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set {instead}")

@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,23 +74,59 @@ def simulate(
 
     Raises VflError: bad input, or a party that failed. Its traceback leads to the line of an encoder of your own.
     """
-    made = Recipe.of(recipe)
     if processes and on_round is not None:
         raise InputError(Code.CONFIG_INVALID, "on_round: parties in processes call nothing here; set processes=False")
-    tables, frames = with_data(made.to_dict(), data or {})
-    federation = parse(Settings, tables, "recipe")
-    settings = _chosen(tables, baseline, made.base)[1]
-    divided = divide(settings, made.base)
+    how = partial(_in_processes, quiet) if processes else partial(_in_process, quiet, on_round)
+    return carry_out(Recipe.of(recipe), data, how, baseline=baseline, out=out)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run to be made.
+
+    ``tables``: of the recipe to run, with relative paths from ``base``. ``folder``: of the run, which does not exist
+    yet. ``frames``: {party: its frame}; ``federation``: the tables of the recipe whose parties have them, which are
+    others if a baseline is run.
+    """
+
+    tables: dict[str, Any]
+    settings: Settings
+    data: Mapping[str, DataSettings]
+    base: Path
+    folder: Path
+    federation: dict[str, Any]
+    baseline: str | None
+    frames: Mapping[str, Any]
+
+    def in_files(self, instead: str) -> dict[str, Any]:
+        """Returns the tables with frames as files in the run's folder, for other processes.
+
+        Raises InputError, also if only this process has an encoder; ``instead``: the argument with which it needs none.
+        """
+        cells.refuse_here(self.settings, "other processes", instead)
+        if not self.frames:
+            return self.tables
+        settings = parse(Settings, self.federation, "recipe")
+        tables = _written(self.federation, settings, self.base, self.folder, self.frames)
+        return _chosen(tables, self.baseline, self.base)[0]
+
+
+def carry_out(
+    recipe: Recipe,
+    data: Mapping[str, Any] | None,
+    how: Callable[[Order], None],
+    *,
+    baseline: str | None,
+    out: str | Path | None,
+) -> Run:
+    """Has ``how`` make a run, and returns it; the other arguments are those of ``simulate``. Raises VflError."""
+    federation, frames = with_data(recipe.to_dict(), data or {})
+    parse(Settings, federation, "recipe")
+    tables, settings = _chosen(federation, baseline, recipe.base)
+    divided = divide(settings, recipe.base)
     with _place(out) as (place, goes):
         folder = place / new_run_id(settings.name, baseline)
-        if processes:
-            cells.refuse_here(settings, "other processes")
-            if frames:
-                tables = _written(tables, federation, made.base, folder, frames)
-            _in_processes(_chosen(tables, baseline, made.base)[0], made.base, folder, quiet=quiet)
-        else:
-            Origin(made.base, divided).note(folder)
-            _in_process(settings, divided, made.base, folder, frames, quiet, on_round)
+        how(Order(tables, settings, divided, recipe.base, folder, federation, baseline, frames))
         run = Run(folder)
         if goes:
             weakref.finalize(run, _remove, place, os.getpid())
@@ -125,14 +162,7 @@ def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
 
 
 def _in_process(
-    settings: Settings,
-    data: Mapping[str, DataSettings],
-    base: Path,
-    folder: Path,
-    frames: Mapping[str, Any],
-    quiet: bool,
-    on_round: Callable[[Round], None] | None,
-    attach: Attach | None = None,
+    quiet: bool, on_round: Callable[[Round], None] | None, order: Order, attach: Attach | None = None
 ) -> None:
     from vfl.simulation.inprocess import run_in_process
     from vfl.simulation.live import View, view
@@ -148,29 +178,29 @@ def _in_process(
                 told.passes = error
                 raise
 
-    with View(settings) if quiet else view(settings) as screen, told:
+    Origin(order.base, order.data).note(order.folder)
+    with View(order.settings) if quiet else view(order.settings) as screen, told:
         run_in_process(
-            settings,
-            data,
-            folder,
-            load=loading(frames),
-            modules=base,
+            order.settings,
+            order.data,
+            order.folder,
+            load=loading(order.frames),
+            modules=order.base,
             show=screen.show,
             observe=observe,
             attach=attach,
         )
 
 
+def run_files(tables: dict[str, Any], base: Path, folder: Path) -> None:
+    """Runs a recipe whose data lie in files, in this process. ``folder``: of the run. Raises VflError."""
+    settings = parse(Settings, tables, "recipe")
+    _in_process(True, None, Order(tables, settings, divide(settings, base), base, folder, tables, None, {}))
+
+
 def rehearse(recipe: Recipe, data: Mapping[str, Any], out: Path, attach: Attach, *, quiet: bool) -> Run:
     """Runs a recipe in this process, as ``simulate`` does; ``attach``: called with each party once it is assembled."""
-    tables, frames = with_data(recipe.to_dict(), data)
-    settings = parse(Settings, tables, "recipe")
-    divided = divide(settings, recipe.base)
-    require_folder(out)
-    folder = out / new_run_id(settings.name, None)
-    Origin(recipe.base, divided).note(folder)
-    _in_process(settings, divided, recipe.base, folder, frames, quiet, None, attach)
-    return Run(folder)
+    return carry_out(recipe, data, partial(_in_process, quiet, None, attach=attach), baseline=None, out=out)
 
 
 class ours:  # noqa: N801 - reads as a word in a with statement
@@ -202,13 +232,13 @@ def _written(
     return {**tables, "simulate": tables["simulate"] | {"parties": parties}}
 
 
-def _in_processes(tables: Mapping[str, Any], base: Path, folder: Path, *, quiet: bool) -> None:
+def _in_processes(quiet: bool, order: Order) -> None:
     from vfl.launcher.forks import launching
     from vfl.simulation.federation import on_one_machine
     from vfl.simulation.live import View, view
     from vfl.simulation.run import run_federation
 
-    tables = on_one_machine(tables)
+    tables = on_one_machine(order.in_files("processes=False"))
     settings = parse(Settings, tables, "recipe")
     with launching(settings_of(settings).threads) as launcher, View(settings) if quiet else view(settings) as screen:
-        run_federation(json.loads(json.dumps(tables)), settings, base, folder, screen, launcher)
+        run_federation(json.loads(json.dumps(tables)), settings, order.base, order.folder, screen, launcher)

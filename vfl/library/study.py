@@ -1,4 +1,4 @@
-"""Runs a recipe with other values, one run after the other, and compares them."""
+"""Runs a recipe with other values, one run after the other or several at a time, and compares them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import html
 import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
-from vfl.library.simulate import simulate
+from vfl.library.simulate import carry_out, simulate
 from vfl_common.errors import Code, InputError
 
 if TYPE_CHECKING:
@@ -130,8 +131,9 @@ def study(
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
+    jobs: int = 1,
 ) -> Study:
-    """Runs a recipe with every combination of values, each with every seed, in this process.
+    """Runs a recipe with every combination of values, each with every seed.
 
     Args:
         recipe: a recipe, a dict of its tables, or the path of its file.
@@ -142,6 +144,9 @@ def study(
         seeds: of the recipe; its own if not given.
         out: the folder of runs, as in ``simulate``.
         quiet: whether to show nothing while it goes on.
+        jobs: the number of runs at a time. With 1, they are made in this process; otherwise as many processes make
+            them, each with all parties of its run in itself. The results are the same. Each process needs the memory of
+            a run, and a core for each of the recipe's ``simulate.threads``.
 
     Choose by the metrics of the validation rows: what is chosen by the test rows is not tested any more. Raises
     VflError: before the first run if a combination makes no recipe, else if a run fails.
@@ -159,13 +164,63 @@ def study(
     ]
     _check_baselines(over.get(_BASELINE, []))
     recipes = [made.replace(_without_baseline(each)) for each in values]  # all, before the first run
-    runs = []
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise InputError(Code.CONFIG_INVALID, f"jobs: give a whole number from 1, not {jobs!r}")
+
+    planned = []
     for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
-        if not quiet:
-            which = ", ".join(f"{key} = {_named(value)}" for key, value in each.items())
-            _say(f"run {number} of {len(values)}: {which}")
-        runs.append(simulate(with_values, data, baseline=each.get(_BASELINE), out=out, quiet=True))
+        which = ", ".join(f"{key} = {_named(value)}" for key, value in each.items())
+        title = None if quiet else f"run {number} of {len(values)}: {which}"
+        planned.append(_Planned(with_values, each.get(_BASELINE), title))
+    if min(jobs, len(planned)) > 1:
+        runs = _at_a_time(min(jobs, len(planned)), planned, data, out)
+    else:
+        runs = []
+        for each in planned:
+            each.say()
+            runs.append(simulate(each.recipe, data, baseline=each.baseline, out=out, quiet=True))
     return Study(dict(over), tuple(values), tuple(runs))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    recipe: Recipe
+    baseline: str | None
+    title: str | None  # None: nothing is shown
+
+    def say(self) -> None:
+        if self.title is not None:
+            from rich.console import Console
+
+            Console(stderr=True).print(self.title, markup=False, highlight=False, soft_wrap=True)
+
+
+def _at_a_time(
+    jobs: int, planned: Sequence[_Planned], data: Mapping[str, Any] | None, out: str | Path | None
+) -> list[Run]:
+    """Makes runs in ``jobs`` processes; returns them in the order of the plan. The first error ends all."""
+    from vfl.library.workers import Workers
+
+    simulate = planned[0].recipe.settings.simulate
+
+    with Workers(jobs, simulate.threads if simulate is not None else 1) as workers:
+
+        def make(each: _Planned) -> Run:
+            each.say()
+            return carry_out(each.recipe, data, workers.run, baseline=each.baseline, out=out)
+
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            made = [pool.submit(make, each) for each in planned]
+            for finished in as_completed(made):
+                finished.result()
+        except BaseException:  # also Ctrl-C
+            pool.shutdown(wait=False, cancel_futures=True)
+            workers.close()
+            raise
+        finally:
+            pool.shutdown()  # once the processes are closed, nothing waits for them
+        return [each.result() for each in made]
 
 
 def _check_baselines(named: Iterable[Any]) -> None:
@@ -179,12 +234,6 @@ def _check_baselines(named: Iterable[Any]) -> None:
 
 def _without_baseline(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != _BASELINE}
-
-
-def _say(text: str) -> None:
-    from rich.console import Console
-
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,100 @@
+"""Runs of a study in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import vfl
+from tests.unit.test_library import BANK, RECIPE, SHOP
+from vfl.library.simulate import carry_out
+from vfl.library.workers import Workers
+from vfl_common.errors import InputError
+
+DATA = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}
+ENCODERS = """
+import os, signal
+import torch
+
+def talks(spec, width):
+    print("not an answer", flush=True)
+    os.write(1, b"nor this\\n")
+    return torch.nn.Linear(spec.shape[0], width)
+
+class Fails(torch.nn.Linear):
+    def __init__(self, spec, width):
+        super().__init__(spec.shape[0], width)
+
+    def forward(self, x):
+        raise KeyError("of the user")  # here
+
+def dies(spec, width):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_two_runs_at_a_time_give_the_same_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    over: dict[str, list[Any]] = {"baseline": [None, "combined"]}
+    one = vfl.study(RECIPE, over, DATA, seeds=[3], quiet=True)
+    two = vfl.study(RECIPE, over, DATA, seeds=[3], out=tmp_path, jobs=2)
+    said = capfd.readouterr().err
+    assert "run 1 of 2: baseline = federation, seed = 3" in said
+    assert "run 2 of 2: baseline = combined, seed = 3" in said
+    assert two.columns() == one.columns()
+    assert two.values == one.values
+    for (_, ours), (_, theirs) in zip(two, one, strict=True):
+        assert ours.curves() == theirs.curves()
+        assert ours.bytes == theirs.bytes
+        assert ours.folder.parent == tmp_path
+    new = {"bank": BANK.drop(columns="target").head(9), "shop": SHOP.head(9)}
+    assert two.runs[0].predict(new) == one.runs[0].predict(new)
+    assert pd.DataFrame(two.runs[1].predictions).equals(pd.DataFrame(one.runs[1].predictions))
+
+
+def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(ENCODERS)
+    monkeypatch.syspath_prepend(str(tmp_path))  # not the recipe's own folder: a process imports as this one does
+
+    def run(encoder: str, workers: Workers) -> vfl.Run:
+        recipe = RECIPE.replace({"parties.shop.encoder": {"kind": "custom", "factory": f"own:{encoder}"}})
+        return carry_out(recipe, DATA, workers.run, baseline=None, out=None)
+
+    with Workers(1, 1) as workers:
+        with pytest.raises(vfl.VflError, match="KeyError: 'of the user'") as failed:
+            run("Fails", workers)
+        assert failed.value.code is vfl.Code.MODEL_INVALID
+        text = "".join(traceback.format_exception(failed.value))
+        assert 'raise KeyError("of the user")  # here' in text
+        with pytest.raises(vfl.VflError, match="own:missing"):
+            run("missing", workers)
+        assert run("talks", workers).metrics["test"]
+        with pytest.raises(vfl.VflError, match=r"a process of the study: was killed by signal 9; .* is not finished"):
+            run("dies", workers)
+        with pytest.raises(vfl.VflError, match="a process of the study: was killed by signal 9"):
+            run("talks", workers)
+
+
+def test_a_process_ends_when_nobody_waits_for_it_any_more() -> None:
+    command = [sys.executable, "-P", "-m", "vfl.library.workers"]
+    done = subprocess.run(command, input="[]\n", capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_cannot_be_done_is_said_before_the_first_run() -> None:
+    for jobs in (0, -1, 1.5, True, "2"):
+        with pytest.raises(InputError, match="jobs: give a whole number from 1"):
+            vfl.study(RECIPE, {"seed": [1, 2]}, DATA, jobs=jobs)  # type: ignore[arg-type]
+
+    def cell(spec: Any, width: int) -> Any: ...
+
+    recipe = RECIPE.replace({"model.encoder": cell})
+    with pytest.raises(InputError, match="put it into a module of its own, or set jobs=1"):
+        vfl.study(recipe, {"seed": [1, 2]}, DATA, jobs=2, quiet=True)

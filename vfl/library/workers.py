@@ -1,0 +1,149 @@
+"""Makes runs in processes of their own, each with all parties of its run in itself.
+
+    python -m vfl.library.workers
+
+That is the side of such a process: an order is a line of JSON on its standard input, an answer a line on its standard
+output. It ends when its standard input does, so it does not outlive the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import IO, Any, Self
+
+from vfl.launcher.processes import LOST, ProcessFailed, environment
+from vfl.library.simulate import Order, run_files
+from vfl_common.errors import Code, InternalError, VflError
+
+
+class WorkerTraceback(Exception):  # noqa: N818 - it says what it is
+    """The traceback of an error in another process, as text: the cause of the error that is raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Workers:
+    """A number of processes for a block. At its end, or when ``close`` is called, they end, whatever they are doing.
+
+    ``threads``: for torch and its libraries in each.
+    """
+
+    def __init__(self, number: int, threads: int) -> None:
+        self._all = [_Worker(threads) for _ in range(number)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._all:
+            self._idle.put(worker)
+
+    def run(self, order: Order) -> None:
+        """Makes a run in an idle process; waits for one, and then for the run. Raises VflError."""
+        tables = order.in_files("jobs=1")
+        worker = self._idle.get()
+        try:
+            worker.run({"recipe": tables, "base": str(order.base.resolve()), "folder": str(order.folder.resolve())})
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        """Ends all processes; what they were doing fails."""
+        for worker in self._all:
+            worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Worker:
+    """One process; it imports while the first order is made."""
+
+    def __init__(self, threads: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(threads, None),
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
+            text=True,
+        )
+        self._send(sys.path)
+
+    def run(self, order: dict[str, Any]) -> None:
+        self._send(order)
+        line = self._output.readline()
+        if not line.endswith("\n"):
+            status = self._process.wait()
+            said = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
+            raise ProcessFailed("a process of the study", f"{said}; {order['folder']} is not finished", LOST)
+        answer = json.loads(line)
+        if answer:
+            cause = WorkerTraceback(answer["traceback"])
+            raise VflError(Code(answer["code"]), answer["text"], party=answer["party"]) from cause
+
+    def close(self) -> None:
+        """Ends the process at once: a run that nobody waits for leaves nothing behind that is needed."""
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(OSError):  # what it has not read
+            self._input.close()
+        self._output.close()  # waits for a thread that reads from it, which is at the end now
+
+    def _send(self, what: Any) -> None:
+        with contextlib.suppress(OSError):  # it has ended: the missing answer says so
+            self._input.write(json.dumps(what) + "\n")
+            self._input.flush()
+
+    @property
+    def _input(self) -> IO[str]:
+        assert self._process.stdin is not None  # noqa: S101 - a pipe
+        return self._process.stdin
+
+    @property
+    def _output(self) -> IO[str]:
+        assert self._process.stdout is not None  # noqa: S101 - a pipe
+        return self._process.stdout
+
+
+# -- the process's own side ------------------------------------------------------------------------------------------
+
+
+def _serve() -> None:
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=[orders], daemon=True).start()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an encoder prints is no answer
+    sys.path[:] = json.loads(orders.get())
+    while True:
+        answers.write(json.dumps(_answer(json.loads(orders.get()))) + "\n")
+        answers.flush()
+
+
+def _read(orders: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        orders.put(line)
+    os._exit(0)  # nobody waits for the run any more
+
+
+def _answer(order: dict[str, Any]) -> dict[str, Any]:
+    """Makes a run; returns nothing, or what went wrong."""
+    try:
+        run_files(order["recipe"], Path(order["base"]), Path(order["folder"]))
+    except BaseException as error:  # noqa: BLE001 - raised by the other process
+        found = error if isinstance(error, VflError) else InternalError(f"{type(error).__name__}: {error}")
+        text = "".join(traceback.format_exception(error))
+        return {"code": found.code, "text": str(found), "party": found.party, "traceback": text}
+    return {}
+
+
+if __name__ == "__main__":
+    _serve()
