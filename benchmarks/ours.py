@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,16 @@ from vfl.simulation.federation import to_toml
 from vfl_common.files import read_lines
 
 TIMEOUT_S = 900.0
+PLAIN: Mapping[str, Any] = {}
 VFL = Path(sys.executable).with_name("vfl")
 
 
-def run(task: Task, workdir: Path, in_flight: int = 1) -> Measurement:
+def run(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN) -> Measurement:
     """Train ``task`` in a federation of K + 2 processes, forked by one launcher if the machine allows it.
 
-    ``in_flight``: so many steps are under way.
+    ``settings``: further ones of the phase.
     """
-    recipe = write_recipe(task, workdir, in_flight)
+    recipe = write_recipe(task, workdir, settings)
     done = _done([str(VFL), "simulate", str(recipe), "--out", str(workdir / "runs"), "--json"])
     summary = json.loads(done.splitlines()[-1])
     return _measured(workdir / "runs" / summary["run_id"], {"tcp_over_message": tcp_over_message(summary)})
@@ -69,10 +71,10 @@ def _measured(folder: Path, more: dict[str, float] | None = None) -> Measurement
     return Measurement(rate, None, extra | (more or {}))
 
 
-def write_recipe(task: Task, workdir: Path, in_flight: int = 1) -> Path:
+def write_recipe(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN) -> Path:
     """Write the recipe's file and the parties' data to ``workdir``; return the file."""
     recipe = workdir / "recipe.toml"
-    recipe.write_text(to_toml(make_recipe(task, workdir, in_flight)))
+    recipe.write_text(to_toml(make_recipe(task, workdir, settings)))
     return recipe
 
 
@@ -91,7 +93,7 @@ def tcp_over_message(summary: dict[str, Any]) -> float:
     return float(kernel / messages)
 
 
-def make_recipe(task: Task, workdir: Path, in_flight: int = 1) -> dict[str, Any]:
+def make_recipe(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN) -> dict[str, Any]:
     """Return the task as a recipe whose parties read NPZ files in ``workdir``, with one more epoch, as warm-up."""
     steps_an_epoch = -(-task.rows // task.batch)
     epochs = 1 + max(1, -(-task.steps // steps_an_epoch))
@@ -118,7 +120,7 @@ def make_recipe(task: Task, workdir: Path, in_flight: int = 1) -> dict[str, Any]
                 "batch_size": task.batch,
                 "optimizer": {"kind": "sgd", "lr": LEARNING_RATE},
             }
-            | ({"in_flight": in_flight} if in_flight > 1 else {})
+            | dict(settings)
         ],
         "simulate": {"parties": data, "threads": task.passive_threads},
     }

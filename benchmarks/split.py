@@ -76,6 +76,13 @@ def _parse_parties(_: click.Context, __: click.Parameter, value: str) -> list[in
     multiple=True,
     help="Also ours with so many steps in flight, as ours-D.",
 )
+@click.option(
+    "--micro-batches",
+    "parts",
+    type=click.IntRange(min=2),
+    multiple=True,
+    help="Also ours with batches that cross in so many parts, as ours-in-M.",
+)
 @click.option("--quick", is_flag=True, help="Two parties, 100 steps, one turn: does it still run?")
 @click.option("--footprint/--no-footprint", "with_footprint", default=True, help="Also import cost and memory.")
 @click.option(
@@ -88,6 +95,7 @@ def main(
     repeats: int,
     chosen: tuple[str, ...],
     depths: tuple[int, ...],
+    parts: tuple[int, ...],
     quick: bool,
     with_footprint: bool,
     json_path: Path | None,
@@ -96,7 +104,8 @@ def main(
     if quick:
         parties, steps, repeats = [2], 100, 1
     contestants = {name: run for name, run in CONTESTANTS.items() if not chosen or name in chosen}
-    contestants |= {f"ours-{depth}": partial(ours.run, in_flight=depth) for depth in depths}
+    contestants |= {f"ours-{depth}": partial(ours.run, settings={"in_flight": depth}) for depth in depths}
+    contestants |= {f"ours-in-{count}": partial(ours.run, settings={"micro_batches": count}) for count in parts}
     progress, console = Console(stderr=True), Console(width=None if Console().is_terminal else 120)
     with tempfile.TemporaryDirectory(prefix="vfl-split-") as workdir:
         scores = compete(contestants, make_tasks(names, parties, steps), repeats, Path(workdir), progress.print)

@@ -10,6 +10,7 @@ from typing import Any
 
 from vfl_common.config.data import FRAME, id_columns, resolved
 from vfl_common.errors import Code, InputError
+from vfl_common.files import unwritable
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,15 @@ def write_frames(frames: Mapping[str, Any], parties: Mapping[str, Any], folder: 
         table = dict(parties[name])
         ids = id_columns(table.get("id"))
         path = folder / f"{name}.{'npz' if is_arrays(frame) else 'parquet'}"
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-            if is_arrays(frame):
-                write_arrays(frame, file)
-                left_out = {*ids, table.get("label"), table.get("split"), *table.get("drop", ())}
-                table.setdefault("columns", [str(key) for key in frame if key not in left_out])
-            else:
-                pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}", ids), file)
+        try:
+            with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+                if is_arrays(frame):
+                    write_arrays(frame, file)
+                    left_out = {*ids, table.get("label"), table.get("split"), *table.get("drop", ())}
+                    table.setdefault("columns", [str(key) for key in frame if key not in left_out])
+                else:
+                    pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}", ids), file)
+        except OSError as error:
+            raise unwritable(path, error) from None
         found[name] = table | {"source": str(path.resolve())}
     return found

@@ -238,7 +238,9 @@ def _in_processes(quiet: bool, order: Order) -> None:
     from vfl.simulation.live import View, view
     from vfl.simulation.run import run_federation
 
-    tables = on_one_machine(order.in_files("processes=False"))
-    settings = parse(Settings, tables, "recipe")
-    with launching(settings_of(settings).threads) as launcher, View(settings) if quiet else view(settings) as screen:
-        run_federation(json.loads(json.dumps(tables)), settings, order.base, order.folder, screen, launcher)
+    with ours():
+        tables = on_one_machine(order.in_files("processes=False"))
+        settings = parse(Settings, tables, "recipe")
+        threads = settings_of(settings).threads
+        with launching(threads) as launcher, View(settings) if quiet else view(settings) as screen:
+            run_federation(json.loads(json.dumps(tables)), settings, order.base, order.folder, screen, launcher)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import itertools
+import operator
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
-from vfl.library.simulate import carry_out, simulate
-from vfl_common.errors import Code, InputError
+from vfl.library.simulate import carry_out, ours, simulate
+from vfl_common.errors import Code, InputError, VflError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BASELINE = "baseline"  # a key of ``over`` that is none of the recipe
+_TICK_S = 0.2  # after which Ctrl-C is seen, also if another thread got the signal
 _GOOD = ("accuracy", "auc", "f1", "rmse", "loss")  # drawn: the first of these that all runs have
 
 
@@ -157,28 +160,34 @@ def study(
     over = {key: each.tolist() if hasattr(each, "tolist") else list(each) for key, each in over.items()}
     if not over or not all(over.values()):
         raise InputError(Code.CONFIG_INVALID, "over: give {key: [values]}, with at least one value for each key")
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
+        raise InputError(Code.CONFIG_INVALID, f"seeds: give whole numbers, like [1, 2, 3], not {seeds!r}")
+    with_seeds = [None] if seeds is None else list(seeds)
+    if not with_seeds:
+        raise InputError(Code.CONFIG_INVALID, "seeds: give at least one, or leave it out for the recipe's own")
     values = [
         dict(zip(over, chosen, strict=True)) | ({} if seed is None else {"seed": seed})
         for chosen in itertools.product(*over.values())
-        for seed in (seeds if seeds is not None else [None])
+        for seed in with_seeds
     ]
     _check_baselines(over.get(_BASELINE, []))
     recipes = [made.replace(_without_baseline(each)) for each in values]  # all, before the first run
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
-        raise InputError(Code.CONFIG_INVALID, f"jobs: give a whole number from 1, not {jobs!r}")
-
     planned = []
     for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
         which = ", ".join(f"{key} = {_named(value)}" for key, value in each.items())
-        title = None if quiet else f"run {number} of {len(values)}: {which}"
-        planned.append(_Planned(with_values, each.get(_BASELINE), title))
-    if min(jobs, len(planned)) > 1:
-        runs = _at_a_time(min(jobs, len(planned)), planned, data, out)
+        planned.append(_Planned(with_values, each.get(_BASELINE), f"run {number} of {len(values)}: {which}"))
+    say = _silent if quiet else _say
+    place = Path(out).absolute() if out is not None else None  # wherever this process goes meanwhile
+    at_a_time = min(_jobs(jobs), len(planned))
+    if at_a_time > 1:
+        with ours():
+            runs = _at_a_time(at_a_time, planned, data, place, say)
     else:
         runs = []
-        for each in planned:
-            each.say()
-            runs.append(simulate(each.recipe, data, baseline=each.baseline, out=out, quiet=True))
+        for run in planned:
+            say(run.title)
+            with run.noting():
+                runs.append(simulate(run.recipe, data, baseline=run.baseline, out=place, quiet=True))
     return Study(dict(over), tuple(values), tuple(runs))
 
 
@@ -186,41 +195,63 @@ def study(
 class _Planned:
     recipe: Recipe
     baseline: str | None
-    title: str | None  # None: nothing is shown
+    title: str
 
-    def say(self) -> None:
-        if self.title is not None:
-            from rich.console import Console
-
-            Console(stderr=True).print(self.title, markup=False, highlight=False, soft_wrap=True)
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Notes with an error, which run it was."""
+        try:
+            yield
+        except VflError as error:
+            error.add_note(f"in {self.title}")
+            raise
 
 
 def _at_a_time(
-    jobs: int, planned: Sequence[_Planned], data: Mapping[str, Any] | None, out: str | Path | None
+    jobs: int, planned: Sequence[_Planned], data: Mapping[str, Any] | None, out: Path | None, say: Callable[[str], None]
 ) -> list[Run]:
     """Makes runs in ``jobs`` processes; returns them in the order of the plan. The first error ends all."""
     from vfl.library.workers import Workers
 
     simulate = planned[0].recipe.settings.simulate
-
     with Workers(jobs, simulate.threads if simulate is not None else 1) as workers:
 
         def make(each: _Planned) -> Run:
-            each.say()
-            return carry_out(each.recipe, data, workers.run, baseline=each.baseline, out=out)
+            say(each.title)
+            with each.noting():
+                return carry_out(each.recipe, data, workers.run, baseline=each.baseline, out=out)
 
         pool = ThreadPoolExecutor(jobs)
+        made = [pool.submit(make, each) for each in planned]
         try:
-            made = [pool.submit(make, each) for each in planned]
-            for finished in as_completed(made):
-                finished.result()
+            left = set(made)
+            while left:
+                done, left = wait(left, timeout=_TICK_S, return_when=FIRST_COMPLETED)
+                for each in done:
+                    each.result()
         except BaseException:  # also Ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
             workers.close()
             raise
         finally:
-            pool.shutdown()  # once the processes are closed, nothing waits for them
+            pool.shutdown()  # nothing waits any more: all are finished, or their processes are gone
         return [each.result() for each in made]
+
+
+def _jobs(given: Any) -> int:
+    number = given if isinstance(given, SupportsIndex) and not isinstance(given, bool) else 0
+    if operator.index(number) < 1:
+        raise InputError(Code.CONFIG_INVALID, f"jobs: give a whole number from 1, not {given!r}")
+    return operator.index(number)
+
+
+def _silent(_text: str) -> None: ...
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_baselines(named: Iterable[Any]) -> None:

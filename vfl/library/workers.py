@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import IO, Any, Self
 
-from vfl.launcher.processes import LOST, ProcessFailed, environment
+from vfl.launcher.processes import environment
 from vfl.library.simulate import Order, run_files
 from vfl_common.errors import Code, InternalError, VflError
 
@@ -34,14 +35,19 @@ class WorkerTraceback(Exception):  # noqa: N818 - it says what it is
 class Workers:
     """A number of processes for a block. At its end, or when ``close`` is called, they end, whatever they are doing.
 
-    ``threads``: for torch and its libraries in each.
+    ``threads``: for torch and its libraries in each. Raises OSError if they cannot be started.
     """
 
     def __init__(self, number: int, threads: int) -> None:
-        self._all = [_Worker(threads) for _ in range(number)]
+        self._all: list[_Worker] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        for worker in self._all:
-            self._idle.put(worker)
+        try:
+            for _ in range(number):
+                self._all.append(worker := _Worker(threads))
+                self._idle.put(worker)
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, order: Order) -> None:
         """Makes a run in an idle process; waits for one, and then for the run. Raises VflError."""
@@ -54,6 +60,8 @@ class Workers:
 
     def close(self) -> None:
         """Ends all processes; what they were doing fails."""
+        for worker in self._all:  # all of them, before an interruption can come while one is waited for
+            worker.kill()
         for worker in self._all:
             worker.close()
 
@@ -76,23 +84,27 @@ class _Worker:
             start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
             text=True,
         )
-        self._send(sys.path)
+        self._send([each for each in sys.path if isinstance(each, str)])  # as the interpreter, which skips others
 
     def run(self, order: dict[str, Any]) -> None:
         self._send(order)
         line = self._output.readline()
         if not line.endswith("\n"):
             status = self._process.wait()
-            said = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
-            raise ProcessFailed("a process of the study", f"{said}; {order['folder']} is not finished", LOST)
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+            text = f"a process of the study {how}, so its run is not finished; if memory was short, set fewer jobs"
+            raise VflError(Code.PARTY_LOST, text)
         answer = json.loads(line)
         if answer:
             cause = WorkerTraceback(answer["traceback"])
             raise VflError(Code(answer["code"]), answer["text"], party=answer["party"]) from cause
 
-    def close(self) -> None:
+    def kill(self) -> None:
         """Ends the process at once: a run that nobody waits for leaves nothing behind that is needed."""
         self._process.kill()
+
+    def close(self) -> None:
+        """Waits for its end, after ``kill``."""
         self._process.wait()
         with contextlib.suppress(OSError):  # what it has not read
             self._input.close()
@@ -118,18 +130,21 @@ class _Worker:
 
 
 def _serve() -> None:
+    """Keeps both pipes for itself: an encoder that reads finds nothing, and what it prints is no answer."""
+    asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=[orders], daemon=True).start()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an encoder prints is no answer
+    threading.Thread(target=_read, args=[asked, orders], daemon=True).start()
     sys.path[:] = json.loads(orders.get())
     while True:
         answers.write(json.dumps(_answer(json.loads(orders.get()))) + "\n")
         answers.flush()
 
 
-def _read(orders: queue.SimpleQueue[str]) -> None:
-    for line in sys.stdin:
+def _read(asked: IO[str], orders: queue.SimpleQueue[str]) -> None:
+    for line in asked:
         orders.put(line)
     os._exit(0)  # nobody waits for the run any more
 
