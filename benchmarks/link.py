@@ -146,7 +146,8 @@ class SlowLink:
                 for way in self._ways:
                     if not way.closed:
                         self._guarded(way, way.deliver, now_s)
-                self._ways = self._alive()
+                if any(way.closed for way in self._ways):
+                    self._ways = self._alive()
                 reading = {way.source: way for way in self._ways if way.may_read(now_s)}
                 writing = [way.sink for way in self._ways if way.ready]
                 awake = select.select([self._listener, self._woken, *reading], writing, [], self._pause_s(now_s))[0]
@@ -157,7 +158,8 @@ class SlowLink:
                 now_s = time.monotonic()
                 turns = [reading[each] for each in awake if each in reading]
                 served = [way for way in turns if way.may_read(now_s) and self._guarded(way, way.read, now_s)]
-                self._ways.sort(key=lambda way: way in served)  # who was served goes behind the others
+                if served:
+                    self._ways.sort(key=lambda way: way in served)  # who was served goes behind the others
             for way in self._ways:
                 way.source.close()
                 way.sink.close()

@@ -36,7 +36,8 @@ class Timed:
     """One real run over a link. ``share``: payload bytes of the fuller direction, as a share of what the link carries.
 
     ``step_s``: mean of the epochs after the first; ``seconds``: of the whole training, connecting included;
-    ``forecast_s``: what ``vfl forecast`` says of the same steps, with the computation that was measured.
+    ``forecast_s``: what ``vfl forecast`` says of the same steps, with the computation that was measured, and the cores
+    of this machine, which all parties and the emulated link share.
     """
 
     task: str
@@ -52,9 +53,17 @@ class Timed:
     waits: float  # share of the active party's time
 
 
+@dataclass
+class Emulated:
+    """A link's address; ``cpu_s``: the processor time that it took, once it has ended."""
+
+    address: str
+    cpu_s: float = 0.0
+
+
 @contextmanager
-def slow_link(line: Line, target: str) -> Iterator[str]:
-    """Runs the emulated link as a process of its own; yields its address."""
+def slow_link(line: Line, target: str) -> Iterator[Emulated]:
+    """Runs the emulated link as a process of its own."""
     command = [sys.executable, "-m", "benchmarks.link", "--target", target]
     command += ["--rate", line.rate, "--latency", line.latency]
     root = Path(__file__).resolve().parents[1]
@@ -68,11 +77,16 @@ def slow_link(line: Line, target: str) -> Iterator[str]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
+    link = Emulated(json.loads(process.stdout.readline())["address"])
+    process.stdin.write("counts\n")
+    process.stdin.flush()
+    before_s = json.loads(process.stdout.readline())["cpu_s"]
     try:
-        yield json.loads(process.stdout.readline())["address"]
+        yield link
     finally:
         process.stdin.close()  # it ends by itself then
-        process.stdout.read()
+        said = process.stdout.read().splitlines()
+        link.cpu_s = json.loads(said[-1])["cpu_s"] - before_s
         process.wait(timeout=10)
         process.stdout.close()
 
@@ -92,10 +106,10 @@ class Run:
         self._files = Federation(recipe, self.out, folder / "federation", divide(recipe, folder), folder)
         self._files.write(tables)
 
-    def through(self, line: Line) -> Summary:
-        """Runs to the end. Raises RuntimeError if a process fails, or if it takes too long."""
+    def through(self, line: Line) -> tuple[Summary, Emulated]:
+        """Runs to the end; returns the link, too. Raises RuntimeError if a process fails, or if it takes too long."""
         target, processes = f"127.0.0.1:{free_port()}", dict[str, Process]()
-        with slow_link(line, target) as address:
+        with slow_link(line, target) as link:
             try:
                 events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
                 args = ["vfl-server", "serve", str(self._files.recipe_path), "--listen", "127.0.0.1:0", "--fresh"]
@@ -104,13 +118,13 @@ class Run:
                 while (event := events.get(timeout=_START_S))["event"] != "ready":
                     pass
                 for name in self._names:
-                    self._write_party(name, event["address"], target, address)
+                    self._write_party(name, event["address"], target, link.address)
                     path = self._files.party_path(name)
                     processes[name] = self._process(name, ["vfl-party", "run", str(path), "--fresh"])
                 self._wait(list(processes.values()))
             finally:
                 end_all(list(processes.values()))
-        return load_summary(self.out / "run" / "summary.json")
+        return load_summary(self.out / "run" / "summary.json"), link
 
     def rounds(self) -> list[tuple[int, float]]:
         """Returns (steps so far, seconds since the generation began) at the end of each epoch."""
@@ -143,7 +157,7 @@ def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int,
     tables = tasks.tables(name, setting, 1, epochs, held_out=False)
     with tempfile.TemporaryDirectory(prefix="vfl-wan-") as folder:
         run = Run(tables, Path(folder), launcher)
-        summary = run.through(line)
+        summary, link = run.through(line)
         rounds = run.rounds()
     (first_steps, first_s), (steps, seconds) = rounds[0], rounds[-1]
     step_s = (seconds - first_s) / (steps - first_steps)
@@ -154,6 +168,7 @@ def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int,
     busy = {party: (of.encode_s + of.decode_s + of.compute_s) / of.steps for party, of in times.items()}
     others = max(each for party, each in busy.items() if party != ACTIVE)
     own = times[ACTIVE]
+    cpu_s = sum(of.cpu_s for of in times.values()) / own.steps + link.cpu_s / steps
     return Timed(
         name,
         line.name,
@@ -164,6 +179,6 @@ def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int,
         step_s,
         sum(link.message_bytes for link in links) / steps,
         fuller / steps * 8 / network.bandwidth / step_s,
-        tasks.forecast_s(name, setting, line, epochs, Work(busy[ACTIVE] + others, max(busy.values()))),
+        tasks.forecast_s(name, setting, line, epochs, Work(busy[ACTIVE] + others, max(busy.values()), cpu_s)),
         own.wait_s / (own.encode_s + own.decode_s + own.compute_s + own.wait_s),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -195,7 +196,7 @@ class Tasks:
     def forecast_s(self, name: str, setting: Setting, line: Line, epochs: int, work: Work) -> float:
         """Returns what a forecast says of the training of a real run."""
         recipe = self.recipe(name, setting, 1, epochs, held_out=False)
-        network = Network(line.network.bandwidth, line.network.latency_s, any_work=work)
+        network = Network(line.network.bandwidth, line.network.latency_s, any_work=work, cores=os.cpu_count())
         found = forecast(outlook_of(recipe, self._own))
         return sum(network.seconds(phase.name, phase.runs) for phase in found.phases)
 

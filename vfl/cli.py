@@ -153,6 +153,9 @@ def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
 @click.option("--rounds", multiple=True, metavar="PHASE=N", help="Count N rounds for a phase with early stopping.")
 @click.option("--step-time", default="0", show_default=True, help="What a step of training computes: 1.5ms, …")
 @click.option("--measure", is_flag=True, help="Find out what a step computes: run a few in this process.")
+@click.option(
+    "--cores", type=click.IntRange(1), help="Of the one machine that all parties share, as under vfl simulate."
+)
 @click.option("--suggest", is_flag=True, help="Try codecs and steps in flight for this link; nothing is changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the tables.")
 def forecast(
@@ -163,6 +166,7 @@ def forecast(
     rounds: tuple[str, ...],
     step_time: str,
     measure: bool,
+    cores: int | None,
     suggest: bool,
     as_json: bool,
 ) -> None:
@@ -184,7 +188,9 @@ def forecast(
 
     if measure and step_time != "0":
         raise InputError(Code.CONFIG_INVALID, "--step-time and --measure say the same thing; give one of them")
-    network = Network.read(bandwidth, latency, step_time)
+    if cores is not None and not measure:
+        raise InputError(Code.CONFIG_INVALID, "--cores needs --measure, which finds out what all parties compute")
+    network = Network.read(bandwidth, latency, step_time, cores)
     show_forecast(plan, network, rows=rows, rounds=rounds, as_json=as_json, measure=measure, suggest=suggest)
 
 

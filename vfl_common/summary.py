@@ -24,7 +24,8 @@ class PhaseTimes(_Model):
     """What a party's main thread spent the time of a phase's rounds on, in seconds; of the process that reported.
 
     ``encode_s``: through the chain and into frames. ``wait_s``: for the other parties and the network. ``decode_s``:
-    out of frames, checked, and back through the chain. ``compute_s``: all else, the models above all.
+    out of frames, checked, and back through the chain. ``compute_s``: all else, the models above all. ``cpu_s``: the
+    processor time of all its threads in these rounds, gRPC's among them; 0 in summaries of older versions.
     """
 
     phase: Words
@@ -33,6 +34,7 @@ class PhaseTimes(_Model):
     wait_s: Number = 0.0
     decode_s: Number = 0.0
     compute_s: Number = 0.0
+    cpu_s: Number = 0.0
 
 
 class PartySummary(_Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import wraps
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, TypeVar, cast
 
 from vfl_common.summary import PhaseTimes
@@ -60,9 +60,13 @@ class Clock:
 
     Each moment belongs to one of them, so they add up to the whole. ``spent``: {phase: {what: seconds}}; ``steps``:
     {phase: steps}; both of this process, with what it repeated. A switch takes less than a microsecond.
+
+    ``used``: the processor time of the party so far, in seconds; ``cpu``: {phase: what its rounds took of it}.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, used: Callable[[], float] = process_time) -> None:
+        self.cpu: dict[str, float] = {}
+        self._used, self._used_s = used, 0.0
         self.spent: dict[str, dict[str, float]] = {}
         self.steps: dict[str, int] = {}
         self._now: dict[str, float] = _nothing()  # between rounds: counted for nobody
@@ -72,6 +76,7 @@ class Clock:
         """Begins a round."""
         self._now = self.spent.setdefault(phase, _nothing())
         self._at, self._since_s = COMPUTE, perf_counter()
+        self._used_s = self._used()
 
     def to(self, what: str) -> None:
         """Ends what this party did so far, and begins ``what``."""
@@ -83,6 +88,7 @@ class Clock:
         """Ends a round of ``steps`` steps."""
         self.to(COMPUTE)
         self._now = _nothing()
+        self.cpu[phase] = self.cpu.get(phase, 0.0) + self._used() - self._used_s
         self.steps[phase] = self.steps.get(phase, 0) + steps
 
     def times(self) -> list[PhaseTimes]:
@@ -95,6 +101,7 @@ class Clock:
                 wait_s=round(spent[WAIT], 6),
                 decode_s=round(spent[DECODE], 6),
                 compute_s=round(spent[COMPUTE], 6),
+                cpu_s=round(self.cpu.get(phase, 0.0), 6),
             )
             for phase, spent in self.spent.items()
         ]

@@ -49,10 +49,12 @@ class Progress:
     so far.
     """
 
-    def __init__(self, console: Console, session: Membership, ledger: Ledger, is_active: bool) -> None:
+    def __init__(
+        self, console: Console, session: Membership, ledger: Ledger, is_active: bool, clock: Clock | None = None
+    ) -> None:
         self.standing = Standing()
         self.watchers: list[Callable[[str, int, int, dict[str, dict[str, float]]], None]] = []  # after each round
-        self.clock = Clock()
+        self.clock = clock if clock is not None else Clock()
         self._steps = Steps()
         self._console, self._session, self._ledger, self._is_active = console, session, ledger, is_active
         self._path: Path | None = None

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import vfl_party.forecast.count
 from tests.harness import cases
 from tests.harness.federation import toml
+from vfl.cli import cli
 from vfl.forecasting import show
 from vfl.forecasting.network import (
     AROUND_BYTES_SHARE,
@@ -357,6 +358,30 @@ def test_work_of_a_phase_goes_before_that_of_all() -> None:
     assert measured.seconds(phase.name, phase.runs) == pytest.approx(
         plain.seconds(phase.name, phase.runs) + 0.5 * steps
     )
+
+
+def test_parties_on_one_machine_share_its_cores() -> None:
+    run = StepRun(
+        exchange="embedding",
+        trains=True,
+        times=1,
+        steps=101,
+        in_flight=4,
+        parts=1,
+        up_bytes=101,
+        down_bytes=101,
+        up_messages=0,
+        down_messages=0,
+    )
+    own = Network(1e12, 0.001, any_work=Work(0.010, 0.006, 0.024))
+    assert own.run_s("splitnn", run) == pytest.approx(0.012 + 100 * 0.006, rel=1e-3)  # the slowest party's 6 ms
+    assert replace(own, cores=4).run_s("splitnn", run) == pytest.approx(own.run_s("splitnn", run))
+    assert replace(own, cores=2).run_s("splitnn", run) == pytest.approx(101 * 0.012, rel=1e-3)
+    alone = run.model_copy(update={"in_flight": 1})
+    assert replace(own, cores=2).run_s("splitnn", alone) == pytest.approx(101 * 0.012, rel=1e-3)
+    assert replace(own, cores=1).run_s("splitnn", alone) == pytest.approx(101 * 0.024, rel=1e-3)  # not all at once
+    with pytest.raises(InputError, match="--cores needs --measure"):
+        cli.main(["forecast", "recipe.toml", "--cores", "2"], standalone_mode=False)
 
 
 def test_steps_in_flight_of_a_phase_are_those_of_its_training() -> None:

@@ -45,7 +45,7 @@ def time_(monkeypatch: pytest.MonkeyPatch) -> Ticking:
 
 
 def test_every_moment_of_a_round_belongs_to_one_part(time_: Ticking) -> None:
-    clock = Clock()
+    clock = Clock(lambda: time_() / 4)  # as if a quarter of the time were a processor's
     time_.pass_(7)  # before the first round: nobody's
     for _ in range(2):
         clock.begin("split")
@@ -59,15 +59,15 @@ def test_every_moment_of_a_round_belongs_to_one_part(time_: Ticking) -> None:
     time_.pass_(1)
     clock.end("score", 0)
     assert clock.times() == [
-        PhaseTimes(phase="split", steps=20, encode_s=4, wait_s=6, decode_s=8, compute_s=12),
-        PhaseTimes(phase="score", steps=0, compute_s=1),
+        PhaseTimes(phase="split", steps=20, encode_s=4, wait_s=6, decode_s=8, compute_s=12, cpu_s=7.5),
+        PhaseTimes(phase="score", steps=0, compute_s=1, cpu_s=0.25),
     ]
 
 
 def test_a_marked_method_counts_and_its_caller_computes_afterwards(time_: Ticking) -> None:
     class Side:
         def __init__(self) -> None:
-            self.clock = Clock()
+            self.clock = Clock(lambda: 0.0)
 
         @spends(WAIT)
         def receive(self, seconds: float, *, fails: bool = False) -> str:
@@ -151,3 +151,4 @@ def test_a_run_says_what_its_time_was_for(tmp_path: Path) -> None:
         assert min(times.encode_s, times.wait_s, times.decode_s, times.compute_s) > 0
         whole_s = sum(each.encode_s + each.wait_s + each.decode_s + each.compute_s for each in party.times)
         assert whole_s <= party.wall_s + 0.01
+        assert 0 < times.cpu_s < whole_s + 0.01  # its own, of parties that take turns in one process

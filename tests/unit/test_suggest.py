@@ -202,15 +202,16 @@ def test_work_is_what_parties_do_one_after_the_other() -> None:
 
     parties = [
         PartySummary(name="server", role="server", pid=1, device="cpu"),
-        party("p0", "active", compute_s=0.2, encode_s=0.05, wait_s=9.0, decode_s=0.05),
-        party("p1", "passive", compute_s=0.1, wait_s=5.0),
-        party("p2", "passive", compute_s=0.1, decode_s=0.1),
+        party("p0", "active", compute_s=0.2, encode_s=0.05, wait_s=9.0, decode_s=0.05, cpu_s=0.4),
+        party("p1", "passive", compute_s=0.1, wait_s=5.0, cpu_s=0.2),
+        party("p2", "passive", compute_s=0.1, decode_s=0.1, cpu_s=0.3),
     ]
     summary = Summary.model_construct(parties=parties)
     found = work_of(summary, "splitnn", 10)
     assert found is not None
     assert found.loop_s == pytest.approx(0.03 + 0.02)
     assert found.slowest_s == pytest.approx(0.03)
+    assert found.total_s == pytest.approx(0.09)
     assert work_of(summary, "splitnn", 0) is None
     assert work_of(summary, "head", 10) is None
 
@@ -223,6 +224,8 @@ def test_a_few_steps_are_run_to_know_what_they_take() -> None:
     }
     network = measured(outlook_of(Recipe.model_validate(tables), HERE), Network(1e7, 0.01))
     assert set(network.work) == {"splitnn", "evaluate"}
-    assert 0 < network.work["splitnn"].slowest_s < network.work["splitnn"].loop_s < 1.0
+    work = network.work["splitnn"]
+    assert 0 < work.slowest_s < work.loop_s < 1.0
+    assert work.slowest_s < work.total_s < 1.0
     with pytest.raises(InputError, match=r"--measure runs .* steps of all parties, so it needs a recipe with"):
         measured(outlook_of(recipe(), HERE), Network(1e7, 0.01))

@@ -59,17 +59,20 @@ def shortened(recipe: Recipe) -> Recipe:
 def work_of(summary: Summary, phase: str, steps: int) -> Work | None:
     """Returns what a step of ``phase`` has computed; ``steps``: those of the run. None if the parties made none.
 
-    The passive parties compute at the same time, and the active party when all have sent.
+    The passive parties compute at the same time, and the active party when all have sent. The processor time is that of
+    all; of a run in one process it lacks what gRPC and TLS take.
     """
     own: dict[str, list[float]] = {"active": [], "passive": []}
+    cpu_s = 0.0
     for party in summary.parties:
         for times in party.times:
             if times.phase == phase and party.role in own:
                 own[party.role].append(busy_s(times) / max(1, steps))
+                cpu_s += times.cpu_s
     if not (steps and own["passive"]):
         return None
     active_s, passive_s = max(own["active"], default=0.0), max(own["passive"])
-    return Work(active_s + passive_s, max(active_s, passive_s))
+    return Work(active_s + passive_s, max(active_s, passive_s), cpu_s / steps)
 
 
 def busy_s(times: PhaseTimes) -> float:

@@ -26,30 +26,36 @@ _LONGEST_S = 3600.0
 class Work:
     """What a batch computes. ``loop_s``: one after the other, until its answer is used; ``slowest_s``: at one party.
 
-    With several steps in flight the parties compute at the same time, so the slowest sets the pace.
+    With several steps in flight the parties compute at the same time, so the slowest sets the pace; if they share a
+    machine, also ``total_s``: the processor time of all parties; 0: unknown.
     """
 
     loop_s: float = 0.0
     slowest_s: float = 0.0
+    total_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Network:
     """All links are alike. ``bandwidth``: bits a second, in each direction; ``latency_s``: one way.
 
-    ``work``: {phase: what a step that trains computes}; ``any_work``: that of every other phase.
+    ``work``: {phase: what a step that trains computes}; ``any_work``: that of every other phase. ``cores``: of the
+    machine on which all parties are; None: each has a machine of its own.
     """
 
     bandwidth: float
     latency_s: float
     work: Mapping[str, Work] = field(default_factory=dict)
     any_work: Work = field(default_factory=Work)
+    cores: int | None = None
 
     @classmethod
-    def read(cls, bandwidth: str, latency: str, step_time: str = "0") -> Network:
+    def read(cls, bandwidth: str, latency: str, step_time: str = "0", cores: int | None = None) -> Network:
         """Reads texts such as ``100Mbit/s``, ``20ms`` and ``1.5ms``. Raises InputError."""
         step_s = read_time(step_time, "--step-time")
-        return cls(read_bandwidth(bandwidth), read_time(latency, "--latency"), any_work=Work(step_s, step_s))
+        return cls(
+            read_bandwidth(bandwidth), read_time(latency, "--latency"), any_work=Work(step_s, step_s), cores=cores
+        )
 
     def over_s(self, message_bytes: int, messages: int) -> float:
         """Returns how long messages take through the narrowest point, with what gRPC and TLS put around them.
@@ -67,16 +73,18 @@ class Network:
         """Times the steps of one round, from the first message to the use of the last answer.
 
         One step alone takes ``loop``: the latency of both ways, the bytes of all parties up, and down, and what it
-        computes. With D in flight, D steps share that time; but none is sooner than the bytes of one direction, or the
-        slowest party, allow: ``least``. The first step of the round takes ``loop``; then each block of D steps takes
-        the longer of ``loop`` and D times ``least``. If a batch is exchanged in parts, the same holds of whole batches:
-        its ``loop`` ends with the answer of its last part.
+        computes. With D in flight, D steps share that time; but none is sooner than the bytes of one direction, the
+        slowest party, or the cores that all share, allow: ``least``. The first step of the round takes ``loop``; then
+        each block of D steps takes the longer of ``loop`` and D times ``least``. If a batch is exchanged in parts, the
+        same holds of whole batches: its ``loop`` ends with the answer of its last part.
         """
         up_s = self.over_s(run.up_bytes, run.up_messages) / run.steps
         down_s = self.over_s(run.down_bytes, run.down_messages) / run.steps
         work = self.work.get(phase, self.any_work) if run.trains else Work()
         loop_s = 2 * self.latency_s + up_s + down_s + work.loop_s / run.parts
-        least_s = max(up_s, down_s, work.slowest_s / run.parts)
+        shared_s = work.total_s / self.cores if self.cores is not None else 0.0
+        least_s = max(up_s, down_s, max(work.slowest_s, shared_s) / run.parts)
+        loop_s = max(loop_s, least_s)
         loop_s, least_s = loop_s + (run.parts - 1) * least_s, run.parts * least_s
         batches, in_flight = -(-run.steps // run.parts), max(1, run.in_flight // run.parts)
         blocks, rest = divmod(batches - 1, in_flight)

@@ -18,6 +18,7 @@ from vfl_common.packing.halves import WRONG, Floats, bfloat16_above, bfloat16_be
 Bytes = npt.NDArray[np.uint8]
 
 BLOCK = 1 << 15  # numbers that are worked on at a time
+_NARROW_ROW = 100  # numbers
 LARGEST = float(np.finfo(np.float32).max)
 _WIDE, _NARROW = 2.0**125, 2.0**-100  # ranges between these are safe in float32
 _ROUNDED_UP = 1 + 2.0**-6  # what rounding to bfloat16 may add to the maximum of a row
@@ -69,8 +70,13 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
             d += np.float32(0.5)
             d *= _OF_16
             t += d
-        np.minimum(t, np.float32((1 << bits) - 1), out=t)
-        found[part] = _pressed(t.astype(np.uint8), bits)[:, : found.shape[1]]
+        if bits == 8:
+            np.minimum(t, np.float32(255), out=t)
+            q = t.astype(np.uint8)
+        else:  # bytes hold the one step above the largest, and are compared sooner than floats
+            q = t.astype(np.uint8)
+            np.minimum(q, np.uint8((1 << bits) - 1), out=q)
+        found[part] = _pressed(q, bits)[:, : found.shape[1]]
         t[:, width:] = 0.0
     return Packed(found, low_R, scale_R)
 
@@ -108,8 +114,8 @@ def unpack(sent: Packed, width: int, bits: int) -> Floats:
 
 def _ranges(x_RW: Floats, bits: int, *, halves: bool) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
     """Returns each row's minimum, step and 1 / step, and whether it has to be computed in float64."""
-    low_R = x_RW.min(axis=1) + np.float32(0)  # a zero is the positive one on every machine
-    high_R = x_RW.max(axis=1)
+    low_R, high_R = _ends(x_RW)
+    low_R += np.float32(0)  # a zero is the positive one on every machine
     if not (np.isfinite(low_R).all() and np.isfinite(high_R).all()):
         raise ValueError("holds NaN or infinity")
     if halves:
@@ -126,6 +132,21 @@ def _ranges(x_RW: Floats, bits: int, *, halves: bool) -> tuple[Floats, Floats, F
     inverse_R = np.zeros(len(low_R), np.float32)
     inverse_R[usual_R] = 1.0 / scale_R[usual_R].astype(np.float64)
     return low_R, scale_R, inverse_R, ~usual_R & (range_R > 0)
+
+
+def _ends(x_RW: Floats) -> tuple[Floats, Floats]:
+    """Returns each row's minimum and maximum. Narrow rows are compared column by column, many rows at a time."""
+    rows, width = x_RW.shape
+    if width > _NARROW_ROW:
+        return x_RW.min(axis=1), x_RW.max(axis=1)
+    low_R, high_R = np.empty(rows, np.float32), np.empty(rows, np.float32)
+    block = BLOCK // width
+    for at in range(0, rows, block):
+        part = slice(at, min(at + block, rows))
+        x_WB = np.ascontiguousarray(x_RW[part].T)
+        np.minimum.reduce(x_WB, axis=0, out=low_R[part])
+        np.maximum.reduce(x_WB, axis=0, out=high_R[part])
+    return low_R, high_R
 
 
 def _pressed(q_BP: Bytes, bits: int) -> Bytes:

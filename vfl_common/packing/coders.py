@@ -67,7 +67,7 @@ class Bits:
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
         dither = Dither(seed) if self.stochastic else None
         sent = bits.pack(x.reshape(rows_of(x.shape)), self.bits, dither, halves=self.half)
-        low, scale = (halves.to_bfloat16(each) if self.half else each for each in (sent.low, sent.scale))
+        low, scale = (halves.written(each) if self.half else each for each in (sent.low, sent.scale))
         return {"packed": sent.packed, "low": low, "scale": scale}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:

@@ -39,6 +39,11 @@ def bfloat16_above(x: Floats) -> Floats:
     return -bfloat16_below(-x)
 
 
+def written(x: Floats) -> npt.NDArray[np.uint16]:
+    """Returns what ``to_bfloat16`` does, of numbers that bfloat16 writes as they are."""
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
 def from_bfloat16(x: npt.NDArray[np.uint16]) -> Floats:
     """Returns the same numbers as float32."""
     return (x.astype(np.uint32) << 16).view(np.float32)
