@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -176,7 +177,7 @@ def study(
     for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
         which = ", ".join(f"{key} = {_named(value)}" for key, value in each.items())
         planned.append(_Planned(with_values, each.get(_BASELINE), f"run {number} of {len(values)}: {which}"))
-    say = _silent if quiet else _say
+    say = _silent if quiet else _speaker()
     place = Path(out).absolute() if out is not None else None  # wherever this process goes meanwhile
     at_a_time = min(_jobs(jobs), len(planned))
     if at_a_time > 1:
@@ -248,10 +249,11 @@ def _jobs(given: Any) -> int:
 def _silent(_text: str) -> None: ...
 
 
-def _say(text: str) -> None:
+def _speaker() -> Callable[[str], None]:
+    """Returns what writes a line to standard error, ready at once: threads that import would overtake each other."""
     from rich.console import Console
 
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    return partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_baselines(named: Iterable[Any]) -> None:
