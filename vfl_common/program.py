@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
+from vfl_common import garbage
 from vfl_common.errors import VflError
 from vfl_common.logs import EarlyLog
 from vfl_common.text import LINE, clean
@@ -68,6 +69,7 @@ def run_program(command: click.Command, name: str) -> NoReturn:
     """
     signal.signal(signal.SIGTERM, _stop)
     _heed_at_once()
+    garbage.seldom()
     logging.getLogger().addHandler(EarlyLog())  # until a run has a folder for its log
     _leave(exit_status(lambda: command.main(prog_name=name, standalone_mode=False)))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
+from vfl_common import garbage
 from vfl_common.config.data import DataSettings
 from vfl_common.files import write_atomic
 from vfl_common.ledger import Ledger
@@ -126,6 +127,7 @@ class PartyApp:
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
         keep_freed_memory()
+        garbage.seldom()
         for table in (opened.table, opened.unaligned):
             if table is not None and table.counts is not None and table.counts.left_out:
                 self.console.show("left_out", source=table.source, why=table.counts.left_out)  # the log has it

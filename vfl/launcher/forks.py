@@ -35,6 +35,7 @@ from types import FrameType
 from typing import Any
 
 from vfl.launcher.child import ORDERLY_S, run
+from vfl_common import garbage
 
 _MESSAGE_BYTES = 65536
 _KILLED = -signal.SIGKILL
@@ -172,19 +173,20 @@ def launching(threads: int) -> Iterator[Launcher | None]:
 def import_programs() -> None:
     """Imports what every party needs until its first step. Recipes that need torchvision or scikit-learn load them
     later."""
-    # For the children:
-    import vfl_party.app
-    import vfl_party.cli  # noqa: F401
-    import vfl_server.app
-    import vfl_server.cli  # noqa: F401
-    from vfl_party import methods, metrics
+    with garbage.unsearched():
+        # For the children:
+        import vfl_party.app
+        import vfl_party.cli  # noqa: F401
+        import vfl_server.app
+        import vfl_server.cli  # noqa: F401
+        from vfl_party import methods, metrics
 
-    for kind in methods.kinds():
-        with contextlib.suppress(Exception):  # the party whose recipe names it reports what is wrong
-            methods.load_method(kind)
-    metrics.functional()
+        for kind in methods.kinds():
+            with contextlib.suppress(Exception):  # the party whose recipe names it reports what is wrong
+                methods.load_method(kind)
+        metrics.functional()
     gc.collect()
-    gc.freeze()  # a child that collected garbage would copy every page
+    garbage.seldom()  # a child that looked through all this would copy every page
 
 
 def _serve(requests: socket.socket) -> None:

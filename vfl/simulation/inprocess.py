@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vfl_common import garbage
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.recipe import Recipe, SimulateSettings
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
@@ -48,7 +49,6 @@ Attach = Callable[[str, "Assembled"], None]
 _NEVER = 10**9  # rounds
 
 _RUNNING = threading.RLock()  # torch's generators and its number of threads belong to the whole process
-_YOUNG = 20_000  # objects between two garbage collections; a step makes thousands, of which hardly any has a cycle
 _runs = 0  # of the thread that has the lock
 
 
@@ -108,9 +108,10 @@ def run_in_process(
 
     Raises VflError; whatever else a party raises is raised as it is.
     """
-    from vfl_party import party as assembly
-    from vfl_party.checkpoint import CheckpointStore
-    from vfl_party.part import training
+    with garbage.unsearched():
+        from vfl_party import party as assembly
+        from vfl_party.checkpoint import CheckpointStore
+        from vfl_party.part import training
 
     def cast(name: str) -> Cast:
         settings = recipe.party(name)
@@ -150,11 +151,12 @@ def predict_in_process(
 
     Raises VflError.
     """
-    from vfl_party import party as assembly
-    from vfl_party import versions
-    from vfl_party.data import Labels
-    from vfl_party.prediction import Prediction, load_joint, prediction_data, unseen
-    from vfl_party.results import Predicted, check_output, id_names, label_name, meaning
+    with garbage.unsearched():
+        from vfl_party import party as assembly
+        from vfl_party import versions
+        from vfl_party.data import Labels
+        from vfl_party.prediction import Prediction, load_joint, prediction_data, unseen
+        from vfl_party.results import Predicted, check_output, id_names, label_name, meaning
 
     check_output(output)
     trained = {name: load_joint(run, name) for name in data}
@@ -218,15 +220,13 @@ def _one_at_a_time() -> Iterator[None]:
             raise InputError(Code.CONFIG_INVALID, text)
         _runs += 1
         frozen = gc.get_freeze_count()
-        gc.freeze()  # what is there already, torch's modules above all, is not looked at again and again
-        threshold, *others = gc.get_threshold()
-        if threshold:  # 0: collecting is off
-            gc.set_threshold(max(threshold, _YOUNG), *others)
+        thresholds = gc.get_threshold()
+        garbage.seldom()
         try:
             yield
         finally:
             _runs -= 1
-            gc.set_threshold(threshold, *others)
+            gc.set_threshold(*thresholds)
             if not frozen:  # otherwise somebody else has frozen objects, and they stay so
                 gc.unfreeze()
 

@@ -1,0 +1,36 @@
+"""The garbage collector is asked less often, and is as it was after a block that imports."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from vfl_common import garbage
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.enable()
+
+
+@pytest.mark.parametrize(("before", "after"), [(700, garbage.YOUNG), (50_000, 50_000), (0, 0)])
+def test_it_searches_less_often_unless_it_does_so_already_or_never(before: int, after: int) -> None:
+    gc.set_threshold(before, 7, 9)
+    there = gc.get_freeze_count()
+    garbage.seldom()
+    assert gc.get_threshold() == (after, 7, 9)
+    assert gc.get_freeze_count() > there
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_block_that_imports_is_not_searched(on: bool) -> None:
+    (gc.enable if on else gc.disable)()
+    with pytest.raises(ImportError), garbage.unsearched():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled() is on
