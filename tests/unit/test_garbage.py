@@ -29,8 +29,11 @@ def test_it_searches_less_often_unless_it_does_so_already_or_never(before: int, 
 
 @pytest.mark.parametrize("on", [True, False])
 def test_a_block_that_imports_is_not_searched(on: bool) -> None:
-    (gc.enable if on else gc.disable)()
-    with pytest.raises(ImportError), garbage.unsearched():
+    def fail() -> None:
         assert not gc.isenabled()
         raise ImportError
+
+    (gc.enable if on else gc.disable)()
+    with pytest.raises(ImportError), garbage.unsearched():
+        fail()
     assert gc.isenabled() is on
