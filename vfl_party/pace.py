@@ -61,10 +61,11 @@ class Clock:
     Each moment belongs to one of them, so they add up to the whole. ``spent``: {phase: {what: seconds}}; ``steps``:
     {phase: steps}; both of this process, with what it repeated. A switch takes less than a microsecond.
 
-    ``used``: the processor time of the party so far, in seconds; ``cpu``: {phase: what its rounds took of it}.
+    ``used``: the processor time of the process so far, in seconds; ``cpu``: {phase: what its rounds took of it}. None:
+    the parties of this process take turns while they wait, so all that is no waiting is a party's processor time.
     """
 
-    def __init__(self, used: Callable[[], float] = process_time) -> None:
+    def __init__(self, used: Callable[[], float] | None = process_time) -> None:
         self.cpu: dict[str, float] = {}
         self._used, self._used_s = used, 0.0
         self.spent: dict[str, dict[str, float]] = {}
@@ -76,7 +77,7 @@ class Clock:
         """Begins a round."""
         self._now = self.spent.setdefault(phase, _nothing())
         self._at, self._since_s = COMPUTE, perf_counter()
-        self._used_s = self._used()
+        self._used_s = self._used() if self._used is not None else 0.0
 
     def to(self, what: str) -> None:
         """Ends what this party did so far, and begins ``what``."""
@@ -88,7 +89,8 @@ class Clock:
         """Ends a round of ``steps`` steps."""
         self.to(COMPUTE)
         self._now = _nothing()
-        self.cpu[phase] = self.cpu.get(phase, 0.0) + self._used() - self._used_s
+        if self._used is not None:
+            self.cpu[phase] = self.cpu.get(phase, 0.0) + self._used() - self._used_s
         self.steps[phase] = self.steps.get(phase, 0) + steps
 
     def times(self) -> list[PhaseTimes]:
@@ -101,7 +103,7 @@ class Clock:
                 wait_s=round(spent[WAIT], 6),
                 decode_s=round(spent[DECODE], 6),
                 compute_s=round(spent[COMPUTE], 6),
-                cpu_s=round(self.cpu.get(phase, 0.0), 6),
+                cpu_s=round(self.cpu.get(phase, 0.0) if self._used is not None else _busy(spent), 6),
             )
             for phase, spent in self.spent.items()
         ]
@@ -123,6 +125,10 @@ def spends(what: str) -> Callable[[Method], Method]:
         return cast(Method, timed)
 
     return mark
+
+
+def _busy(spent: dict[str, float]) -> float:
+    return spent[ENCODE] + spent[DECODE] + spent[COMPUTE]
 
 
 def _nothing() -> dict[str, float]:

@@ -64,6 +64,16 @@ def test_every_moment_of_a_round_belongs_to_one_part(time_: Ticking) -> None:
     ]
 
 
+def test_without_a_clock_of_the_processor_all_but_waiting_is_processor_time(time_: Ticking) -> None:
+    clock = Clock(used=None)
+    clock.begin("split")
+    for what, seconds in ((ENCODE, 2), (WAIT, 3), (DECODE, 4), (COMPUTE, 5)):
+        clock.to(what)
+        time_.pass_(seconds)
+    clock.end("split", 1)
+    assert [each.cpu_s for each in clock.times()] == [11.0]
+
+
 def test_a_marked_method_counts_and_its_caller_computes_afterwards(time_: Ticking) -> None:
     class Side:
         def __init__(self) -> None:
@@ -151,4 +161,6 @@ def test_a_run_says_what_its_time_was_for(tmp_path: Path) -> None:
         assert min(times.encode_s, times.wait_s, times.decode_s, times.compute_s) > 0
         whole_s = sum(each.encode_s + each.wait_s + each.decode_s + each.compute_s for each in party.times)
         assert whole_s <= party.wall_s + 0.01
-        assert 0 < times.cpu_s < whole_s + 0.01  # its own, of parties that take turns in one process
+        assert times.cpu_s == pytest.approx(times.encode_s + times.decode_s + times.compute_s, abs=1e-5)
+    took_s = [sum(each.cpu_s for each in party.times) for party in parties]
+    assert sum(took_s) <= max(party.wall_s for party in parties) + 0.01  # they take turns

@@ -12,7 +12,6 @@ import copy
 import gc
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -319,7 +318,7 @@ class _Federation:
 
         jobs = Jobs(opened, alignment_of(recipe, AllowAll(), divides=opened.divides), make)
         session, console = self._server.session(name, ledger), Quiet()
-        progress = Progress(console, session, ledger, name == recipe.active.name, Clock(time.thread_time))
+        progress = Progress(console, session, ledger, name == recipe.active.name, Clock(used=None))
         if self._observe is not None:
             progress.watchers.append(partial(self._tell, self._observe, name))
         return Part(
