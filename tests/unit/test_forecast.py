@@ -380,6 +380,10 @@ def test_parties_on_one_machine_share_its_cores() -> None:
     alone = run.model_copy(update={"in_flight": 1})
     assert replace(own, cores=2).run_s("splitnn", alone) == pytest.approx(101 * 0.012, rel=1e-3)
     assert replace(own, cores=1).run_s("splitnn", alone) == pytest.approx(101 * 0.024, rel=1e-3)  # not all at once
+    said = notes(
+        of({"kind": "splitnn", "epochs": 2, "batch_size": 64}), replace(own, cores=2, work={"splitnn": own.any_work})
+    )
+    assert "Computation, measured here in one process, a step: splitnn 10 ms; all parties share 2 cores." in said
     with pytest.raises(InputError, match="--cores needs --measure"):
         cli.main(["forecast", "recipe.toml", "--cores", "2"], standalone_mode=False)
 

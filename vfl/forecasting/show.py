@@ -135,7 +135,8 @@ def _of_time(forecast: Forecast, network: Network) -> list[str]:
         return [*found, "Computation is not included: --step-time says what a step takes, --measure finds it out."]
     if network.work:
         what = ", ".join(f"{name} {1e3 * works[name].loop_s:.2g} ms" for name in works if name in network.work)
-        return [*found, f"Computation, measured here in one process, a step: {what}."]
+        shared = f"; all parties share {network.cores} cores" if network.cores is not None else ""
+        return [*found, f"Computation, measured here in one process, a step: {what}{shared}."]
     return [*found, f"Computation: {1e3 * network.any_work.loop_s:g} ms a step that trains, as --step-time says."]
 
 
