@@ -165,7 +165,7 @@ def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int,
     fuller = max(sum(link.payload_bytes for link in links if (link.sender == ACTIVE) is down) for down in (True, False))
     network = line.network
     times = {party.name: next(each for each in party.times if each.phase == PHASE) for party in summary.parties[1:]}
-    busy = {party: (of.encode_s + of.decode_s + of.compute_s) / of.steps for party, of in times.items()}
+    busy = {party: of.busy_s / of.steps for party, of in times.items()}
     others = max(each for party, each in busy.items() if party != ACTIVE)
     own = times[ACTIVE]
     cpu_s = sum(of.cpu_s for of in times.values()) / own.steps + link.cpu_s / steps
@@ -180,5 +180,5 @@ def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int,
         sum(link.message_bytes for link in links) / steps,
         fuller / steps * 8 / network.bandwidth / step_s,
         tasks.forecast_s(name, setting, line, epochs, Work(busy[ACTIVE] + others, max(busy.values()), cpu_s)),
-        own.wait_s / (own.encode_s + own.decode_s + own.compute_s + own.wait_s),
+        own.wait_s / (own.busy_s + own.wait_s),
     )

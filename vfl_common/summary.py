@@ -25,7 +25,8 @@ class PhaseTimes(_Model):
 
     ``encode_s``: through the chain and into frames. ``wait_s``: for the other parties and the network. ``decode_s``:
     out of frames, checked, and back through the chain. ``compute_s``: all else, the models above all. ``cpu_s``: the
-    processor time of all its threads in these rounds, gRPC's among them; 0 in summaries of older versions.
+    processor time of all its threads in these rounds, gRPC's among them; ``busy_s`` if all parties are in one process;
+    0 in summaries of older versions.
     """
 
     phase: Words
@@ -35,6 +36,11 @@ class PhaseTimes(_Model):
     decode_s: Number = 0.0
     compute_s: Number = 0.0
     cpu_s: Number = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """All of the time but waiting."""
+        return self.encode_s + self.decode_s + self.compute_s
 
 
 class PartySummary(_Model):

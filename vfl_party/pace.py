@@ -93,6 +93,11 @@ class Clock:
             self.cpu[phase] = self.cpu.get(phase, 0.0) + self._used() - self._used_s
         self.steps[phase] = self.steps.get(phase, 0) + steps
 
+    def _cpu_s(self, phase: str) -> float:
+        if self._used is not None:
+            return self.cpu.get(phase, 0.0)
+        return sum(seconds for what, seconds in self.spent[phase].items() if what != WAIT)
+
     def times(self) -> list[PhaseTimes]:
         """Returns the phases in the order in which they began."""
         return [
@@ -103,7 +108,7 @@ class Clock:
                 wait_s=round(spent[WAIT], 6),
                 decode_s=round(spent[DECODE], 6),
                 compute_s=round(spent[COMPUTE], 6),
-                cpu_s=round(self.cpu.get(phase, 0.0) if self._used is not None else _busy(spent), 6),
+                cpu_s=round(self._cpu_s(phase), 6),
             )
             for phase, spent in self.spent.items()
         ]
@@ -125,10 +130,6 @@ def spends(what: str) -> Callable[[Method], Method]:
         return cast(Method, timed)
 
     return mark
-
-
-def _busy(spent: dict[str, float]) -> float:
-    return spent[ENCODE] + spent[DECODE] + spent[COMPUTE]
 
 
 def _nothing() -> dict[str, float]:

@@ -45,6 +45,14 @@ def dies(spec, width):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
+SLOW = """
+import pathlib, time
+
+def wait(spec, width):
+    time.sleep(120)
+    pathlib.Path(__file__).with_name("woken").touch()
+"""
+
 
 def test_two_runs_at_a_time_give_the_same_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     over: dict[str, list[Any]] = {"baseline": [None, "combined"]}
@@ -97,8 +105,8 @@ def test_a_process_ends_when_nobody_waits_for_it_any_more() -> None:
 
 
 def test_an_error_ends_all_runs_at_once_and_names_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run fails; the other, which would take an hour, is ended, and nothing of both stays."""
-    (tmp_path / "slow.py").write_text("import time\n\ndef wait(spec, width):\n    time.sleep(3600)\n")
+    """One run fails; the other, which would take two minutes, is ended, and nothing of both stays."""
+    (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     over = {"parties.shop.encoder": [{"kind": "custom", "factory": f"slow:{name}"} for name in ("wait", "missing")]}
@@ -106,6 +114,7 @@ def test_an_error_ends_all_runs_at_once_and_names_its_run(tmp_path: Path, monkey
         vfl.study(RECIPE, over, DATA, jobs=2, quiet=True)
     assert failed.value.__notes__ == [f"in run 2 of 2: parties.shop.encoder = {over['parties.shop.encoder'][1]}"]
     assert not list(tmp_path.glob("vfl-*"))
+    assert not (tmp_path / "woken").exists()
 
 
 def test_all_processes_end_if_one_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.summary import PhaseTimes, Summary
+from vfl_common.summary import Summary
 
 if TYPE_CHECKING:
     from vfl_party.forecast.count import Outlook
@@ -67,14 +67,9 @@ def work_of(summary: Summary, phase: str, steps: int) -> Work | None:
     for party in summary.parties:
         for times in party.times:
             if times.phase == phase and party.role in own:
-                own[party.role].append(busy_s(times) / max(1, steps))
+                own[party.role].append(times.busy_s / max(1, steps))
                 cpu_s += times.cpu_s
     if not (steps and own["passive"]):
         return None
     active_s, passive_s = max(own["active"], default=0.0), max(own["passive"])
     return Work(active_s + passive_s, max(active_s, passive_s), cpu_s / steps)
-
-
-def busy_s(times: PhaseTimes) -> float:
-    """Returns all of a party's time in a phase but waiting."""
-    return times.encode_s + times.decode_s + times.compute_s
