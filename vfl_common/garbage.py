@@ -13,11 +13,27 @@ YOUNG = 20_000  # new objects between two searches; a step makes thousands, of w
 
 
 def seldom() -> None:
-    """Searches less often, and never among the objects that are there already: torch's modules above all.
-
-    A threshold of 0, by which somebody has turned searching off, stays.
-    """
+    """Searches less often, and never among the objects that are there already: torch's modules above all."""
     gc.freeze()
+    _raise_threshold()
+
+
+@contextlib.contextmanager
+def less_often() -> Iterator[None]:
+    """Searches less often during a block, in a process that is not ours alone.
+
+    Nothing is frozen: whether somebody else has frozen objects before, which have to stay so, takes counting them.
+    """
+    thresholds = gc.get_threshold()
+    _raise_threshold()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def _raise_threshold() -> None:
+    """Raises the threshold to ``YOUNG``; one of 0, by which somebody has turned searching off, stays."""
     threshold, *others = gc.get_threshold()
     if threshold:
         gc.set_threshold(max(threshold, YOUNG), *others)

@@ -6,9 +6,9 @@ import json
 import logging
 import threading
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable, write_atomic
@@ -49,6 +49,11 @@ class InterfaceCount:
     interface: str
     sent_bytes: int
     received_bytes: int
+
+
+def fields_of(line: Entry | TcpCount | InterfaceCount) -> dict[str, Any]:
+    """Returns a line's fields; ``asdict``, which looks into each of them, takes eight times as long."""
+    return {name: getattr(line, name) for name in line.__slots__}
 
 
 class Ledger:
@@ -95,8 +100,8 @@ class Ledger:
     def save(self, path: Path, tcp: Iterable[TcpCount] = ()) -> None:
         """Writes ``{"entries": […], "tcp": […]}`` atomically."""
         # Laid out like json.dumps(…, indent=1), which is not written in C, and slow.
-        entries = ",\n ".join(json.dumps(asdict(entry)) for entry in self.entries())
-        counts = ",\n ".join(json.dumps(asdict(count)) for count in tcp)
+        entries = ",\n ".join(json.dumps(fields_of(entry)) for entry in self.entries())
+        counts = ",\n ".join(json.dumps(fields_of(count)) for count in tcp)
         text = f'"entries": [\n {entries}\n],\n"tcp": [\n {counts}\n]'
         write_atomic(path, f"{{{text}}}\n")
 

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 ASIDE, DAMAGED = "aside-", "damaged-"
+_PLAIN = frozenset({bool, int, float, str})
 MOST_DAMAGED = 3  # a failing disk shall not fill up with them
 FILE = re.compile(r"(\d+)-([\w.-]+)\.safetensors")
 
@@ -56,6 +57,8 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
     tensors: dict[str, Tensor] = {}
 
     def walk(node: Any) -> Any:
+        if node is None or type(node) in _PLAIN:  # most are
+            return node
         if isinstance(node, Tensor):
             name = str(len(tensors))
             tensors[name] = node.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -66,7 +69,7 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
             return {"tuple": [walk(item) for item in node]}
         if isinstance(node, list):
             return [walk(item) for item in node]
-        if node is None or isinstance(node, bool | int | float | str):
+        if isinstance(node, int | float | str):  # of a derived type
             return node
         raise InternalError(f"a {type(node).__name__} cannot be kept in a checkpoint")
 

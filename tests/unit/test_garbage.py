@@ -27,6 +27,20 @@ def test_it_searches_less_often_unless_it_does_so_already_or_never(before: int, 
     assert gc.get_freeze_count() > there
 
 
+@pytest.mark.parametrize(("before", "within"), [(700, garbage.YOUNG), (0, 0)])
+def test_a_block_in_a_process_of_others_is_searched_less_often(before: int, within: int) -> None:
+    def fail() -> None:
+        assert gc.get_threshold() == (within, 7, 9)
+        raise ImportError
+
+    gc.set_threshold(before, 7, 9)
+    there = gc.get_freeze_count()
+    with pytest.raises(ImportError), garbage.less_often():
+        fail()
+    assert gc.get_threshold() == (before, 7, 9)
+    assert gc.get_freeze_count() == there
+
+
 @pytest.mark.parametrize("on", [True, False])
 def test_a_block_that_imports_is_not_searched(on: bool) -> None:
     def fail() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -218,16 +217,11 @@ def _one_at_a_time() -> Iterator[None]:
             text = "a run is under way here; start another one after it, or with processes=True"
             raise InputError(Code.CONFIG_INVALID, text)
         _runs += 1
-        frozen = gc.get_freeze_count()
-        thresholds = gc.get_threshold()
-        garbage.seldom()
         try:
-            yield
+            with garbage.less_often():
+                yield
         finally:
             _runs -= 1
-            gc.set_threshold(*thresholds)
-            if not frozen:  # otherwise somebody else has frozen objects, and they stay so
-                gc.unfreeze()
 
 
 def _but_waiting(show: Callable[[Event], None], event: str, **facts: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from vfl_common.errors import VflError
-from vfl_common.ledger import Ledger
+from vfl_common.ledger import Ledger, fields_of
 from vfl_common.packing.coding import PLAIN
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import PROTOCOL
@@ -169,11 +169,11 @@ class PartyReport:
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes
         for entry in ledger.entries():
-            report.ledger.add(**asdict(entry))
+            report.ledger.add(**fields_of(entry))
         for count in meter.counts():
-            report.tcp.add(**asdict(count))
+            report.tcp.add(**fields_of(count))
         for through in meter.interfaces():
-            report.interfaces.add(**asdict(through))
+            report.interfaces.add(**fields_of(through))
         return control_pb2.PartyMessage(report=report)
 
 

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vfl_common.config.models import OptimizerSettings
 from vfl_party.models import seeded
+from vfl_party.models.backward import backward
+from vfl_party.optim import build_optimizer
 from vfl_party.seeds import batches, derive_seed
 
 Inputs = tuple[Tensor, ...]
@@ -35,6 +38,19 @@ class _Shape:
 
 _DECODER = _Shape("decoder", 128, 3e-3, _DECODER_STEPS)
 _PIXELS = _Shape("pixels", 512, 1e-3, 200)
+
+
+class Descent:
+    """Adam, by torch's fused kernel (see ``build_optimizer``): attackers take many small steps."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, decay: float = 0.0) -> None:
+        self._optimizer = build_optimizer(OptimizerSettings(kind="adam", lr=lr, weight_decay=decay), weights)
+
+    def step(self, loss: Tensor) -> None:
+        """Updates the weights by the gradient of a loss."""
+        self._optimizer.zero_grad()
+        backward(loss)
+        self._optimizer.step()
 
 
 @torch.no_grad()
@@ -101,15 +117,12 @@ class _Headed:
     def learn(self, known: Inputs, loss_of: Callable[[Tensor], Tensor], *, tuned: bool) -> None:
         """Trains the head, and with ``tuned`` the encoder, too."""
         weights = [*self.head.parameters(), *(self.encoder.parameters() if tuned else ())]
-        optimizer = torch.optim.Adam(weights, lr=_LR, weight_decay=_DECAY)
+        descent = Descent(weights, _LR, _DECAY)
         with torch.no_grad():
             z_KD = self.encoder(*known).flatten(1)
         for _ in range(_TUNED_STEPS if tuned else _HEAD_STEPS):
             z = self.encoder(*known).flatten(1) if tuned else z_KD
-            loss = loss_of(self.head((z - self.mean_D) / self.std_D))
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descent.step(loss_of(self.head((z - self.mean_D) / self.std_D)))
 
     @torch.no_grad()
     def of(self, judged: Inputs) -> Tensor:
@@ -127,7 +140,7 @@ def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
         predictor = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
     predictor.to(some[0].device)
     drawn = torch.Generator().manual_seed(derive_seed(seed, "views") % 2**63)
-    optimizer = torch.optim.Adam([*encoder.parameters(), *predictor.parameters()], lr=1e-3)
+    descent = Descent([*encoder.parameters(), *predictor.parameters()], 1e-3)
     encoder.train()
     for epoch in range(_SSL_EPOCHS):
         for rows_B in batches(seed, "own ssl", epoch, rows, _SSL_BATCH):
@@ -138,9 +151,7 @@ def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
                 functional.cosine_similarity(predictor(one), other.detach()).mean()
                 + functional.cosine_similarity(predictor(other), one.detach()).mean()
             )
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descent.step(loss)
     return encoder.eval()
 
 
@@ -200,13 +211,10 @@ def _decoded(
     x, held = (known_KD - mean_D) * scale_D, held_of(len(known_KD))
     with seeded(derive_seed(seed, "init", shape.name)):
         decoder = nn.Sequential(nn.Linear(x.shape[1], shape.width), nn.ReLU(), nn.Linear(shape.width, y_KF.shape[1]))
-    optimizer = torch.optim.Adam(decoder.parameters(), lr=shape.lr, weight_decay=1e-4)
+    descent = Descent(decoder.parameters(), shape.lr, 1e-4)
     best, kept, since = y_KF[:held].pow(2).mean().item(), None, 0
     for step, rows_B in enumerate(rows):
-        loss = functional.mse_loss(decoder(x[rows_B]), y_KF[rows_B])
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        descent.step(functional.mse_loss(decoder(x[rows_B]), y_KF[rows_B]))
         if step % 10 == 9:
             with torch.no_grad():
                 error = functional.mse_loss(decoder(x[:held]), y_KF[:held]).item()

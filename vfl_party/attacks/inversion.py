@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.attacks.decoder import Decoder
+from vfl_party.attacks.fitting import Descent
 from vfl_party.attacks.likeness import Likeness, likeness
 from vfl_party.models import seeded
-from vfl_party.optim import build_optimizer
 from vfl_party.seeds import batches, derive_seed
 
 CPU = torch.device("cpu")
@@ -144,7 +143,7 @@ def train_decoder(
     with seeded(derive_seed(settings.seed, "init", "decoder")):
         decoder = Decoder(pairs.latent, pairs.image)
     decoder.to(device).train()
-    optimizer = build_optimizer(OptimizerSettings(lr=settings.lr), decoder.parameters())
+    descent = Descent(decoder.parameters(), settings.lr)
     z, images = pairs.z.to(device), pairs.images.to(device)
     all_rows = np.arange(len(pairs), dtype=np.int64)
     best, kept = math.inf, None
@@ -152,10 +151,8 @@ def train_decoder(
         total, count = torch.zeros((), device=device), 0
         for rows_B in batches(settings.seed, "inversion", epoch, all_rows, max(2, settings.batch_size)):
             rows = torch.from_numpy(rows_B).to(device)
-            optimizer.zero_grad()
             loss = functional.mse_loss(decoder(z[rows]), images[rows])
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descent.step(loss)
             total += loss.detach() * len(rows)
             count += len(rows)
         mse = total.item() / count

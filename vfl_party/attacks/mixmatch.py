@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vfl_party.attacks.fitting import Inputs, embed
+from vfl_party.attacks.fitting import Descent, Inputs, embed
 from vfl_party.models import seeded
 from vfl_party.seeds import derive_seed
 
@@ -50,7 +50,8 @@ def semi_supervised(
         model = Completed(encoder, encoder(*known).flatten(1), classes).to(classes_K.device)
     judge = copy.deepcopy(model)
     random = np.random.default_rng(derive_seed(seed, "mixmatch"))
-    optimizer = torch.optim.Adam(model.parameters(), lr=_LR)
+    descent = Descent(model.parameters(), _LR)
+    kept, new = tuple(judge.parameters()), tuple(model.parameters())
     size = min(_BATCH, len(classes_K), len(others[0]))
     hot_KC = functional.one_hot(classes_K, classes).float()
     for step in range(_STEPS):
@@ -66,13 +67,9 @@ def semi_supervised(
             z = model.standardised(tuple(mixed(each, share, order) for each in inputs))
         else:
             z = mixed(model.standardised(inputs), share, order)
-        loss = mixmatch_loss(model.head(z), mixed(targets, share, order), size, _WEIGHT * step / _STEPS)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        descent.step(mixmatch_loss(model.head(z), mixed(targets, share, order), size, _WEIGHT * step / _STEPS))
         with torch.no_grad():
-            for kept, new in zip(judge.parameters(), model.parameters(), strict=True):
-                kept.lerp_(new, 1 - _DECAY)
+            torch._foreach_lerp_(kept, new, 1 - _DECAY)
     with torch.no_grad():
         logits: Tensor = judge.head((embed(judge.encoder, judged) - judge.mean_D) / judge.std_D)
     return logits.cpu()

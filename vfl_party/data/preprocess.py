@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -240,7 +240,7 @@ class Preprocessor:
 
     def state(self) -> dict[str, Any]:
         """Returns all that ``transform`` needs, for JSON."""
-        return asdict(self)
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Preprocessor:
