@@ -14,9 +14,9 @@ import torch
 from tests.harness import cases
 from tests.harness import reference_defences as reference
 from tests.harness.federation import Federation, Program
+from tests.harness.memory import parameters
 from tests.harness.plugins import environment, metadata
 from tests.integration.test_exact import TOLERANCE, largest_deviation
-from tests.integration.test_in_process import parameters
 from tests.integration.test_resume import halfway, held, kill, wait_for_checkpoints
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings

@@ -12,8 +12,8 @@ import torch
 import vfl
 from tests.harness import cases
 from tests.harness.federation import Federation
+from tests.harness.memory import parameters
 from tests.integration import test_resume as resume
-from tests.integration.test_in_process import parameters
 from vfl.library.simulate import rehearse
 from vfl_party.attacks.boosted import drift
 from vfl_party.methods.splitnn.drift import Drift

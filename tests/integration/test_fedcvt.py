@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.harness import cases, reference_fedcvt
 from tests.harness.federation import Federation, toml
 from tests.harness.here import vfl_here
+from tests.harness.memory import in_process
 from tests.integration.test_exact import largest_deviation
-from tests.integration.test_in_process import in_process
 from tests.integration.test_ranks import torchrun
 from tests.integration.test_ssl_phases import check_kill
 from vfl_common.config.recipe import Recipe

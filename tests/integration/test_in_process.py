@@ -14,13 +14,10 @@ from torch import Tensor
 
 from tests.harness import cases
 from tests.harness.federation import Federation
-from vfl.simulation.inprocess import run_in_process
-from vfl_common.config.data import DataSettings
-from vfl_common.config.recipe import Recipe
+from tests.harness.memory import in_process, parameters
 from vfl_common.errors import InputError
 from vfl_common.ledger import read_entries
 from vfl_common.summary import Summary
-from vfl_party.checkpoint import CheckpointStore
 from vfl_party.models import InputSpec
 
 CNN = {"kind": "cnn", "channels": [4, 6]}
@@ -96,18 +93,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         cases.columns("sklearn:breast_cancer", 1, limit=120),
     ),
 }
-
-
-def in_process(folder: Path, tables: dict[str, Any], data: dict[str, Any], **more: Any) -> Summary:
-    recipe = Recipe.model_validate(tables | {"simulate": {}})
-    return run_in_process(recipe, {name: DataSettings(**each) for name, each in data.items()}, folder, **more)
-
-
-def parameters(folder: Path) -> dict[str, Tensor]:
-    """All weights and buffers of a party's newest checkpoint."""
-    store = CheckpointStore(folder / "checkpoints", 2)
-    models = store.load(store.labels()[-1])["job"]["models"]
-    return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
 
 
 def lines(path: Path) -> list[tuple[Any, ...]]:

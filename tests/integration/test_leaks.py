@@ -14,7 +14,7 @@ import torch
 import vfl
 from tests.harness import cases
 from tests.harness.here import vfl_here
-from tests.integration.test_in_process import parameters
+from tests.harness.memory import parameters
 from vfl.leaking.picture import draw
 from vfl.leaking.result import Line, Rehearsed, Spread
 from vfl_common.errors import InputError

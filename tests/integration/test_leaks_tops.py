@@ -10,7 +10,7 @@ import torch
 
 import vfl
 from tests.harness import cases
-from tests.integration.test_in_process import parameters
+from tests.harness.memory import parameters
 from vfl.library.simulate import rehearse
 from vfl_party.attacks.tops import shared
 from vfl_party.rehearsal import Rehearsal

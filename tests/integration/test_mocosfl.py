@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from tests.harness import cases, reference_mocosfl
 from tests.harness.federation import Federation
+from tests.harness.memory import in_process, parameters
 from tests.integration.test_exact import largest_deviation
-from tests.integration.test_in_process import in_process, parameters
 from tests.integration.test_ssl_phases import check_kill
 from vfl.library.model import Model
 from vfl_common.bundle import StepKey

@@ -9,8 +9,8 @@ import pytest
 from torch import Tensor
 
 from tests.harness import cases, reference, reference_pipe
+from tests.harness.memory import in_memory, in_process
 from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
-from tests.integration.test_in_process import in_process, parameters
 from tests.integration.test_resume import held, kill
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
@@ -30,12 +30,6 @@ def piped(parties: int, *, encoder: dict[str, Any] = MLP, optimizer: dict[str, A
     """Two epochs a round, and a checkpoint within them: the pipe runs over the end of one, and drains at the other."""
     phase = {"validate_every": 2, "epochs": 4, "checkpoint_steps": 12, "batch_size": 12, "optimizer": optimizer}
     return cases.recipe(parties, model={"encoder": encoder, "top": {"hidden": [16]}}, phase=phase | more)
-
-
-def in_memory(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """{party: its weights and buffers} after a run in one process."""
-    in_process(folder / "run", tables, data)
-    return {name: parameters(folder / "run" / name) for name in data}
 
 
 def check(folder: Path, tables: dict[str, Any], data: dict[str, Any], record: Any, run: Any = in_memory) -> None:

@@ -1,0 +1,33 @@
+"""Runs a federation of a test in the test's own process, which computes what processes compute (test_in_process.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vfl.simulation.inprocess import run_in_process
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.summary import Summary
+from vfl_party.checkpoint import CheckpointStore
+
+
+def in_process(folder: Path, tables: dict[str, Any], data: dict[str, Any], **more: Any) -> Summary:
+    """Runs the recipe ``tables``; ``folder``: of the run."""
+    recipe = Recipe.model_validate(tables | {"simulate": {}})
+    return run_in_process(recipe, {name: DataSettings(**each) for name, each in data.items()}, folder, **more)
+
+
+def parameters(folder: Path) -> dict[str, Tensor]:
+    """All weights and buffers of a party's newest checkpoint."""
+    store = CheckpointStore(folder / "checkpoints", 2)
+    models = store.load(store.labels()[-1])["job"]["models"]
+    return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
+
+
+def in_memory(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """{party: its weights and buffers} after a run."""
+    in_process(folder / "run", tables, data)
+    return {name: parameters(folder / "run" / name) for name in data}
