@@ -172,7 +172,8 @@ def test_a_sender_of_too_few_rows_is_unfit() -> None:
         play("columns", linear_scene(0.0, rows=60))
 
 
-def test_completion_finds_what_training_put_into_the_encoder_and_nothing_else() -> None:
+def test_completion_finds_what_training_put_into_the_encoder_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vfl_party.attacks.mixmatch._STEPS", 512)
     informed, blind = play("completion", labelled_scene(True)), play("completion", labelled_scene(False))
     for knows, alone in ((FROZEN, "from scratch"), (TUNED, "from scratch"), (MIXMATCH, "from scratch, MixMatch")):
         found = informed[f"labels AUC {knows}"]

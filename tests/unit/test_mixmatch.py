@@ -18,6 +18,12 @@ from vfl_party.models import seeded
 from vfl_party.seeds import derive_seed
 
 
+@pytest.fixture(autouse=True)
+def _half_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do for encoders that have the label, or nothing."""
+    monkeypatch.setattr(mixmatch, "_STEPS", 512)
+
+
 def test_a_guess_is_sharpened_and_rows_are_mixed_by_hand() -> None:
     powers = [0.8**1.25, 0.2**1.25]
     found = mixmatch.sharpened(torch.tensor([[0.8, 0.2]]).log())
