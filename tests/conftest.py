@@ -13,13 +13,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.harness.preloaded.remembered import remember
-
 # Machines are shared: how long drawing an example takes says nothing about our code.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
-
-remember()
 
 # The modules and test items of a worker live until its end. Looking through them again and again for garbage would take
 # a fifth of the time of collecting, and some of every test's.
@@ -32,6 +28,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_xdist_auto_num_workers() -> int:
     """Returns one worker more than there are cores: a fifth of the time a worker waits for programs and deadlines."""
     return 1 + len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1 + (os.cpu_count() or 1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets workers share a launcher. In a process that runs tests, tables are read once."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        from tests.harness.sharing import Shared
+
+        config.add_cleanup(Shared().close)
+    else:
+        from tests.harness.preloaded.remembered import remember
+
+        remember()
 
 
 def pytest_collection_finish() -> None:

@@ -26,6 +26,7 @@ from typing import Any, Self, TextIO
 
 from torch import Tensor
 
+from tests.harness.sharing import ADDRESS, Joined, preloaded, program_environment
 from vfl.certs.authority import create_authority, issue
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import Forked, Launcher
@@ -35,24 +36,16 @@ from vfl_party.checkpoint import CheckpointStore
 START_S = 60.0
 RUN_S = 120.0
 BIN = Path(sys.executable).parent
-PRELOADED = Path(__file__).parent / "preloaded"
 FORKED = (*PROGRAMS, "ip", "torchrun")  # see ``preloaded``
 FRESH = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the launcher
 
 
-def program_environment() -> dict[str, str]:
-    """Returns an environment with one thread everywhere: five processes share two cores."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
-
-
 @functools.cache
 def launcher() -> Launcher:
-    """Makes the one launcher for all tests of a session."""
-    given = program_environment()
-    modules = filter(None, [str(PRELOADED), given.get("PYTHONPATH", "")])
-    shared = Launcher(1, given | {"PYTHONPATH": os.pathsep.join(modules)})
-    atexit.register(shared.close)
-    return shared
+    """Makes the one launcher for all tests of a process."""
+    found = Joined(os.environ[ADDRESS]) if ADDRESS in os.environ else preloaded()
+    atexit.register(found.close)
+    return found
 
 
 class Program:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.harness.federation import program_environment
+from tests.harness.sharing import program_environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from tests.harness.federation import Federation
 from tests.harness.memory import in_memory
 
 TOLERANCE = 1e-6  # absolute, float32, on the CPU
+
+
+Run = Callable[[Path, dict[str, Any], dict[str, Any]], dict[str, dict[str, Tensor]]]
 
 
 def federated(
@@ -45,7 +49,7 @@ def largest_deviation(got: dict[str, dict[str, Tensor]], want: dict[str, dict[st
 
 
 def check(
-    folder: Path, recipe: dict[str, Any], data: dict[str, Any], record: Any, run: Any = federated, **splits: Any
+    folder: Path, recipe: dict[str, Any], data: dict[str, Any], record: Any, run: Run = federated, **splits: Any
 ) -> dict[str, dict[str, Tensor]]:
     """Runs both and compares; the federation's parameters. ``splits``: as for the reference."""
     got, want = run(folder, recipe, data), reference.train(recipe, data, **splits)

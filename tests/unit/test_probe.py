@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from tests.harness import cases
-from tests.integration.test_in_process import in_process
+from tests.harness.memory import in_process
 from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError, PeerError

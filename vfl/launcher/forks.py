@@ -84,10 +84,6 @@ class Launcher:
 
     def __init__(self, threads: int = 1, environment: Mapping[str, str] | None = None) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._children: dict[int, Forked] = {}
-        self._keys = itertools.count()
-        self._lock = threading.Lock()
-        self._gone = False
         limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         with theirs:
             self._process = subprocess.Popen(
@@ -98,6 +94,14 @@ class Launcher:
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C at the terminal must reach us only
             )
+        self._begin()
+
+    def _begin(self) -> None:
+        """Listens to a launcher at the other end of the socket."""
+        self._children: dict[int, Forked] = {}
+        self._keys = itertools.count()
+        self._lock = threading.Lock()
+        self._gone = False
         self._reader = threading.Thread(target=self._read, name="launcher", daemon=True)
         self._reader.start()
 
@@ -125,15 +129,19 @@ class Launcher:
 
     def close(self) -> None:
         """Ends the launcher, after its children."""
-        with contextlib.suppress(OSError):  # it may be gone already
-            self._socket.shutdown(socket.SHUT_RDWR)  # close() alone would leave it open: the reading thread holds it
-        self._reader.join()
-        self._socket.close()
+        self._end()
         try:
             self._process.wait(timeout=2 * ORDERLY_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _end(self) -> None:
+        """Closes the socket, at which the launcher ends its children and itself."""
+        with contextlib.suppress(OSError):  # it may be gone already
+            self._socket.shutdown(socket.SHUT_RDWR)  # close() alone would leave it open: the reading thread holds it
+        self._reader.join()
+        self._socket.close()
 
     def _read(self) -> None:
         while data := self._receive():
@@ -189,7 +197,7 @@ def import_programs() -> None:
     garbage.seldom()  # a child that looked through all this would copy every page
 
 
-def _serve(requests: socket.socket) -> None:
+def serve(requests: socket.socket) -> None:
     """Forks until the other end is closed. Returns in the parent only, never in a child."""
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
@@ -285,5 +293,5 @@ def _become(request: dict[str, Any], fds: list[int], requests: socket.socket, la
 if __name__ == "__main__":
     import_programs()
     with socket.socket(fileno=int(sys.argv[1])) as asked:
-        _serve(asked)
+        serve(asked)
     os._exit(0)

@@ -11,12 +11,15 @@ import encodings.idna
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+
+import vfl_common.rpc  # isort: skip - before grpc, which reads what it sets
 
 import cryptography.hazmat.backends.openssl.backend
 import grpc._channel
@@ -31,7 +34,7 @@ from remembered import remember  # type: ignore[import-not-found]
 
 import vfl_party.codecs.identity
 from vfl.launcher.child import PROGRAMS
-from vfl.launcher.forks import import_programs
+from vfl.launcher.forks import import_programs, serve
 
 logging.getLogger().handlers.clear()  # one that opacus adds; in a party it finds ours
 remember()
@@ -114,4 +117,12 @@ def _torchrun() -> None:
     main(sys.argv[1:])
 
 
-PROGRAMS.update({"plugged": _plugged, "ip": _on_host, "torchrun": _torchrun})
+def _shared() -> None:
+    """Serves another worker: the socket to it is this fork's standard output."""
+    with socket.socket(fileno=os.dup(1)) as requests:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        serve(requests)
+
+
+PROGRAMS.update({"plugged": _plugged, "ip": _on_host, "torchrun": _torchrun, "shared": _shared})

@@ -1,0 +1,79 @@
+"""Lets the workers of pytest-xdist share one launcher: what parties import is imported once, and held once.
+
+pytest's own process has it. A worker that needs it connects to a socket, and gets a fork that serves it alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+from vfl.launcher.forks import Launcher
+
+ADDRESS = "VFL_TEST_LAUNCHER"  # the environment's variable with the socket's path
+PRELOADED = Path(__file__).parent / "preloaded"
+
+
+def program_environment() -> dict[str, str]:
+    """Returns an environment with one thread everywhere: five processes share two cores."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+
+
+def preloaded() -> Launcher:
+    """Starts a launcher that has imported all that parties need."""
+    given = program_environment()
+    modules = filter(None, [str(PRELOADED), given.get("PYTHONPATH", "")])
+    return Launcher(1, given | {"PYTHONPATH": os.pathsep.join(modules)})
+
+
+class Shared:
+    """The side of pytest's own process: starts the launcher when the first worker asks for it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="vfl-tests-")
+        path = str(Path(self._folder.name) / "launcher")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(path)
+        self._socket.listen()
+        os.environ[ADDRESS] = path
+        self._launcher: Launcher | None = None
+        self._alive, self._held = os.pipe()  # a fork ends when the writing end is closed
+        self._thread = threading.Thread(target=self._accept, name="launchers", daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                worker, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            self._launcher = self._launcher or preloaded()
+            with worker:
+                self._launcher.start(["shared"], stdin=self._alive, stdout=worker.fileno(), stderr=2, cwd=Path("/"))
+
+    def close(self) -> None:
+        """Ends the launcher and all that it has forked."""
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+        self._thread.join()
+        os.close(self._held)
+        if self._launcher is not None:
+            self._launcher.close()
+        os.close(self._alive)
+        self._folder.cleanup()
+
+
+class Joined(Launcher):
+    """The side of a worker: a launcher that was forked for it."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(path)
+        self._begin()
+
+    def close(self) -> None:
+        """Ends what was forked, and lets the launcher end itself."""
+        self._end()
