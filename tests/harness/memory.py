@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from tests.harness.federation import Federation
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -18,6 +21,15 @@ def in_process(folder: Path, tables: dict[str, Any], data: dict[str, Any], **mor
     """Runs the recipe ``tables``; ``folder``: of the run."""
     recipe = Recipe.model_validate(tables | {"simulate": {}})
     return run_in_process(recipe, {name: DataSettings(**each) for name, each in data.items()}, folder, **more)
+
+
+def run_here(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
+    """Runs it to its end in ``folder``; returns its summary, and where to look for all else that the run has left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(folder):  # data may be named relative to it
+        in_process(folder / "runs" / "here", tables, data)
+    found = Federation(folder, tables, data)
+    return json.loads((found.run_folder / "summary.json").read_text()), found
 
 
 def parameters(folder: Path) -> dict[str, Tensor]:

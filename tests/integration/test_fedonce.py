@@ -11,6 +11,7 @@ import torch
 from tests.harness import cases, reference_fedonce
 from tests.harness.federation import Federation
 from tests.harness.kills import Killed, killed, plugged
+from tests.harness.memory import run_here
 from tests.harness.proxy import Proxy
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_resume import HANDSHAKE_BYTES, assert_equal, held, parameters, server_events
@@ -57,7 +58,7 @@ def test_parameters_and_bytes_are_those_of_the_paper(
     parties: int, task: str, tmp_path: Path, record_property: Any
 ) -> None:
     tables, tables_of = recipe(parties, task), data(parties, task)
-    summary, federation = run(tmp_path, tables, tables_of)
+    summary, federation = (run if parties == 2 else run_here)(tmp_path, tables, tables_of)
     want = reference_fedonce.train(tables, tables_of)
     worst = largest_deviation(parameters(federation), want)
     record_property("largest_deviation", worst)
@@ -85,7 +86,7 @@ def test_parameters_and_bytes_are_those_of_the_paper(
 def test_images_end_in_a_linear_layer_and_targets_may_rest(local: dict[str, Any], tmp_path: Path) -> None:
     tables, tables_of = recipe(2, "multiclass", **local), data(2, "multiclass")
     tables["model"]["encoder"] = {"kind": "cnn", "channels": [4], "batch_norm": False}
-    _, federation = run(tmp_path, tables, tables_of)
+    _, federation = run_here(tmp_path, tables, tables_of)
     assert largest_deviation(parameters(federation), reference_fedonce.train(tables, tables_of)) <= TOLERANCE
 
 
@@ -103,7 +104,7 @@ def test_other_objectives_run_and_split_training_goes_on_from_them(change: dict[
     tables["phases"][0] = {"kind": "fedonce", "active": True} | change
     tables["phases"][1]["noise"] = 0.1
     tables["phases"].insert(2, {"kind": "splitnn", "epochs": 9, "batch_size": 24, "max_bytes": 2 * 4 * 3 * 100})
-    summary, federation = run(tmp_path, tables, data(2, "binary"))
+    summary, federation = run_here(tmp_path, tables, data(2, "binary"))
     assert "accuracy" in summary["metrics"]["test"]
     (gradients,) = [entry for entry in federation.ledger("p1") if entry.kind == "gradient"]
     assert gradients.payload_bytes == 4 * 3 * (88 + 24)  # 100 rows are reached in the first step of the second epoch
@@ -161,7 +162,7 @@ def wide() -> dict[str, Any]:
 @pytest.mark.parametrize("fault", ["killed", "cut"])
 def test_a_fault_in_the_middle_of_the_upload_changes_nothing(fault: str, tmp_path: Path) -> None:
     tables, tables_of = wide(), cases.columns("sklearn:breast_cancer", 3, limit=200)
-    summary, whole = run(tmp_path / "whole", tables, tables_of)
+    summary, whole = run_here(tmp_path / "whole", tables, tables_of)
     assert summary["interruptions"] == 0
     with held(tmp_path / fault, tables, tables_of, sent=HANDSHAKE_BYTES + UPLOAD_BYTES // 2) as (federation, proxy):
         if fault == "cut":
@@ -303,7 +304,7 @@ def test_the_kernel_counts_little_more_than_the_upload(tmp_path: Path) -> None:
 
 def test_a_party_killed_while_it_learns_ends_with_the_same_parameters(tmp_path: Path) -> None:
     tables, tables_of = recipe(2, "binary", epochs=8), data(2, "binary")
-    _, whole = run(tmp_path / "whole", tables, tables_of)
+    _, whole = run_here(tmp_path / "whole", tables, tables_of)
     with Killed(tmp_path / "killed", tables, tables_of) as federation:
         federation.plugin = plugged(tmp_path / "site")
         killed(federation, "p1", "checkpoint-named")

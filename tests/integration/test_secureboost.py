@@ -12,6 +12,7 @@ import pytest
 
 from tests.harness import cases, reference_secureboost
 from tests.harness.federation import Federation
+from tests.harness.memory import run_here
 from tests.integration.test_resume import held, kill
 from tests.integration.test_ssl_phases import run
 
@@ -97,25 +98,25 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("parties", "task", "settings"),
+    ("parties", "task", "settings", "how"),
     [
-        (2, "binary", {}),
-        (3, "multiclass", {"trees": 3}),
-        (4, "regression", {"depth": 4, "min_child_weight": 5.0}),
-        (3, "binary", {"leaves": 5, "depth": 4, "lambda": 0.0, "min_gain": 0.5}),
-        (2, "binary", {"row_sample": 0.7, "column_sample": 0.5, "first_tree_own": True}),
-        (2, "binary", {"early_stopping": 2, "trees": 40, "learning_rate": 0.9}),
-        (2, "binary", {"goss": {"top": 0.2, "rest": 0.2}, "trees": 8, "early_stopping": 8}),
-        (3, "multiclass", {"goss": {"top": 0.3, "rest": 0.2}, "column_sample": 0.7, "trees": 3}),
-        (3, "regression", {"goss": {"top": 0.1, "rest": 0.5}, "first_tree_own": True}),
+        (2, "binary", {}, run),
+        (3, "multiclass", {"trees": 3}, run),
+        (4, "regression", {"depth": 4, "min_child_weight": 5.0}, run),
+        (3, "binary", {"leaves": 5, "depth": 4, "lambda": 0.0, "min_gain": 0.5}, run_here),
+        (2, "binary", {"row_sample": 0.7, "column_sample": 0.5, "first_tree_own": True}, run_here),
+        (2, "binary", {"early_stopping": 2, "trees": 40, "learning_rate": 0.9}, run_here),
+        (2, "binary", {"goss": {"top": 0.2, "rest": 0.2}, "trees": 8, "early_stopping": 8}, run),
+        (3, "multiclass", {"goss": {"top": 0.3, "rest": 0.2}, "column_sample": 0.7, "trees": 3}, run_here),
+        (3, "regression", {"goss": {"top": 0.1, "rest": 0.5}, "first_tree_own": True}, run_here),
     ],
 )
 def test_trees_are_those_of_one_process(
-    parties: int, task: str, settings: dict[str, Any], tmp_path: Path, record_property: Any
+    parties: int, task: str, settings: dict[str, Any], how: Any, tmp_path: Path, record_property: Any
 ) -> None:
     tables = recipe(parties, TASKS[task], **settings)
     data = made_table(tmp_path, parties, task)
-    summary, federation = run(tmp_path, tables, data)
+    summary, federation = how(tmp_path, tables, data)
     worst = max(check_equal(federation, tables, data), check_scores(summary, tables, data, tmp_path))
     record_property("largest_deviation", float(worst))
     assert worst <= TOLERANCE
@@ -130,7 +131,7 @@ def test_encryption_changes_no_tree(encryption: str, tmp_path: Path) -> None:
     for each in (encryption, "none"):
         tables = recipe(3, TASKS["binary"], trees=2, encryption=each, key_bits=1024)
         folder = tmp_path / each
-        _, federation = run(folder, tables, made_table(folder, 3, "binary"))
+        _, federation = (run_here if each == "none" else run)(folder, tables, made_table(folder, 3, "binary"))
         found.append({name: forest(federation, name) for name in federation.names})
     assert found[0] == found[1]
 
@@ -149,7 +150,7 @@ def test_a_killed_process_changes_no_tree_of_chosen_rows(victim: str, tmp_path: 
 def check_killed(tmp_path: Path, victim: str, settings: dict[str, Any]) -> None:
     """Kills ``victim`` in the middle of a tree; the trees must be those of an undisturbed run, bit for bit."""
     tables = recipe(2, TASKS["binary"], **settings)
-    summary, whole = run(tmp_path / "whole", tables, made_table(tmp_path / "whole", 2, "binary"))
+    summary, whole = run_here(tmp_path / "whole", tables, made_table(tmp_path / "whole", 2, "binary"))
     data = made_table(tmp_path / "killed", 2, "binary")
     down = sum(link["message_bytes"] for link in summary["bytes"]["by_link"] if link["sender"] == cases.ACTIVE)
     with held(tmp_path / "killed", tables, data, received=down // 2) as (killed, proxy):

@@ -11,6 +11,7 @@ import torch
 
 from tests.harness import cases, reference_ssvfl
 from tests.harness.federation import Federation, Program
+from tests.harness.memory import run_here
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_fedhssl import TOLERANCE, recipe
 from tests.integration.test_resume import halfway, held, kill, server_events, wait_for_checkpoints
@@ -43,7 +44,7 @@ def run_with_kill(folder: Path, tables: dict[str, Any], data: dict[str, Any], vi
 
 def check_kill(tmp_path: Path, tables: dict[str, Any], data: dict[str, Any], victim: str) -> None:
     """Compares the parameters after ``run_with_kill`` with those of an undisturbed run."""
-    summary, whole = run(tmp_path / "whole", tables, data)
+    summary, whole = run_here(tmp_path / "whole", tables, data)
     assert summary["interruptions"] == 0
     killed = run_with_kill(tmp_path / "killed", tables, data, victim, halfway(whole.run_folder, whole.names))
     for name in killed.names:
@@ -163,7 +164,7 @@ def test_noise_on_what_the_active_party_sends_changes_the_passive_partys_cross_e
     for amplifier in (0.0, 0.5):
         tables = recipe(2, "simsiam", MLP, rounds=1, iso_embedding=amplifier, iso_weights=amplifier)
         for turn in range(2):
-            _, federation = run(tmp_path / f"{amplifier}-{turn}", tables, data)
+            _, federation = run_here(tmp_path / f"{amplifier}-{turn}", tables, data)
             found[amplifier, turn] = {"p1": federation.parameters("p1")}
     assert largest_deviation(found[0.0, 0], found[0.0, 1]) == 0.0
     assert largest_deviation(found[0.5, 0], found[0.5, 1]) > 1e-3
@@ -192,7 +193,7 @@ def test_a_party_that_learns_alone_does_not_repeat_what_it_has_done(tmp_path: Pa
     del tables["phases"][0]["gamma"]
     tables["phases"].append({"kind": "evaluate"})
     data = cases.digits(2, limit=220)
-    _, whole = run(tmp_path / "whole", tables, data)
+    _, whole = run_here(tmp_path / "whole", tables, data)
     with Federation(tmp_path / "killed", tables, data) as federation:
         federation.start_all()
         for name in federation.names:  # neither waits for the other

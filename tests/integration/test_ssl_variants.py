@@ -1,4 +1,4 @@
-"""The switches of self-supervised phases, each in a run of real processes."""
+"""The switches of self-supervised phases, each in a run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 
 from tests.harness import cases
 from tests.harness.federation import Federation
+from tests.harness.memory import run_here
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_fedhssl import TOP, check, recipe
-from tests.integration.test_ssl_phases import MLP, run
+from tests.integration.test_ssl_phases import MLP
 
 SPLIT = {"kind": "splitnn", "epochs": 2, "batch_size": 32, "optimizer": {"kind": "sgd", "lr": 0.05}}
 
@@ -27,7 +28,7 @@ def test_what_is_kept_is_what_fine_tuning_begins_with(keep: str, tmp_path: Path)
     tables = recipe(2, "simsiam", MLP, rounds=1, keep=keep)
     tables["phases"].append(SPLIT | {"epochs": 1, "optimizer": {"kind": "sgd", "lr": 1e-9}})
     tables["phases"].append({"kind": "evaluate"})
-    summary, federation = run(tmp_path, tables, cases.digits(2, limit=220))
+    summary, federation = run_here(tmp_path, tables, cases.digits(2, limit=220))
     names = {name for name in federation.parameters("p1") if name.startswith("encoder.")}
     two = {name for name in names if name.startswith(("encoder.cross.", "encoder.local."))}
     assert two == (names if keep in ("mean", "concat") else set())
@@ -66,7 +67,7 @@ def test_presets_differ(tmp_path: Path) -> None:
         tables = recipe(2, "moco", MLP, rounds=1) | {"preset": preset, "task": {"kind": "binary"}}
         for key in ("momentum", "gamma"):
             del tables["phases"][0][key]
-        summary, federation = run(tmp_path / preset, tables, data)
+        summary, federation = run_here(tmp_path / preset, tables, data)
         assert summary["preset"] == preset
         found[preset] = {"p1": federation.parameters("p1")}
     assert largest_deviation(found["paper"], found["released"]) > 1e-3
@@ -96,7 +97,7 @@ def test_an_active_party_with_labels_only_takes_part_in_ssvfl(tmp_path: Path) ->
         {"kind": "evaluate"},
     ]
     data = cases.columns("sklearn:breast_cancer", 2, limit=220, active_features=False)
-    summary, _ = run(tmp_path, tables, data)
+    summary, _ = run_here(tmp_path, tables, data)
     assert summary["metrics"]["test"]["accuracy"] > 0.5
 
 
@@ -104,7 +105,7 @@ def test_rounds_of_several_epochs_change_nothing_but_when_is_validated(tmp_path:
     data, found = cases.digits(2), []
     for every in (1, 2):
         tables = cases.recipe(2, phase={"epochs": 3, "validate_every": every})
-        _, federation = run(tmp_path / str(every), tables, data)
+        _, federation = run_here(tmp_path / str(every), tables, data)
         found.append({name: federation.parameters(name) for name in federation.names})
     assert largest_deviation(found[0], found[1]) == 0.0
 
@@ -118,7 +119,7 @@ def test_each_noise_is_drawn_anew_in_every_run(place: str, tmp_path: Path) -> No
             tables = cases.recipe(2, phase={"epochs": 1, "iso": 0.5})
         else:
             tables = recipe(2, "simsiam", MLP, rounds=1, **{place: 0.5})
-        _, federation = run(tmp_path / str(turn), tables, data)
+        _, federation = run_here(tmp_path / str(turn), tables, data)
         found.append({"p1": federation.parameters("p1")})
     assert largest_deviation(found[0], found[1]) > 1e-4
 
