@@ -53,13 +53,13 @@ def test_what_is_overheard_is_what_the_trees_are(tmp_path: Path) -> None:
 
 
 def test_attacks_on_trees_have_figures_and_encryption_hides_only_sums() -> None:
-    plain = vfl.leaks(tables(), attacks=ATTACKS, quiet=True).found[0]
+    plain = vfl.leaks(tables(trees=2), attacks=ATTACKS, quiet=True).found[0]
     found = {(line.attack, line.attacker) for line in plain.lines}
     assert found == {("nodes", "p1"), ("nodes", "p2"), ("sides", "p0"), ("sums", "p0")}
     assert all("the decoder learnt nothing" in note for note in plain.notes)
     assert any("shuffled sides (chance)" in note for note in plain.notes)
     assert not any("embeddings" in note for note in plain.notes)
-    secret = vfl.leaks(tables(encryption="paillier", key_bits=1024), attacks=ATTACKS, quiet=True).found[0]
+    secret = vfl.leaks(tables(trees=2, encryption="paillier", key_bits=1024), attacks=ATTACKS, quiet=True).found[0]
     others = [note for note in secret.notes if "the sums are encrypted here" not in note]
     assert len(others) < len(secret.notes)
     assert all("the decoder learnt nothing" in note for note in others)
