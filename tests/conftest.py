@@ -26,8 +26,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns one worker more than there are cores: a fifth of the time a worker waits for programs and deadlines."""
-    return 1 + len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1 + (os.cpu_count() or 1)
+    """Returns two workers more than there are cores: each waits a third of the time, for programs and deadlines."""
+    return 2 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,7 +36,7 @@ from vfl_party.checkpoint import CheckpointStore
 START_S = 60.0
 RUN_S = 120.0
 BIN = Path(sys.executable).parent
-FORKED = (*PROGRAMS, "ip", "torchrun")  # see ``preloaded``
+FORKED = (*PROGRAMS, "ip", "torchrun", "vfl")  # see ``preloaded``
 FRESH = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the launcher
 
 

@@ -26,6 +26,7 @@ def preloaded() -> Launcher:
     """Starts a launcher that has imported all that parties need."""
     given = program_environment()
     modules = filter(None, [str(PRELOADED), given.get("PYTHONPATH", "")])
+    given["PYTHONWARNINGS"] += ",ignore::RuntimeWarning:runpy"  # that it is imported before it is run
     return Launcher(1, given | {"PYTHONPATH": os.pathsep.join(modules)})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_digits
 
+from tests.harness.federation import BIN, FRESH, Program
 from tests.harness.here import vfl_here
 from tests.harness.waiting import wait_until
 from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES
@@ -242,17 +244,19 @@ def test_bad_input_is_one_sentence(
         assert processes_of(run_folder(tmp_path / "runs")) == []
 
 
+def waits(program: Program) -> str:
+    """What it has said last of whom it waits for."""
+    return next((line for line in reversed(program.stderr.splitlines()) if line.startswith("waiting for")), "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_nothing_is_left_when_the_launcher_is_stopped(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    args = [*VFL, "simulate", str(REPO / "examples" / "breast-cancer.toml"), "--out", str(tmp_path / "runs")]
-    with subprocess.Popen(args, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stderr is not None
-        for line in launcher.stderr:
-            if line.startswith("waiting for") and line.count(",") < 2:  # one has joined: all four processes run
-                break
+    words = [str(BIN / "vfl"), "simulate", str(REPO / "examples" / "breast-cancer.toml"), "--out", "runs"]
+    with contextlib.closing(Program("vfl", words, tmp_path, fresh=FRESH)) as launcher:
+        wait_until(lambda: waits(launcher), lambda line: line and line.count(",") < 2)  # one has joined: all four run
         folder = run_folder(tmp_path / "runs")
         assert len(processes_of(folder)) == 4
-        launcher.send_signal(number)
+        launcher.signal(number)
         assert launcher.wait(30) == code
     wait_until(lambda: processes_of(folder), lambda left: not left)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness import cases
-from tests.harness.federation import toml
+from tests.harness.federation import BIN, FRESH, Program, toml
 from tests.harness.here import vfl_here
 from vfl_party.checkpoint import CheckpointStore
 
-VFL = [sys.executable, "-m", "vfl.cli"]
 DATA = {"source": "sklearn:digits", "label": "target", "limit": 200}
 
 
@@ -40,12 +37,6 @@ def write(folder: Path, **changes: Any) -> Path:
     return folder / "study.toml"
 
 
-def started(path: Path, *options: str) -> subprocess.Popen[str]:
-    args = [*VFL, "study", str(path), "--out", "runs", *options]
-    pipe, environment = subprocess.PIPE, os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(args, cwd=path.parent, text=True, env=environment, stdout=pipe, stderr=pipe)
-
-
 def events(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
@@ -53,17 +44,12 @@ def events(lines: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
     path, folder = write(tmp_path, seeds=[1]), tmp_path / "runs" / "tiny"
-    with started(path, "--json") as first:
-        assert first.stdout is not None
-        done = []
-        for line in first.stdout:
-            event = json.loads(line)
-            if event["event"] == "done":
-                done.append(event["run"])
-            if event["event"] == "begin" and event["run"] == "tiny.pre.s1.n40":
-                first.send_signal(signal.SIGTERM)  # in the middle of its fourth run
-                break
+    words = [str(BIN / "vfl"), "study", str(path), "--out", "runs", "--json"]
+    with contextlib.closing(Program("study", words, tmp_path, fresh=FRESH)) as first:
+        first.wait_for("begin", run="tiny.pre.s1.n40")
+        first.signal(signal.SIGTERM)  # in the middle of its fourth run
         assert first.wait(30) == 130
+        done = [event["run"] for event in first.events if event["event"] == "done"]
     assert done == ["tiny.plain.s1.n40", "tiny.plain.s1.n80", "tiny.pre.s1"]
     assert len((folder / "results.csv").read_text().splitlines()) == 3
     before = {run: (folder / run / "summary.json").read_bytes() for run in done}

@@ -1,11 +1,12 @@
 """Prepares a launcher of the tests, on whose path this folder is: Python imports a module of this name when it starts.
 
 It imports what most parties load after they are forked. It can run a program with plug-ins, on a host of
-``tests.harness.hosts``, and ``torchrun``, whose processes are forks then, too.
+``tests.harness.hosts``, and ``vfl`` and ``torchrun``, whose processes are forks then, too.
 """
 
 # ruff: noqa: F401 - for the children
 
+import contextlib
 import ctypes
 import encodings.idna
 import logging
@@ -15,8 +16,10 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import vfl_common.rpc  # isort: skip - before grpc, which reads what it sets
@@ -33,6 +36,7 @@ from hugepages import collapse  # type: ignore[import-not-found] # in the same f
 from remembered import remember  # type: ignore[import-not-found]
 
 import vfl_party.codecs.identity
+from vfl.launcher import forks
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import import_programs, serve
 
@@ -77,10 +81,10 @@ def _plugged() -> None:
     PROGRAMS[Path(sys.argv[0]).name]()
 
 
-class _Rank(subprocess.Popen[bytes]):
-    """A process of torchrun's that is forked instead of started."""
+class _Forked(subprocess.Popen[bytes]):
+    """A process that is forked instead of started."""
 
-    def __init__(self, args: tuple[str, ...], env: dict[str, str], **_: Any) -> None:
+    def __init__(self, args: Sequence[str], env: dict[str, str], **_: Any) -> None:
         self._words, self._variables = args, env
         super().__init__(args, env=env)
 
@@ -88,7 +92,16 @@ class _Rank(subprocess.Popen[bytes]):
         self.pid = os.fork()
         self._child_created = True
         if self.pid == 0:
+            os.environ.update(self._variables)
             self._become()
+
+    def _become(self) -> None:
+        """Runs the program, and ends the process."""
+        raise NotImplementedError
+
+
+class _Rank(_Forked):
+    """One of torchrun's."""
 
     def _become(self) -> None:
         code = 1
@@ -96,7 +109,6 @@ class _Rank(subprocess.Popen[bytes]):
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)  # torchrun's own are not a rank's
             os.setsid()
-            os.environ.update(self._variables)
             sys.argv = list(self._words)
             PROGRAMS[Path(sys.argv[0]).name]()
             code = 0
@@ -107,6 +119,29 @@ class _Rank(subprocess.Popen[bytes]):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+class _Launcher(_Forked):
+    """The launcher of a program ``vfl``: has no other file than its socket, or it would not see the end of ``vfl``."""
+
+    def _become(self) -> None:
+        os.setsid()
+        kept = int(self._words[-1])
+        for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers
+            if fd not in (2, kept):
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # which is 0
+        with socket.socket(fileno=kept) as requests:
+            serve(requests)
+        os._exit(0)
+
+
+def _vfl() -> None:
+    from vfl.cli import main
+
+    vars(forks)["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": _Launcher})
+    main()
 
 
 def _torchrun() -> None:
@@ -125,4 +160,4 @@ def _shared() -> None:
         serve(requests)
 
 
-PROGRAMS.update({"plugged": _plugged, "ip": _on_host, "torchrun": _torchrun, "shared": _shared})
+PROGRAMS.update({"plugged": _plugged, "ip": _on_host, "torchrun": _torchrun, "shared": _shared, "vfl": _vfl})
