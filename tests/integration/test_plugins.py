@@ -18,11 +18,11 @@ import vfl
 from tests.harness import cases
 from tests.harness.federation import BIN, FRESH, Federation, Program
 from tests.harness.hosts import NAMES, Hosts, halves_of_digits, missing
+from tests.harness.memory import parameters
 from tests.harness.plugins import EXAMPLE, environment, install, place
 from vfl_common.config.recipe import load_recipe
 from vfl_common.run_folder import create
 from vfl_common.summary import load_summary
-from vfl_party.checkpoint import CheckpointStore
 from vfl_party.preflight import check
 
 LR = 0.1
@@ -88,12 +88,6 @@ def test_a_transform_and_a_codec_from_outside_are_in_the_chain(tmp_path: Path, s
     assert up["chain"] == "rows clipped to 0.5 -> saturating float16"
     sent = {line["kind"]: line["payload_bytes"] for line in summary["bytes"]["by_link"] if line["phase"] == "splitnn"}
     assert sent["embedding"] == sent["gradient"] == 2 * 80 * 8 * 2  # epochs, training rows, width, bytes a number
-
-
-def parameters(folder: Path) -> dict[str, torch.Tensor]:
-    store = CheckpointStore(folder / "checkpoints", 2)
-    models = store.load(store.labels()[-1])["job"]["models"]
-    return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
 
 
 @pytest.mark.usefixtures("here")
