@@ -26,7 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns two workers more than there are cores: each waits a third of the time, for programs and deadlines."""
+    """Returns two workers more than there are cores: they wait for programs. Two cores then idle for a twentieth."""
     return 2 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 

@@ -30,7 +30,7 @@ from vfl_party.context import Hooks, MakeEncoder, Party
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.exchange import Ways
 from vfl_party.methods import build_phases, handed_on, own_of, upper_of, with_own_passes
-from vfl_party.models import InputSpec, build_top, check_encoder, combined_size, seed_all, seeded
+from vfl_party.models import InputSpec, build_top, check_encoder, combined_size, seeded
 from vfl_party.phase import Phase, Tree
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
@@ -266,7 +266,7 @@ def assemble(
     recipe, name = opened.recipe, opened.name
     work = work if work is not None else Training(recipe)
     prepared = work.prepare(opened, aligned)
-    seed_all(derive_seed(recipe.seed, "torch", name), device)
+    torch.manual_seed(derive_seed(recipe.seed, "torch", name))
     features = prepared.features
     make = MakeEncoder(recipe, name, opened.encoder, features.spec) if features is not None else None
     models = build_models(recipe, name, make)

@@ -88,6 +88,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2),
         cases.own_rows(3),
     ),
+    "packed values, another codec each way": (
+        made(4, split())
+        | {
+            "wire": [
+                {"codec": "bits", "bits": 4, "exchange": "embedding", "direction": "down"},
+                {"codec": "topk", "keep": 4, "exchange": "embedding", "direction": "up"},
+            ]
+        },
+        cases.digits(4),
+    ),
+    "SecureBoost": (
+        made(3, task=BINARY)
+        | {"phases": [{"kind": "secureboost", "trees": 3, "encryption": "none", "row_sample": 0.7}]},
+        TABLE,
+    ),
     "trees of one party": (
         made(1, {"kind": "gbdt", "trees": 5}, task=BINARY) | {"phases": [{"kind": "gbdt", "trees": 5}]},
         cases.columns("sklearn:breast_cancer", 1, limit=120),

@@ -43,7 +43,7 @@ def events(lines: list[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    path, folder = write(tmp_path, seeds=[1]), tmp_path / "runs" / "tiny"
+    path, folder = write(tmp_path), tmp_path / "runs" / "tiny"
     words = [str(BIN / "vfl"), "study", str(path), "--out", "runs", "--json"]
     with contextlib.closing(Program("study", words, tmp_path, fresh=FRESH)) as first:
         first.wait_for("begin", run="tiny.pre.s1.n40")
@@ -57,20 +57,20 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
     second = vfl_here("study", path, "--out", "runs", "--json", cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     told = events(second.stdout.splitlines())
-    assert (told[0]["runs"], told[0]["left"]) == (5, 2)
+    assert (told[0]["runs"], told[0]["left"]) == (10, 7)
     assert next(event["run"] for event in told if event["event"] == "done") == "tiny.pre.s1.n40"
-    assert [event["event"] for event in told].count("result") == 4
+    assert [event["event"] for event in told].count("result") == 8
     assert {run: (folder / run / "summary.json").read_bytes() for run in done} == before  # not run again
 
     lines = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
     assert [(line["method"], line["seed"], line["labels"]) for line in lines] == [
-        (method, "1", labels) for method in ("plain", "pre") for labels in ("40", "80")
+        (method, seed, labels) for seed in "12" for method in ("plain", "pre") for labels in ("40", "80")
     ]
     assert all(0.0 <= float(line["test_accuracy"]) <= 1.0 and int(line["finetune_bytes"]) > 0 for line in lines)
-    assert [line["pretrain_run"] for line in lines] == ["", "", "tiny.pre.s1", "tiny.pre.s1"]
+    assert [line["pretrain_run"] for line in lines][:4] == ["", "", "tiny.pre.s1", "tiny.pre.s1"]
     assert [int(line["pretrain_bytes"]) > 0 for line in lines] == [line["method"] == "pre" for line in lines]
     assert (folder / "results.png").exists()
-    assert {found.parts[-3] for found in folder.glob("*/p1/checkpoints")} == {"tiny.pre.s1"}
+    assert {found.parts[-3] for found in folder.glob("*/p1/checkpoints")} == {"tiny.pre.s1", "tiny.pre.s2"}
     assert CheckpointStore(folder / "tiny.pre.s1" / "p1" / "checkpoints", keep=2).labels()
 
 

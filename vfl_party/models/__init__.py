@@ -6,7 +6,7 @@ Modules are built on the CPU inside ``seeded(...)``, so that their weights are e
 from vfl_party.models.combine import Combined, combine, combined_size
 from vfl_party.models.encoder import build_encoder, checked_encoder
 from vfl_party.models.failing import where_it_failed
-from vfl_party.models.init import seed_all, seeded
+from vfl_party.models.init import seeded
 from vfl_party.models.parts import mark_top, top_state
 from vfl_party.models.plugin import Encoder, check_encoder
 from vfl_party.models.precision import forward
@@ -33,7 +33,6 @@ __all__ = [
     "deterministic",
     "forward",
     "mark_top",
-    "seed_all",
     "seeded",
     "top_state",
     "where_it_failed",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vfl_party.models import InputSpec, forward, seed_all
+from vfl_party.models import InputSpec, forward
 from vfl_party.models.backward import backward
 from vfl_party.models.precision import Precision
 from vfl_party.ranks.group import Ranks, Word, shares, together
@@ -49,7 +49,7 @@ class _Share:
         ranks, encoder = self._ranks, self._encoder
         encoder.train(bool(training))
         if training:
-            seed_all(derive_seed(seed, "rank", ranks.rank), ranks.device)  # so that dropout masks differ between ranks
+            torch.manual_seed(derive_seed(seed, "rank", ranks.rank))  # so that dropout masks differ between ranks
         ranks.spread(encoder)
         inputs = self._receive(shares(rows, ranks.size)[ranks.rank])
         with torch.set_grad_enabled(bool(learns)):
