@@ -94,11 +94,12 @@ def test_exit_codes_are_the_program_s(tmp_path: Path) -> None:
         started.release()
 
 
-def test_a_child_is_a_process_with_its_own_session_and_name(tmp_path: Path, server: list[str]) -> None:
+def test_a_child_has_a_process_group_and_a_name_in_the_launcher_s_session(tmp_path: Path, server: list[str]) -> None:
     started = Started(shared(), tmp_path, *server)
     started.until_it_says("ready")
     pid = started.pid()
-    assert os.getsid(pid) == pid
+    assert os.getpgid(pid) == pid
+    assert os.getsid(pid) not in (pid, os.getsid(0))  # Ctrl-C at the terminal does not reach it
     assert Path(f"/proc/{pid}/comm").read_text().strip() == "vfl-server"
     assert started.child.poll() is None
     started.child.send_signal(signal.SIGTERM)

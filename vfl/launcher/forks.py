@@ -263,7 +263,9 @@ def _become(request: dict[str, Any], fds: list[int], requests: socket.socket, la
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
-        os.setsid()  # Ctrl-C at the terminal reaches `vfl` alone, which ends the others
+        # All stay in the launcher's session, which Ctrl-C at the terminal does not reach. Linux schedules each session
+        # as one group: with sessions of their own, the parties would interrupt each other at every message.
+        os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         libc.prctl(_PR_SET_NAME, Path(request["args"][0]).name.encode(), 0, 0, 0)  # what ps and top show
