@@ -58,11 +58,36 @@ def test_without_validation_rows_it_is_of_mean_and_deviation() -> None:
     assert drift.moved() == {"p1": pytest.approx(((now - before).norm() / before.norm()).item(), rel=1e-6)}
 
 
-def test_it_keeps_no_more_than_the_first_rows_of_training() -> None:
+def test_it_looks_at_no_more_than_the_first_rows_of_training() -> None:
     drift = Drift("p0")
     for _ in range(10):
         drift.batch([], {"p1": OLD.repeat(512, 1)})
-    assert sum(map(len, drift.state()["steps"]["p1"])) == 4096
+    rows, mean_D, squares_D = drift.state()["moments"]["p1"]
+    assert rows == 4096
+    assert torch.equal(mean_D, OLD.mean(0))
+    assert torch.equal(squares_D, 4096 * OLD.var(0, correction=0))
+
+
+def test_batches_of_any_sizes_give_the_statistics_of_all_rows() -> None:
+    z_ND = 3.0 + torch.randn(100, 5, generator=torch.Generator().manual_seed(7))
+    drift, before = Drift("p0"), torch.ones(2, 5)
+    drift.load_state({"before": {"p1": before}, "rows": 0})
+    for batch in z_ND.split([1, 40, 59]):
+        drift.batch([], {"p1": batch})
+    now = torch.stack([z_ND.mean(0), z_ND.std(0, correction=0)])
+    assert drift.moved() == {"p1": pytest.approx(((now - before).norm() / before.norm()).item(), rel=1e-6)}
+
+
+def test_a_checkpoint_of_an_earlier_version_holds_the_embeddings_themselves() -> None:
+    whole, later = Drift("p0"), Drift("p0")
+    for each in (whole, later):
+        each.batch([], {"p1": NEW})
+        each.moved()
+    whole.batch([], {"p1": OLD})
+    later.load_state({"before": whole.state()["before"], "steps": {"p1": [OLD]}, "rows": 2})
+    for each in (whole, later):
+        each.batch([], {"p1": NEW})
+    assert later.moved() == whole.moved() != {}
 
 
 def test_its_state_goes_on_where_it_was() -> None:

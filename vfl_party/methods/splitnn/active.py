@@ -44,7 +44,8 @@ class ActiveSplitNN(Phase):
         self.lenient = self._absent is not None
         self._local = ActiveLocal(party, settings, self._training) if settings.local else None
         self._drift = Drift(party.name)
-        self._watches = len(party.rows("validation")) == 0  # training steps, because there is no validation to compare
+        # It looks at training steps if there is no validation to compare; with ``mid`` two draws always differ.
+        self._watches = len(party.rows("validation")) == 0 and not settings.mid
         self._best: dict[str, Any] | None = None  # with early stopping: value, round, metrics
         rule, task = settings.early_stopping, party.recipe.task
         if rule is not None and rule.metric not in task.all_metrics:
@@ -77,8 +78,6 @@ class ActiveSplitNN(Phase):
                 if absent is not None:
                     absent.all_here()
                 z_BD = {name: tensors["z"] for name, tensors in received.items()}
-                if self._watches:
-                    self._drift.batch(own, z_BD)
                 there = [*own, *z_BD.values()] if absent is None else absent.fill(step, rows, own, z_BD)
                 combined = Combined(rule, there, z_BD)
                 outputs = party.outputs(combined.value)
@@ -93,6 +92,8 @@ class ActiveSplitNN(Phase):
                 if self._settings.dcor:
                     dz_BD = with_labels(dz_BD, z_BD, y_B, self._settings.dcor)
                 self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, beside)
+                if self._watches:
+                    self._drift.batch(own, z_BD)
                 swapped.append((z_BD, dz_BD))
                 total += loss.detach()
                 exchange += 1
@@ -105,7 +106,7 @@ class ActiveSplitNN(Phase):
         metrics = {"train": {"loss": total.item() / max(1, steps)}}
         validates = training.batches.validates(round_)
         after = self._validate(round_, exchange, metrics) if validates else exchange
-        moved = self._drift.moved() if validates and not self._settings.mid else {}  # two draws always differ
+        moved = self._drift.moved() if validates and not self._settings.mid else {}
         if absent is not None:
             return RoundReport(steps, metrics, note=absent.words(round_, steps), absences=absent.found, drift=moved)
         if not validates:
