@@ -90,7 +90,8 @@ def _leave(status: int) -> NoReturn:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader may be gone
-            stream.flush()
+            if stream is not None:  # it was closed from the beginning
+                stream.flush()
     for act in _last:
         with contextlib.suppress(OSError):  # without the note, the same command finds that nothing is left to do
             act()

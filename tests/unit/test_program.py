@@ -36,6 +36,12 @@ def test_a_program_leaves_the_interpreter_as_it_is_and_keeps_what_was_said(end: 
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "said, noted", told)
 
 
+def test_a_program_without_standard_output_ends_with_its_code() -> None:
+    shell = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, PROGRAM.format(end="return 3")]
+    ended = subprocess.run(shell, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (3, "")
+
+
 @pytest.mark.parametrize("error", [PeerError(Code.STEP_OUT_OF_ORDER, EVIL, party="p1"), ValueError(EVIL)])
 def test_an_error_is_one_line_whatever_a_peer_wrote_into_it(
     error: Exception, capsys: pytest.CaptureFixture[str]
