@@ -12,7 +12,7 @@ from vfl.new.commands import new
 from vfl.report.chosen import RUNS, run_argument
 from vfl.simulation.baselines import BASELINES
 from vfl_common.errors import Code, InputError
-from vfl_common.program import EXIT_CODES, NAMES, run_program
+from vfl_common.program import EXIT_CODES, NAMES, run_program, stopping
 from vfl_common.text import LINE, clean, to_json
 
 DEMO = Path(__file__).with_name("demo.toml")
@@ -382,7 +382,8 @@ def _simulate(
 ) -> None:
     from vfl.simulation.run import simulate as run
 
-    folder = run(files[0], out, others=files[1:], seed=seed, keep_going=keep_going, baseline=baseline)
+    with stopping("the same command begins a new run"):
+        folder = run(files[0], out, others=files[1:], seed=seed, keep_going=keep_going, baseline=baseline)
     if as_json:
         import json
 

@@ -51,14 +51,19 @@ class Stopped(BaseException):
 
 
 @contextlib.contextmanager
-def resumable(*, fresh: bool) -> Iterator[None]:
-    """Says of a stop in the block how the run goes on. ``fresh``: the command begins a new run."""
+def stopping(text: str) -> Iterator[None]:
+    """Says ``text`` of a stop in the block that says nothing itself."""
     try:
         yield
     except (KeyboardInterrupt, Stopped) as stop:
-        if str(stop):  # it says that itself
+        if str(stop):
             raise
-        raise Stopped(f"the same command{' without --fresh' if fresh else ''} resumes the run") from None
+        raise Stopped(text) from None
+
+
+def resumable(*, fresh: bool) -> contextlib.AbstractContextManager[None]:
+    """Says of a stop in the block how the run goes on. ``fresh``: the command begins a new run."""
+    return stopping(f"the same command{' without --fresh' if fresh else ''} resumes the run")
 
 
 def run_program(command: click.Command, name: str) -> NoReturn:

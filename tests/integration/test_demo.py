@@ -259,4 +259,6 @@ def test_nothing_is_left_when_the_launcher_is_stopped(tmp_path: Path, number: si
         assert len(processes_of(folder)) == 4
         launcher.signal(number)
         assert launcher.wait(30) == code
+        if code == 130:
+            assert launcher.stderr.splitlines()[-1] == "stopped: the same command begins a new run"
     wait_until(lambda: processes_of(folder), lambda left: not left)
