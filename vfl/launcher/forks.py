@@ -263,8 +263,8 @@ def _become(request: dict[str, Any], fds: list[int], requests: socket.socket, la
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
-        # All stay in the launcher's session, which Ctrl-C at the terminal does not reach. Linux schedules each session
-        # as one group: with sessions of their own, the parties would interrupt each other at every message.
+        # All stay in the launcher's session, which Ctrl-C at the terminal does not reach. Linux schedules a session as
+        # one group: in sessions of their own, the parties would interrupt each other more often (docs/decisions/0001).
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -36,6 +36,10 @@ class _Moments(NamedTuple):
         squares_D = self.squares + other.squares + apart_D.square() * (self.rows * other.rows / rows)
         return _Moments(rows, self.mean + apart_D * (other.rows / rows), squares_D)
 
+    def on(self, device: torch.device) -> _Moments:
+        """Returns them on ``device``: a checkpoint's are on the CPU."""
+        return _Moments(self.rows, self.mean.to(device), self.squares.to(device))
+
     def statistics(self) -> Tensor:
         """Returns mean and standard deviation of each column, [2, D]."""
         return torch.stack([self.mean, (self.squares / self.rows).sqrt()])
@@ -81,6 +85,7 @@ class Drift:
         for name, z in now.items():
             before = self._before.get(name)
             if before is not None and before.shape == z.shape:
+                before = before.to(z.device)  # a checkpoint's is on the CPU
                 found[name] = ((z - before).norm() / before.norm().clamp_min(1e-30)).item()
         self._before, self._now, self._steps, self._rows = now, {}, {}, 0
         return found
@@ -94,7 +99,7 @@ class Drift:
 
     def _add(self, name: str, z_BD: Tensor) -> None:
         earlier, these = self._steps.get(name), _Moments.of(z_BD)
-        self._steps[name] = these if earlier is None else earlier.with_(these)
+        self._steps[name] = these if earlier is None else earlier.on(z_BD.device).with_(these)
 
     def state(self) -> dict[str, Any]:
         """Returns what the next drift depends on."""
