@@ -62,7 +62,7 @@ def test_it_looks_at_no_more_than_the_first_rows_of_training() -> None:
     drift = Drift("p0")
     for _ in range(10):
         drift.batch([], {"p1": OLD.repeat(512, 1)})
-    rows, mean_D, squares_D = drift.state()["moments"]["p1"]
+    rows, mean_D, squares_D = drift.state()["statistics"]["p1"]
     assert rows == 4096
     assert torch.equal(mean_D, OLD.mean(0))
     assert torch.equal(squares_D, 4096 * OLD.var(0, correction=0))

@@ -17,7 +17,7 @@ from vfl_party.scoring import CHUNK_ROWS, Chunk
 _MOST = 4  # chunks of validation rows that are compared: 4,096 rows say as much as all, and take less memory
 
 
-class _Moments(NamedTuple):
+class _Statistics(NamedTuple):
     """The mean of ``rows`` rows' embeddings, and the sum of their squared deviations from it; [D] each."""
 
     rows: int
@@ -25,22 +25,22 @@ class _Moments(NamedTuple):
     squares: Tensor
 
     @classmethod
-    def of(cls, z_BD: Tensor) -> _Moments:
+    def of(cls, z_BD: Tensor) -> _Statistics:
         """Returns those of one batch. ``var_mean`` would take ten times as long on a CPU."""
         mean_D = z_BD.mean(dim=0)
         return cls(len(z_BD), mean_D, (z_BD - mean_D).square_().sum(dim=0))
 
-    def with_(self, other: _Moments) -> _Moments:
+    def with_(self, other: _Statistics) -> _Statistics:
         """Returns those of both sets of rows (Chan et al. 1979, eq. 2.1)."""
         rows, apart_D = self.rows + other.rows, other.mean - self.mean
         squares_D = self.squares + other.squares + apart_D.square() * (self.rows * other.rows / rows)
-        return _Moments(rows, self.mean + apart_D * (other.rows / rows), squares_D)
+        return _Statistics(rows, self.mean + apart_D * (other.rows / rows), squares_D)
 
-    def on(self, device: torch.device) -> _Moments:
+    def on(self, device: torch.device) -> _Statistics:
         """Returns them on ``device``: a checkpoint's are on the CPU."""
-        return _Moments(self.rows, self.mean.to(device), self.squares.to(device))
+        return _Statistics(self.rows, self.mean.to(device), self.squares.to(device))
 
-    def statistics(self) -> Tensor:
+    def stacked(self) -> Tensor:
         """Returns mean and standard deviation of each column, [2, D]."""
         return torch.stack([self.mean, (self.squares / self.rows).sqrt()])
 
@@ -58,7 +58,7 @@ class Drift:
         self._before: dict[str, Tensor] = {}
         self._now: dict[str, list[Tensor]] = {}  # parts of the validation under way
         self._looked = 0  # how many chunks it has had
-        self._steps: dict[str, _Moments] = {}  # of the training steps
+        self._steps: dict[str, _Statistics] = {}  # of the training steps
         self._rows = 0
 
     def chunks(self, found: Iterable[Chunk]) -> Iterator[Chunk]:
@@ -67,20 +67,21 @@ class Drift:
         for chunk in found:
             if self._looked < _MOST:
                 self._looked += 1
-                self._keep(self._now, chunk.own, chunk.others)
+                for name, z in self._named(chunk.own, chunk.others):
+                    self._now.setdefault(name, []).append(z)
             yield chunk
 
     def batch(self, own: Sequence[Tensor], others: Mapping[str, Tensor]) -> None:
         """Looks at the embeddings of a training step; it keeps none of them."""
         if self._rows < _MOST * CHUNK_ROWS:
-            for name, z in (*((self._me, z) for z in own), *others.items()):
-                self._add(name, z.detach())
+            for name, z in self._named(own, others):
+                self._add(name, z)
             self._rows += max((each.shape[0] for each in (*own, *others.values())), default=0)
 
     def moved(self) -> dict[str, float]:
         """Returns {party: how far it has moved}, of those that were there this time and the time before."""
         now = {name: torch.cat(parts) for name, parts in self._now.items() if len(parts) == self._looked}
-        now = now or {name: moments.statistics() for name, moments in self._steps.items()}
+        now = now or {name: each.stacked() for name, each in self._steps.items()}
         found = {}
         for name, z in now.items():
             before = self._before.get(name)
@@ -90,26 +91,25 @@ class Drift:
         self._before, self._now, self._steps, self._rows = now, {}, {}, 0
         return found
 
-    def _keep(self, into: dict[str, list[Tensor]], own: Sequence[Tensor], others: Mapping[str, Tensor | None]) -> None:
-        for z_BD in own:
-            into.setdefault(self._me, []).append(z_BD.detach())
-        for name, z in others.items():
+    def _named(self, own: Sequence[Tensor], others: Mapping[str, Tensor | None]) -> Iterator[tuple[str, Tensor]]:
+        """Yields (party, its embeddings without graph) of those that are there."""
+        for name, z in (*((self._me, each) for each in own), *others.items()):
             if z is not None:
-                into.setdefault(name, []).append(z.detach())
+                yield name, z.detach()
 
     def _add(self, name: str, z_BD: Tensor) -> None:
-        earlier, these = self._steps.get(name), _Moments.of(z_BD)
+        earlier, these = self._steps.get(name), _Statistics.of(z_BD)
         self._steps[name] = these if earlier is None else earlier.on(z_BD.device).with_(these)
 
     def state(self) -> dict[str, Any]:
         """Returns what the next drift depends on."""
-        moments = {name: tuple(each) for name, each in self._steps.items()}
-        return {"before": self._before, "moments": moments, "rows": self._rows}
+        steps = {name: tuple(each) for name, each in self._steps.items()}
+        return {"before": self._before, "statistics": steps, "rows": self._rows}
 
     def load_state(self, tree: dict[str, Any]) -> None:
         """Restores what ``state`` returned."""
         self._before, self._rows = dict(tree["before"]), tree["rows"]
-        self._steps = {name: _Moments(*each) for name, each in tree.get("moments", {}).items()}
+        self._steps = {name: _Statistics(*each) for name, each in tree.get("statistics", {}).items()}
         for name, parts in tree.get("steps", {}).items():  # a checkpoint of an earlier version holds the embeddings
             for z_BD in parts:
                 self._add(name, z_BD)
