@@ -150,7 +150,7 @@ def test_several_steps_in_flight_go_on_where_they_broke(share: float, done: int)
             heard = soon(lambda: [bytes(link.receive(step, BIG).tensors["w"].data) for step in steps])
             if done == 0 or share < done:
                 proxy.wait_until_held()
-                if done == 0:  # what nobody has read is lost, and what is read after the cut comes, and counts, twice
+                if done == 0:  # a frame that the hub reads after the cut is sent again, and counts twice
                     bundles, rest = divmod(int(share * SIZE), SIZE)
                     came = 3 * bundles + rest // (1 << 20)
                     wait_until(lambda: found.hub._delivered["north"], lambda frames: frames == came)
