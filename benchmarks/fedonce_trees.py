@@ -89,7 +89,7 @@ class Grown:
     rest: int
 
     def payload(self, width: int) -> int:
-        """Returns the payload with so many bytes for each gradient and sum; ``WIDTH``: with encryption."""
+        """Returns the payload if each gradient and sum has ``width`` bytes; ``WIDTH``: with encryption."""
         return (self.encrypted if width == WIDTH else self.pairs * width) + self.rest
 
 

@@ -74,14 +74,14 @@ def _parse_parties(_: click.Context, __: click.Parameter, value: str) -> list[in
     "depths",
     type=click.IntRange(min=2),
     multiple=True,
-    help="Also ours with so many steps in flight, as ours-D.",
+    help="Also ours with this many (D) steps in flight, as ours-D.",
 )
 @click.option(
     "--micro-batches",
     "parts",
     type=click.IntRange(min=2),
     multiple=True,
-    help="Also ours with batches that cross in so many parts, as ours-in-M.",
+    help="Also ours with batches that cross in this many (M) parts, as ours-in-M.",
 )
 @click.option("--quick", is_flag=True, help="Two parties, 100 steps, one turn: does it still run?")
 @click.option("--footprint/--no-footprint", "with_footprint", default=True, help="Also import cost and memory.")

@@ -152,7 +152,7 @@ class Run:
 
 
 def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int, launcher: Launcher) -> Timed:
-    """Runs seed 1 over the link for so many epochs, and reads what it took."""
+    """Runs seed 1 over the link for ``epochs`` epochs, and reads what it took."""
     epochs = max(2, epochs)
     tables = tasks.tables(name, setting, 1, epochs, held_out=False)
     with tempfile.TemporaryDirectory(prefix="vfl-wan-") as folder:

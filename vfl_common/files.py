@@ -17,7 +17,7 @@ from typing import BinaryIO
 from vfl_common.errors import Code, InputError, UnwritableError
 
 MOST_BYTES = 50_000_000  # of a file that grows with the run: full, it gets ``.1`` at the end of its name
-OLDER = 5  # so many full ones are kept; ``.1`` is the newest
+OLDER = 5  # the number of full ones that are kept; ``.1`` is the newest
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # a run's or checkpoint's name: no path
 

@@ -16,7 +16,7 @@ class Lenience:
 
     A party that is not there after ``deadline_s`` seconds is away; later steps do not wait for it. When it comes with
     a step that has passed, it is told the step that is under way, and takes part again; steps wait for it again, unless
-    it is late too often (see ``vfl_common.rpc.arrivals.Patience``). ``at_least``: a step needs so many parties, and
+    it is late too often (see ``vfl_common.rpc.arrivals.Patience``). ``at_least``: the parties that a step needs, and
     waits for them as every other step does.
     """
 
@@ -67,7 +67,7 @@ class Link(Protocol):
 class Hub(Protocol):
     """The computing side. Steps strictly follow one another: collect, reply, collect, reply, …
 
-    A hub is made for so many bundles ``in_flight`` of one party. Those of later steps wait until their step is
+    A hub is made for ``in_flight`` bundles of one party. Those of later steps wait until their step is
     collected.
     """
 

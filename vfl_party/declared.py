@@ -191,10 +191,10 @@ class Traffic:
 
     Exchanges with the same step key happen at the same time; those with different keys, one after the other. But of
     the steps of one round, an asking party has up to ``in_flight`` under way: it sends step t + in_flight - 1 before it
-    waits for the answer of step t. Validation begins when all of them have been answered. ``parts``: so many successive
-    steps make one batch, all of which are answered before the next update. ``step``: the exchange whose steps the phase
-    is for; empty: the first. ``after``: the number of rounds, if it is known -> what follows the last one. ``bound``:
-    why the sizes are the most that there can be, if they are.
+    waits for the answer of step t. Validation begins when all of them have been answered. ``parts``: the number of
+    successive steps that make one batch; all are answered before the next update. ``step``: the exchange whose steps
+    the phase is for; empty: the first. ``after``: the number of rounds, if it is known -> what follows the last one.
+    ``bound``: why the sizes are the most that there can be, if they are.
     """
 
     occurrences: Iterable[Occurrence] = ()

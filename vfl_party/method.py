@@ -52,7 +52,7 @@ class Method(Generic[S]):
     ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> the phase's privacy
     budget, if its settings have ``dp``.
     ``late``: what stands in for a passive party that is late or away, if the phase goes on without it.
-    ``in_flight``: so many exchanges of one passive party may be under way.
+    ``in_flight``: the most exchanges of one passive party that may be under way.
     ``trains``: whether rows leave a trace in the models.
     ``kept``: whether the party's models hold what it learns; if not, it must be the recipe's only phase.
     ``traffic``: the exchanges of the phase, for a forecast; the function exchanges nothing, and must work for a party

@@ -1,9 +1,10 @@
-"""The documents say what the code declares: the table of what crosses the network, excerpts of the example, links."""
+"""The documents say what the code declares: the tables of what crosses the network, excerpts of the example, links."""
 
 from __future__ import annotations
 
 import pkgutil
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from vfl_party.prediction import PHASE, embeddings
 
 REPO = Path(__file__).parents[2]
 README = REPO / "README.md"
+EXCHANGES = REPO / "docs" / "exchanges.md"
 HOW_TO = REPO / "docs" / "how-to.md"
 DOCUMENTS = [README, REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))]
 BEGIN, END = "<!-- exchanges -->\n", "<!-- /exchanges -->\n"
 HEADINGS = ("kind", "exchange", "from", "to", "carries", "when")
+Row = tuple[str, ...]
 
 FEDHSSL = {"kind": "fedhssl", "rounds": 1, "batch_size": 16, "cross": True, "local": True, "aggregate": True}
 PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a kind occur
@@ -64,40 +67,49 @@ def assembled(kind: str, policy: Policy | None = None, align: str = "digest") ->
     return assemble(opened, expected_rows(opened), policy=policy)
 
 
-def rows_of(kind: str, lines: list[ExchangeSummary]) -> list[tuple[str, ...]]:
+def rows_of(kind: str, lines: list[ExchangeSummary]) -> list[Row]:
     """The table's rows of one kind of phase; none if it exchanges nothing."""
     made = cases.recipe(2)
     names = {made["parties"][0]["name"]: "active party", "server": "server", PASSIVES: PASSIVES}
     names["every party"] = "every party"
-    found: list[tuple[str, ...]] = []
+    found: list[Row] = []
     for each in lines:
         sent = re.sub(r": \d+ tensors, ", " ", each.carries)  # their number follows from the encoder
         found.append((f"`{kind}`", f"`{each.exchange}`", names[each.sender], names[each.receiver], sent, each.when))
     return found
 
 
-def wanted() -> str:
-    """The table as the declarations give it."""
-    rows: list[tuple[str, ...]] = []
+def predicting(party: Assembled) -> list[Row]:
+    """The table's rows of a prediction with what this party has trained."""
+    exchange = embeddings(party.party)
+    chains = party.party.chains(PHASE, exchange)
+    return rows_of("predict", summarised(party.party.recipe, PHASE, exchange, chains))
+
+
+def of_phase(party: Assembled, kind: str) -> list[Row]:
+    return rows_of(kind, [line for line in party.exchanges if line.phase == kind])
+
+
+def of_all_methods() -> list[Row]:
+    """The table of docs/exchanges.md, as the declarations give it."""
     silent: list[str] = []
+    rows = of_phase(assembled("splitnn", align="psi"), "align")
+    rows += of_phase(assembled("splitnn"), "open") + of_phase(assembled("mocosfl"), "open")
     for kind in PHASES:
         party = assembled(kind)
-        if not rows:
-            found = assembled(kind, align="psi").exchanges
-            rows += rows_of("align", [line for line in found if line.phase == "align"])
-            rows += rows_of("open", [line for line in party.exchanges if line.phase == "open"])
-            own_rows = assembled("mocosfl").exchanges
-            rows += rows_of("open", [line for line in own_rows if line.phase == "open"])
-        own = rows_of(kind, [line for line in party.exchanges if line.phase == kind])
+        own = of_phase(party, kind)
         rows += own
         silent += [] if own else [f"`{kind}`"]
         if kind == "evaluate":
-            exchange = embeddings(party.party)
-            chains = party.party.chains(PHASE, exchange)
-            rows += rows_of("predict", summarised(party.party.recipe, PHASE, exchange, chains))
-    rows.append((", ".join(silent), "–", "–", "–", "nothing", "–"))
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+            rows += predicting(party)
+    return [*rows, (", ".join(silent), "–", "–", "–", "nothing", "–")]
+
+
+def of_split_training() -> list[Row]:
+    """The table of the README: a run of examples/breast-cancer.toml's phases, and a prediction."""
+    training, testing = assembled("splitnn"), assembled("evaluate")
+    rows = of_phase(training, "open") + of_phase(training, "splitnn")
+    return rows + of_phase(testing, "evaluate") + predicting(testing)
 
 
 def test_the_table_has_every_kind_of_phase() -> None:
@@ -105,11 +117,17 @@ def test_the_table_has_every_kind_of_phase() -> None:
     assert sorted(PHASES) == sorted(module.name for module in pkgutil.iter_modules(methods.__path__))
 
 
-def test_the_readme_says_what_crosses_the_network() -> None:
-    text, want = README.read_text(), wanted()
+@pytest.mark.parametrize(
+    ("document", "table"),
+    [(EXCHANGES, of_all_methods), (README, of_split_training)],
+    ids=["all methods", "split training"],
+)
+def test_the_documents_say_what_crosses_the_network(document: Path, table: Callable[[], list[Row]]) -> None:
+    text = document.read_text()
+    want = "".join(f"| {' | '.join(line)} |\n" for line in [HEADINGS, ("---",) * len(HEADINGS), *table()])
     assert text.count(BEGIN) == text.count(END) == 1
     got = text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip("\n") + "\n"
-    assert got == want, f"README.md: between {BEGIN.strip()} and {END.strip()} there should be:\n\n{want}"
+    assert got == want, f"{document.name}: between {BEGIN.strip()} and {END.strip()} there should be:\n\n{want}"
 
 
 def test_the_guide_to_plug_ins_shows_the_example_as_it_is() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BITS = (32, 16, 8, 4, 2)
 FLIGHTS = (1, 2, 4, 8, 16)
-_ROUND_STEPS = 4  # at least so many rounds of the pipe in a round of steps: it is filled and emptied once in each
+_ROUND_STEPS = 4  # the least number of rounds of the pipe in a round of steps: it is filled and emptied once in each
 _MOSTLY = 0.5  # of a step's time
 _NEAR = 1.1  # a setting that takes so much longer than the soonest is as good, if it costs less
 _LEAST_AVERAGED = 8  # bits of weights that the server averages
@@ -54,7 +54,7 @@ class Scope:
         return tuple(dict.fromkeys([*self.piped, *(phase for phase, _ in self.coded)]))
 
     def wire(self, bits: int) -> list[dict[str, Any]]:
-        """Returns the recipe's [[wire]] tables for values of so many bits; an average keeps at least eight."""
+        """Returns the recipe's [[wire]] tables for values of ``bits`` bits; an average keeps at least eight."""
         if bits == BITS[0]:
             return []
         found = []
@@ -125,7 +125,7 @@ class Suggestions:
 
 
 def suggestions(party: Party, rows: int, network: Network, ended: Mapping[str, int] | None = None) -> Suggestions:
-    """Tries every combination of codecs and steps in flight, where a phase can have them.
+    """Tries every combination of codecs and steps in flight, if a phase can have them.
 
     ``party``, ``rows``, ``ended``: as for ``forecast_of``. Raises InputError if nothing can be tried.
     """
@@ -210,7 +210,7 @@ def _codec(bits: int) -> dict[str, Any]:
 
 
 def _seconds(network: Network, phase: PhaseForecast, scope: Scope, in_flight: int) -> float:
-    """Times a phase with so many batches in flight, which changes no message."""
+    """Times a phase with ``in_flight`` batches under way, which changes no message."""
     runs = phase.runs
     if phase.name in scope.piped:
         runs = tuple(

@@ -113,7 +113,7 @@ class Rehearsed:
 
     ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``, ``times``: what those of the
     messages of the last seed tell anybody on the network. ``gaps``: what is not protected as the rest is, or was not
-    attacked at all, a sentence each. ``every``: one of so many rounds was recorded. ``drawings``: images of the last
+    attacked at all, a sentence each. ``every``: one of this many rounds was recorded. ``drawings``: images of the last
     seed to draw, of each party those of the exchange that gives away most.
     """
 

@@ -13,7 +13,7 @@ from vfl.leaking.compare import in_short
 from vfl.leaking.result import REHEARSAL, Line, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
-WIDTH = 140  # characters that the table needs at least, where nobody looks at a screen
+WIDTH = 140  # characters that the table has at least, if its output is no terminal
 _SIZES = 3  # that are shown of one exchange
 _CLOCK = (
     "Times are those of this rehearsal: all parties took turns in one process of one machine. Between machines the "

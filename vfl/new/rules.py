@@ -64,7 +64,7 @@ _MANY = Sizes(hidden=128, embedding_size=32, batch_size=4096, epochs=5, patience
 
 
 def sizes_for(rows: int) -> Sizes:
-    """Returns the model and the training for a table of so many rows."""
+    """Returns the model and the training for a table of ``rows`` rows."""
     return next((sizes for below, sizes in _SIZES if rows < below), _MANY)
 
 

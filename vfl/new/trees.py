@@ -20,7 +20,7 @@ def grows_trees(recipe: Recipe) -> bool:
 
 
 def training_for(rows: int, task: Task) -> dict[str, Any]:
-    """Returns the tables of a recipe about its training, for so many rows.
+    """Returns the tables of a recipe about its training, for ``rows`` rows.
 
     Early stopping ends it, so the number of trees is the most. A round of a multiclass task grows a tree for each
     class, which takes so many times as long: so there are fewer rounds, of larger steps. Paillier is for every version

@@ -30,7 +30,7 @@ class TimedOut:
 
 
 _PROCEED = Proceed()
-_DEADLINES = 9  # for so many a party has to come in time, before another lateness is forgiven
+_DEADLINES = 9  # for this many a party has to come in time, before another lateness is forgiven
 
 
 class Patience:
@@ -80,7 +80,7 @@ def decide(
         timeout_s: how long a living party may take.
         deadline_s: how long a step waits that may do without the late parties.
         away: parties that have missed an earlier step, and have not come back since.
-        at_least: a step with a deadline needs so many parties.
+        at_least: the number of parties that a step with a deadline needs.
     """
     if len(arrived) == len(roster):
         return _PROCEED

@@ -82,7 +82,7 @@ class ExchangeHub:
         run_id, generation: a stream names both to attach.
         roster: the parties that send, in the recipe's order.
         timeout_s: how long a living party may take for one step.
-        in_flight: of one party, so many bundles may be under way.
+        in_flight: the most bundles of one party that may be under way.
         from_first: starts a step's time at the first bundle's arrival, not at ``collect``; so the parties' own work
             before it may take any time.
         allocate: makes buffers for what arrives (pinned if the device is a GPU).

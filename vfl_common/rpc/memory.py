@@ -62,7 +62,7 @@ class MemoryHub(Hub):
         ledger: of the party that answers.
         turns: the lock; one that others share, if only one of them is to run at a time.
         punctual: nobody is ever late: a step waits for all, whatever its deadline is.
-        in_flight: of one party, so many bundles may be under way.
+        in_flight: the most bundles of one party that may be under way.
     """
 
     def __init__(

@@ -360,7 +360,7 @@ class Session:
                     break
                 if message.HasField("interrupt"):
                     with self._lock:
-                        self._said.pop("report", None)  # the run goes on from a checkpoint, and needs another
+                        self._said.pop("report", None)  # the run resumes from a checkpoint, and needs another
                     lost = ", ".join(message.interrupt.lost)
                     self._end(InterruptedRun(clean(message.interrupt.reason or f"{lost} was lost")))
                     if message.interrupt.leaving:

@@ -39,7 +39,7 @@ class Runs:
         self._steps += 1
 
     def add(self, size: Sizes, parties: int, up: bool) -> None:
-        """Adds a message to or from each of so many parties."""
+        """Adds a message to or from each of ``parties`` parties."""
         place = 0 if up else 1
         self._sums[place] += parties * size.message_bytes
         self._sums[2 + place] += parties * size.messages

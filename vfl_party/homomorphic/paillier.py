@@ -1,4 +1,4 @@
-"""Paillier's scheme over gmpy2: where HEU has no wheel.
+"""Paillier's scheme over gmpy2, for machines that have no wheel of HEU.
 
 Randomness is that of Damgård, Jurik and Nielsen (2010): powers of one base, from tables. Each side draws a base of its
 own: who adds would mask nothing with one that the key's owner has chosen badly. Who has the private key computes modulo

@@ -1,4 +1,4 @@
-"""Words where code of a user's own has failed."""
+"""Says where a user's own code has failed."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _failed(source: str, error: Any, rows: int | None) -> InputError:
-    """Says why a query has failed: before its first row (None), or after so many. Values are not shown."""
+    """Says why a query has failed: before its first row (None), or after how many. Values are not shown."""
     text = str(error.orig)
     if "decode" in text:
         advice = "cast the column in data.query, for example as BLOB and to text, or correct it"

@@ -25,7 +25,7 @@ from vfl_party.data.sources.unchanged import require_same, state_of
 from vfl_party.data.stream import NUMBER, Stream
 
 INSTALL = "pip install openpyxl"
-_BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18  # at most so many in a block
+_BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18  # the most in a block
 _OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # before a file of Excel 97, and before one with a password
 _PASSWORD = "EncryptedPackage".encode("utf-16-le")  # in the second kind
 _SMALL = 64 << 20  # bytes; a larger part is suspicious if it is many times as large as its compressed bytes
@@ -52,7 +52,7 @@ def open_excel(settings: DataSettings) -> Stream:
 
 @dataclass(frozen=True)
 class _Format:
-    """How Excel shows a number: as a date, with its time, as a duration, with at least so many digits."""
+    """How Excel shows a number: as a date, with its time, as a duration, with a least number of digits."""
 
     is_date: bool
     has_time: bool

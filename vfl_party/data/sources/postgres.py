@@ -211,7 +211,7 @@ def _refused_query(source: str, error: Any) -> InputError:
 
 
 def _broken_off(source: str, text: str, rows: int) -> InputError:
-    """Says why a query has ended after so many rows."""
+    """Says why a query has ended, and after how many rows."""
     after = f"after {rows:,} rows"
     if _WRITES.search(text):
         return checks.unusable(shown(source), "data.query must read and nothing else; write one SELECT")

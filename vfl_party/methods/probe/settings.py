@@ -13,7 +13,7 @@ from vfl_common.config.models import OptimizerSettings, Temperature
 class ProbeSettings(Section):
     """A linear model on frozen features, and a vote of the nearest neighbours; the last epoch counts, not the best.
 
-    ``least_steps``: with few rows, ``epochs`` are raised until there are so many steps. The paper's 100 epochs of
+    ``least_steps``: with few rows, ``epochs`` are raised until there are this many steps. The paper's 100 epochs of
     50,000 rows are 39,100 steps; 100 epochs of a few hundred rows leave the linear model far from its best.
     ``neighbours``: how many training rows vote, each with weight exp(cosine / ``temperature``).
     """

@@ -357,7 +357,7 @@ class ActiveSecureBoost(Phase):
         of.values[rows], of.nodes[rows] = value, SETTLED
 
     def _settle(self, of: Growing, level: int, lefts: dict[int, Bools]) -> None:
-        """Moves the rows of split nodes to the next level, where nodes that cannot be split become leaves."""
+        """Moves the rows of split nodes to the next level; nodes that cannot be split become leaves."""
         moved = of.nodes.copy()
         for node, left in lefts.items():
             moved[of.nodes == node] = np.where(left, 2 * node, 2 * node + 1)

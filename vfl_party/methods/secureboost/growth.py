@@ -37,5 +37,5 @@ def where(nodes_N: Nodes, nodes: list[int]) -> Rows:
 
 
 def packed_bytes(bits: int) -> int:
-    """Returns the bytes of so many bits."""
+    """Returns the bytes that ``bits`` bits need."""
     return -(-bits // 8)

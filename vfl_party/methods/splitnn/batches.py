@@ -103,7 +103,7 @@ class Batches:
         return min(self._settings.micro_batches, rows)
 
     def _cut(self, steps: int) -> int:
-        """Returns the number of rounds for so many steps."""
+        """Returns the number of rounds for ``steps`` steps."""
         return max(1, -(-steps // self._stride))
 
     def _within(self, round_: int) -> slice:

@@ -49,10 +49,10 @@ class SplitNNSettings(TrainingSettings):
     ``wait``: the others wait. Otherwise the step goes on, and its encoder gets no update: ``zeros`` take the place of
     its embeddings, or the last embeddings of these rows (``cached``), or the others are combined alone (``skip``; with
     ``model.combine = "concat"`` this is the same as ``zeros``).
-    ``in_flight`` (D): so many batches are under way: the embeddings of batch t + D - 1 leave before the gradient of
+    ``in_flight`` (D): this many batches are under way: the embeddings of batch t + D - 1 leave before the gradient of
     batch t has come. ``predict_weights``: they are computed with the weights that the next updates would give if each
     were as the last one (SpecTrain, arXiv 1809.02839). ``micro_batches`` (M): a batch is exchanged in M parts.
-    ``local_updates`` (Q): so many updates a batch, all but the first without an exchange (FedBCD-p, arXiv 1912.11187).
+    ``local_updates`` (Q): Q updates a batch, all but the first without an exchange (FedBCD-p, arXiv 1912.11187).
     ``cache``: updates on earlier batches between two exchanges. All are defined in decision 0025.
     """
 
