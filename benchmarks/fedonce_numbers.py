@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.studies import Done, curve, message_bytes, step_bytes
-from vfl.studies.report import Result, cell, mean_and_sd
+from vfl.studies.report import FineTuned, cell, mean_and_sd
 
 L0, MULTI, PCA, SPLIT, COMM = "FedOnce-L0", "FedOnce-L0-multi", "FedOnce-PCA", "SplitNN", "SplitNN-Comm"
 ALONE = ("Combine", "LightGBM-Combine", "Linear-Combine", "LightGBM", "Solo")
@@ -31,7 +31,7 @@ class Curve:
     sds: list[float]
 
 
-def upload_bytes(done: Done, result: Result) -> int:
+def upload_bytes(done: Done, result: FineTuned) -> int:
     return message_bytes(done.summary(result), "head", "embedding")
 
 

@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.studies import ACTIVE, RESULTS, TEST, VALIDATION, Done, curve
-from vfl.studies.report import Cost, Result, mean_and_sd
+from vfl.studies.report import Cost, FineTuned, mean_and_sd
 from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
 from vfl_party.homomorphic import cipher_bytes, together
@@ -67,7 +67,7 @@ def encrypted(summary: Summary) -> int:
     return found * WIDTH
 
 
-def counted(done: Done, result: Result) -> Result:
+def counted(done: Done, result: FineTuned) -> FineTuned:
     """Returns the result with the bytes of encryption, if it is one of trees without; headers of frames as they are."""
     if result.method not in (TREES, COMM):
         return result
@@ -93,7 +93,7 @@ class Grown:
         return (self.encrypted if width == WIDTH else self.pairs * width) + self.rest
 
 
-def grown(done: Done, result: Result, rows: int) -> Grown:
+def grown(done: Done, result: FineTuned, rows: int) -> Grown:
     """Returns what a run without encryption has sent until its last tree: not the walk of validation and test rows."""
     summary, folder = done.summary(result), done.folder / result.finetune.run
     (phase,) = json.loads((folder / ACTIVE / "recipe.json").read_text())["phases"]

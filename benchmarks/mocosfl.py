@@ -36,7 +36,7 @@ from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.summary import Summary
-from vfl_party.attacks.inversion import PRIVATE_IMAGES, InversionSettings, Pairs, invert
+from vfl_party.attacks.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
 from vfl_party.attacks.picture import draw_pairs
 from vfl_party.data.sources.images import to_unit
 from vfl_party.methods.mocosfl.course import build_bottom, halves_of
@@ -346,9 +346,9 @@ def inverted(bench: Bench, name: str, rows: Numbers, known: Numbers, epochs: int
     """Attacks the first client's bottom of a run with other images; ``rows``: of its own training images."""
     bottom = Model.load(bench.folder / name, "client1")
 
-    def pairs(of: Numbers) -> Pairs:
+    def pairs(of: Numbers) -> LatentPairs:
         images = to_unit(bench.images.pixels[of].transpose(0, 3, 1, 2))
-        return Pairs(bottom.embed(images), torch.from_numpy(images))
+        return LatentPairs(bottom.embed(images), torch.from_numpy(images))
 
     began = time.monotonic()
     found = invert(pairs(known), pairs(rows[:PRIVATE_IMAGES]), InversionSettings(epochs=epochs, seed=bench.seed))

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks import studies
 from benchmarks.studies import EVALUATE, Tables, sgd
-from vfl.studies.report import Result, mean_and_sd, table
+from vfl.studies.report import FineTuned, mean_and_sd, table
 from vfl_common.summary import load_summary
 
 NAMES = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}
@@ -249,7 +249,7 @@ TASKS: dict[str, Task] = {
 }
 
 
-def print_bytes(folder: Path, results: Sequence[Result]) -> None:
+def print_bytes(folder: Path, results: Sequence[FineTuned]) -> None:
     """Prints, for each SS-VFL-I run, its upload, and the bytes of split training (same seed, labels) until as good.
 
     Good is accuracy on validation rows. Bytes are message bytes of training, gradients included; those that carry
@@ -275,7 +275,7 @@ def print_bytes(folder: Path, results: Sequence[Result]) -> None:
     Console(width=160).print(shown)
 
 
-def draw_rounds(results: Sequence[Result], path: Path) -> None:
+def draw_rounds(results: Sequence[FineTuned], path: Path) -> None:
     """Draws accuracy against rounds, and against pretraining bytes: a line for each e (the paper's Fig. 7)."""
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     FigureCanvasAgg(figure)

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from vfl.simulation.federation import to_toml
-from vfl.studies.plan import Study, load_study
-from vfl.studies.report import Result
+from vfl.studies.plan import StudyFile, load_study
+from vfl.studies.report import FineTuned
 from vfl.studies.run import run_study
 from vfl_common.files import read_lines
 from vfl_common.summary import Summary, load_summary
@@ -75,14 +75,14 @@ def sgd(lr: float, **more: Any) -> Tables:
 class Done:
     """A study that was run. ``folder``: holds its runs."""
 
-    study: Study
+    study: StudyFile
     folder: Path
-    results: list[Result]
+    results: list[FineTuned]
 
-    def of(self, method: str) -> list[Result]:
+    def of(self, method: str) -> list[FineTuned]:
         return [result for result in self.results if result.method == method]
 
-    def summary(self, result: Result) -> Summary:
+    def summary(self, result: FineTuned) -> Summary:
         """Loads the summary of a fine-tuning run."""
         return load_summary(self.folder / result.finetune.run / "summary.json")
 

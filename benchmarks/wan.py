@@ -42,7 +42,7 @@ from benchmarks.wan_tasks import (
     Tasks,
     read_setting,
 )
-from vfl.forecasting.network import Work
+from vfl.forecasting.network import BatchWork
 from vfl.launcher.forks import Launcher, launching
 
 
@@ -135,7 +135,7 @@ def choose(tasks: Tasks, names: Sequence[str], settings: Sequence[Setting], cons
             epochs = [own[seed].epochs_to(plain[seed].final - LOSS) for seed in CHOOSING_SEEDS]
             reached = [each for each in epochs if each is not None]
             mean = statistics.mean(reached) if reached else math.nan
-            epoch_s = tasks.forecast_s(name, setting, LINES["10"], 4, Work(0.004, 0.002)) / 4
+            epoch_s = tasks.forecast_s(name, setting, LINES["10"], 4, BatchWork(0.004, 0.002)) / 4
             loss = 100 * statistics.mean(plain[seed].final - own[seed].final for seed in CHOOSING_SEEDS)
             text = f"{name:7} {setting.name:30} epochs {epochs}, {mean * epoch_s:.1f} s, loss {loss:+.2f}"
             console.print(f"{text}, final {100 * statistics.mean(each.final for each in own.values()):.2f}")
@@ -199,7 +199,7 @@ def measure(
                 for setting in settings:
                     own = curves[name, setting]
                     epochs = own[seeds[0]].epochs_to(plain[seeds[0]].final - LOSS) or tasks.epochs(name)
-                    epoch_s = tasks.forecast_s(name, setting, line, 1, Work(0.004, 0.002))
+                    epoch_s = tasks.forecast_s(name, setting, line, 1, BatchWork(0.004, 0.002))
                     epochs = max(2, min(epochs, int(most_s / epoch_s)))
                     timed = kept.run(tasks, name, setting, line, epochs, launcher)
                     console.print(timed)

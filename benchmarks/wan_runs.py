@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.studies import ACTIVE, Tables
 from benchmarks.wan_tasks import PHASE, Line, Setting, Tasks
-from vfl.forecasting.network import Work
+from vfl.forecasting.network import BatchWork
 from vfl.launcher.forks import Launcher
 from vfl.launcher.processes import Process, end_all
 from vfl.simulation.federation import Federation
@@ -179,6 +179,6 @@ def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int,
         step_s,
         sum(link.message_bytes for link in links) / steps,
         fuller / steps * 8 / network.bandwidth / step_s,
-        tasks.forecast_s(name, setting, line, epochs, Work(busy[ACTIVE] + others, max(busy.values()), cpu_s)),
+        tasks.forecast_s(name, setting, line, epochs, BatchWork(busy[ACTIVE] + others, max(busy.values()), cpu_s)),
         own.wait_s / (own.busy_s + own.wait_s),
     )

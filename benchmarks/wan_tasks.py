@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import studies
 from benchmarks.studies import ACTIVE, Tables
-from vfl.forecasting.network import Network, Work
+from vfl.forecasting.network import BatchWork, Network
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
@@ -193,7 +193,7 @@ class Tasks:
             found = studies.curve(folder, PHASE, TASKS[name].metric)
         return Curve(name, TASKS[name].training, setting.name, seed, found[0][0], tuple(value for _, value in found))
 
-    def forecast_s(self, name: str, setting: Setting, line: Line, epochs: int, work: Work) -> float:
+    def forecast_s(self, name: str, setting: Setting, line: Line, epochs: int, work: BatchWork) -> float:
         """Returns what a forecast says of the training of a real run."""
         recipe = self.recipe(name, setting, 1, epochs, held_out=False)
         network = Network(line.network.bandwidth, line.network.latency_s, any_work=work, cores=os.cpu_count())

@@ -28,7 +28,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 from vfl_common.program import EXIT_CODES, run_program
 from vfl_common.text import to_json
-from vfl_party.attacks.inversion import MOST_IMAGES, PRIVATE_IMAGES, InversionSettings, Inverted, Pairs, invert
+from vfl_party.attacks.inversion import MOST_IMAGES, PRIVATE_IMAGES, InversionSettings, Inverted, LatentPairs, invert
 from vfl_party.attacks.likeness import window
 from vfl_party.context import MakeEncoder
 from vfl_party.data import Features, Preprocessor, Table, load_table
@@ -100,12 +100,12 @@ def attack(
     load_models(models, trained.state)
     bottom = models["encoder"].to(device).eval()
 
-    def pairs(table: Table, features: Features, rows: Rows) -> Pairs:
+    def pairs(table: Table, features: Features, rows: Rows) -> LatentPairs:
         z = _latents(bottom, features, rows, trained.recipe, device)
         if z.dim() not in (2, 4):
             text = f"{party}: its encoder gives {list(z.shape[1:])} a row; the attack is on latents [C, H, W] or [D]"
             raise InputError(Code.MODEL_INVALID, text)
-        return Pairs(z, torch.from_numpy(_pixels(table, rows, features if scaled else None)))
+        return LatentPairs(z, torch.from_numpy(_pixels(table, rows, features if scaled else None)))
 
     local = prepared.splits["local"]
     local = local[local < len(prepared.table)]  # rows after them are of data.unaligned

@@ -23,8 +23,8 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.text import listed
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
-from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Heard, Image, Owner, Scene, UnfitError
-from vfl_party.attacks.sizes import Seen, Sizes, told
+from vfl_party.attacks.scene import Attack, EncoderInputs, Figure, Heard, Image, Intercepted, Owner, Scene, UnfitError
+from vfl_party.attacks.sizes import MessageSizes, Seen, told
 from vfl_party.attacks.times import Passed, Times
 from vfl_party.attacks.times import told as told_by_times
 from vfl_party.data.preprocess import HIDDEN, UNKNOWN, Preprocessor
@@ -152,7 +152,7 @@ class Rehearsal:
                     found.append(Played(name, attack.about, attacker, why_not=words))
         return found
 
-    def sizes(self) -> list[Sizes]:
+    def sizes(self) -> list[MessageSizes]:
         """Returns what the sizes of embeddings and gradients tell anybody on the network; of the recorded rounds."""
         seen: dict[int, list[Seen]] = {}
         for key, tensor in self.record.messages():
@@ -299,7 +299,7 @@ class Rehearsal:
                 found.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(f"{kind}s")
         return found
 
-    def _batches(self, sender: str, receiver: str, kind: str) -> Iterator[Batch]:
+    def _batches(self, sender: str, receiver: str, kind: str) -> Iterator[Intercepted]:
         """Yields the batches that one party sent another, of exchanges whose rows are known."""
         meant: dict[Key, Tensor] = {}
         party = self.parties[receiver]
@@ -316,9 +316,9 @@ class Rehearsal:
                 meant[key] = tensor
                 continue
             before = Key(key.phase, key.exchange, key.round, key.batch, key.sender, key.receiver, meant=True)
-            yield Batch(key.phase, key.round, key.batch, rows, tensor, meant.pop(before, None), key.exchange)
+            yield Intercepted(key.phase, key.round, key.batch, rows, tensor, meant.pop(before, None), key.exchange)
 
-    def _columns(self, name: str) -> Columns | None:
+    def _columns(self, name: str) -> EncoderInputs | None:
         features, preprocessor = self.parties[name].party.features, self.parties[name].prepared.preprocessor
         if features is None or preprocessor is None:
             return None
@@ -331,11 +331,11 @@ class Rehearsal:
         if features.categories is not None:
             codes = features.categories.cpu()
             hot = torch.where(codes == UNKNOWN, -1, (codes - HIDDEN).clamp_min(0))
-            return Columns(tuple(names), values, hot, groups)
+            return EncoderInputs(tuple(names), values, hot, groups)
         if preprocessor.image_shape is not None:
             image = _image(preprocessor)
-            return Columns(tuple(f"x{number}" for number in range(values.shape[1])), values, image=image)
-        return Columns(tuple(names), values, groups=groups)
+            return EncoderInputs(tuple(f"x{number}" for number in range(values.shape[1])), values, image=image)
+        return EncoderInputs(tuple(names), values, groups=groups)
 
 
 def _checked(figures: Sequence[Figure]) -> tuple[Figure, ...]:
@@ -345,7 +345,7 @@ def _checked(figures: Sequence[Figure]) -> tuple[Figure, ...]:
     return tuple(figures)
 
 
-def _nothing() -> Iterator[Batch]:
+def _nothing() -> Iterator[Intercepted]:
     """Returns no batches: none come to the server."""
     return iter(())
 

@@ -34,7 +34,7 @@ from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
 from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.hub import ExchangeHub, Stream
+from vfl_common.rpc.hub import ExchangeHub, PartyStream
 from vfl_common.rpc.said import Done, Joining, PartyReport, ProgressUpdate, Start
 from vfl_common.rpc.session import SERVICE, Session
 from vfl_common.rpc.tcp import TcpMeter
@@ -85,7 +85,7 @@ def test_unread_frames_of_one_party_are_bounded_over_all_its_streams() -> None:
     bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (40,), memoryview(bytes(40)))})
     frames = [parse_frame(each.data, party="north") for each in encode(StepKey("train", 0, 0), bundle, frame_bytes=1)]
 
-    def fill(stream: Stream) -> None:
+    def fill(stream: PartyStream) -> None:
         for frame in frames:
             hub.deliver(stream, frame)
 

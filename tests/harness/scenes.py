@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from vfl_common.config.models import TaskSettings
-from vfl_party.attacks.scene import Attack, Batch, Columns, Figure, Image, Scene
+from vfl_party.attacks.scene import Attack, EncoderInputs, Figure, Image, Intercepted, Scene
 from vfl_party.attacks.scores import Tally
 
 Make = Callable[[np.random.Generator, Tensor], Tensor]  # the gradients of rows of these classes
@@ -32,7 +32,7 @@ def scene(
     random = np.random.default_rng(seed)
     chances = [1 - share, share] if classes == 2 else [1 / classes] * classes
     labels = torch.from_numpy(random.choice(classes, batches * size, p=chances))
-    found: list[Batch] = []
+    found: list[Intercepted] = []
     for number in range(batches):
         rows = np.arange(number * size, (number + 1) * size)
         found.append(of(make(random, labels[rows]), rows, number))
@@ -40,11 +40,11 @@ def scene(
     return Scene("p1", "passive", task, labels, {}, seed, gradients=replayed(found), **more)
 
 
-def of(g: Tensor, rows: Any, number: int = 0) -> Batch:
-    return Batch("splitnn", 0, number, rows, g, g)
+def of(g: Tensor, rows: Any, number: int = 0) -> Intercepted:
+    return Intercepted("splitnn", 0, number, rows, g, g)
 
 
-def replayed(found: Sequence[Batch]) -> Callable[[], Iterator[Batch]]:
+def replayed(found: Sequence[Intercepted]) -> Callable[[], Iterator[Intercepted]]:
     return lambda: iter(found)
 
 
@@ -64,9 +64,9 @@ def linear_scene(
     """
     made = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, width, generator=made)
-    columns = {"p1": Columns(tuple(f"c{n}" for n in range(width)), x)}
+    columns = {"p1": EncoderInputs(tuple(f"c{n}" for n in range(width)), x)}
     if own:
-        columns["p0"] = Columns(("c0",), x[:, :1])
+        columns["p0"] = EncoderInputs(("c0",), x[:, :1])
     batches = []
     for number in range(rounds):
         if not number or moves:
@@ -105,9 +105,9 @@ def image_scene(encode: Callable[[Tensor], Tensor], *, own: bool = False, high: 
     shift, scale = images.mean().item(), images.std().item()
     x = ((images - shift) / scale).flatten(1)
     names = tuple(f"x{n}" for n in range(64))
-    columns = {"p1": Columns(names, x, image=Image((1, 8, 8), (shift,), (scale,)))}
+    columns = {"p1": EncoderInputs(names, x, image=Image((1, 8, 8), (shift,), (scale,)))}
     if own:
-        columns["p0"] = Columns(names[:32], x[:, :32])
+        columns["p0"] = EncoderInputs(names[:32], x[:, :32])
     z = encode(x)
     sent = replayed([of(z[part], part.numpy()) for part in torch.arange(1200).split(256)])
     labels, task = torch.zeros(1200, dtype=torch.int64), TaskSettings(kind="binary")

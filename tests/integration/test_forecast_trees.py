@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.harness import cases
-from vfl.forecasting.network import Network, Work
+from vfl.forecasting.network import BatchWork, Network
 from vfl.forecasting.show import notes, seconds
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.division import divide
@@ -17,7 +17,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.summary import Summary
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import Forecast, against
+from vfl_party.forecast.result import CountedForecast, against
 from vfl_party.homomorphic import cipher_bytes, together
 
 ROWS, COLUMNS = 300, 6
@@ -52,7 +52,9 @@ def recipe(parties: int, *, features: bool, **phase: Any) -> Recipe:
     return Recipe.model_validate(tables | {"phases": [settings], "simulate": {"parties": own}})
 
 
-def forecast_and_run(made: Recipe, folder: Path, ended: dict[str, int] | None = None) -> tuple[Forecast, Summary]:
+def forecast_and_run(
+    made: Recipe, folder: Path, ended: dict[str, int] | None = None
+) -> tuple[CountedForecast, Summary]:
     said = forecast(outlook_of(made, folder), ended=ended)
     return said, run_in_process(made, divide(made, folder), folder / "run")
 
@@ -131,6 +133,6 @@ def test_the_time_of_a_tree_is_that_of_its_exchanges_and_its_work(tmp_path: Path
     said = forecast(outlook_of(recipe(2, features=False, splits=[]), tmp_path))
     phase = said.phases[-1]
     assert phase.round_trips == 1 + 3 * 7
-    idle, busy = (seconds(Network(1e15, 0.02, any_work=work), phase) for work in (Work(), Work(1.0, 1.0)))
+    idle, busy = (seconds(Network(1e15, 0.02, any_work=work), phase) for work in (BatchWork(), BatchWork(1.0, 1.0)))
     assert idle == pytest.approx(phase.round_trips * 0.04, rel=1e-3)
     assert busy - idle == pytest.approx(3.0)

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.harness.scenes import of
 from vfl_party.attacks.boosted import Boost, drift
-from vfl_party.attacks.scene import Batch
+from vfl_party.attacks.scene import Intercepted
 
 
 def test_gradients_are_scaled_by_hand_and_only_of_the_model() -> None:
@@ -36,8 +36,8 @@ def test_drift_is_the_relative_move_of_rows_that_both_rounds_have() -> None:
     new = torch.tensor([[0.0, 4.0], [3.0, 2.0], [9.0, 9.0]])
     found = [
         of(old, np.array([5, 6])),
-        Batch("splitnn", 1, 0, np.array([6, 5, 7]), new),
-        Batch("other", 0, 0, np.array([5, 6]), 100 * old),
+        Intercepted("splitnn", 1, 0, np.array([6, 5, 7]), new),
+        Intercepted("other", 0, 0, np.array([5, 6]), 100 * old),
     ]
     moved = [*drift(found)]  # row 6 stays, row 5 moves by (0, 2)
     assert moved == pytest.approx([2 / 5])

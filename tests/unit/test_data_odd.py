@@ -17,7 +17,7 @@ from vfl_party.data import collect as collecting
 from vfl_party.data import load_table, read_rows
 from vfl_party.data.collect import collect
 from vfl_party.data.smells import smells
-from vfl_party.data.sources.quotes import Bytes
+from vfl_party.data.sources.quotes import QuotedBytes
 from vfl_party.data.sources.text import open_text
 
 NAN = "missing"
@@ -299,7 +299,7 @@ def test_bytes_are_the_same_in_pieces_of_any_size(size: int, cells: list[str]) -
     text = io.StringIO(newline="")
     csv.writer(text).writerows([[cell, "x"] for cell in cells])
     given_bytes = text.getvalue().encode()
-    data = Bytes(io.BytesIO(given_bytes), ",", lines=True)
+    data = QuotedBytes(io.BytesIO(given_bytes), ",", lines=True)
     found = b""
     while piece := data.read(size):
         found += piece

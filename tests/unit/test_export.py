@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from vfl.cli import cli
 from vfl.export import commands as export
-from vfl.report.rounds import History, Round, Source, find_sources
+from vfl.report.rounds import History, RoundLine, Source, find_sources
 from vfl_common import files
 from vfl_common.errors import Code, InputError
 
@@ -68,7 +68,7 @@ def invoke(*args: object) -> Result:
     return CliRunner().invoke(cli, ["export", *map(str, args)])
 
 
-def places(rounds: Sequence[Round]) -> list[tuple[int, str, int]]:
+def places(rounds: Sequence[RoundLine]) -> list[tuple[int, str, int]]:
     return [(each.generation, each.phase, each.round) for each in rounds]
 
 
@@ -181,7 +181,7 @@ def test_following_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     closed: list[bool] = []
 
     class Sink:
-        def update(self, rounds: Sequence[Round]) -> None:
+        def update(self, rounds: Sequence[RoundLine]) -> None:
             seen.append(len(rounds))
 
         def close(self, *, finished: bool) -> None:

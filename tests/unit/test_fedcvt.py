@@ -21,8 +21,8 @@ from vfl_common.errors import InputError, PeerError
 from vfl_party.context import Party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
-from vfl_party.methods.fedcvt.batches import Batches, Step, own_rows
-from vfl_party.methods.fedcvt.losses import View, agreed, attend, distance, estimate, overlap
+from vfl_party.methods.fedcvt.batches import CvtBatches, Step, own_rows
+from vfl_party.methods.fedcvt.losses import Representations, agreed, attend, distance, estimate, overlap
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.party import Assembled, assemble, expected_rows, open_party
 
@@ -58,11 +58,11 @@ def test_attention_weighs_values_by_the_keys() -> None:
 
 def test_a_missing_view_is_made_of_the_others_rows() -> None:
     """With one row to attend to, the estimate is that row; own rows of the other party lend their shared half alone."""
-    ours = View(torch.ones(1, 4), torch.zeros(2, 4))
-    theirs = View(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.empty(0, 4))
+    ours = Representations(torch.ones(1, 4), torch.zeros(2, 4))
+    theirs = Representations(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.empty(0, 4))
     found = estimate(ours.own, ours, theirs, 1.0)
     torch.testing.assert_close(found, theirs.aligned.expand(2, 4))
-    more = View(theirs.aligned, torch.tensor([[9.0, 9.0, 5.0, 6.0]]))
+    more = Representations(theirs.aligned, torch.tensor([[9.0, 9.0, 5.0, 6.0]]))
     found = estimate(ours.own, ours, more, 1.0)
     torch.testing.assert_close(found, torch.tensor([[1.0, 2.0, 4.0, 5.0]]).expand(2, 4))  # queries of zeros: the mean
 
@@ -132,7 +132,7 @@ def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[Step]]]:
     given_ = tables(**settings)
     made = party(given_, name).party
     own = FedCVTSettings.model_validate({k: v for k, v in given_["phases"][0].items() if k != "kind"})
-    batches = Batches(made, "fedcvt", own)
+    batches = CvtBatches(made, "fedcvt", own)
     return made, [batches.of(round_, own_rows(made, "fedcvt", own)) for round_ in range(batches.rounds)]
 
 

@@ -20,8 +20,8 @@ from vfl.forecasting import show
 from vfl.forecasting.network import (
     AROUND_BYTES_SHARE,
     AROUND_MESSAGE_BYTES,
+    BatchWork,
     Network,
-    Work,
     read_bandwidth,
     read_latency,
 )
@@ -34,7 +34,7 @@ from vfl_common.ledger import CONTROL
 from vfl_common.summary import ByteCount, Bytes, LinkBytes
 from vfl_party.context import Party
 from vfl_party.forecast.count import forecast, forecast_of, lone_party, outlook_of, read_rounds
-from vfl_party.forecast.result import Forecast, StepRun, against
+from vfl_party.forecast.result import CountedForecast, StepRun, against
 from vfl_party.methods import load_method
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -49,11 +49,13 @@ def recipe(*phases: dict[str, Any], **splits: Any) -> Recipe:
     return Recipe.model_validate(cases.recipe(3, model={"embedding_size": 8}, rows=rows) | {"phases": list(phases)})
 
 
-def of(*phases: dict[str, Any], rows: int = 1000, ended: dict[str, int] | None = None, **splits: Any) -> Forecast:
+def of(
+    *phases: dict[str, Any], rows: int = 1000, ended: dict[str, int] | None = None, **splits: Any
+) -> CountedForecast:
     return forecast(outlook_of(recipe(*phases, **splits), HERE), rows, ended)
 
 
-def payloads(found: Forecast, phase: str) -> dict[tuple[str, str, str], int]:
+def payloads(found: CountedForecast, phase: str) -> dict[tuple[str, str, str], int]:
     return {(link.sender, link.receiver, link.kind): link.payload_bytes for link in found.links if link.phase == phase}
 
 
@@ -329,7 +331,7 @@ def closed_loop(
 def test_time_of_steps_in_flight_is_that_of_their_events(
     batches: int, in_flight: int, parts: int, latency_s: float, up_bytes: int, down_bytes: int, work_s: float
 ) -> None:
-    network, steps = Network(8e6, latency_s, any_work=Work(parts * work_s, parts * work_s)), batches * parts
+    network, steps = Network(8e6, latency_s, any_work=BatchWork(parts * work_s, parts * work_s)), batches * parts
     run = StepRun(
         exchange="embedding",
         trains=True,
@@ -352,7 +354,7 @@ def test_work_of_a_phase_goes_before_that_of_all() -> None:
     found = of({"kind": "splitnn", "epochs": 2, "batch_size": 64})
     phase = found.phases[1]
     plain = Network(1e6, 0.01)
-    measured = replace(plain, work={"splitnn": Work(0.5, 0.25)}, any_work=Work(9.0, 9.0))
+    measured = replace(plain, work={"splitnn": BatchWork(0.5, 0.25)}, any_work=BatchWork(9.0, 9.0))
     steps = sum(run.times * run.steps for run in phase.runs if run.trains)
     assert steps == 2 * 11
     assert measured.seconds(phase.name, phase.runs) == pytest.approx(
@@ -373,7 +375,7 @@ def test_parties_on_one_machine_share_its_cores() -> None:
         up_messages=0,
         down_messages=0,
     )
-    own = Network(1e12, 0.001, any_work=Work(0.010, 0.006, 0.024))
+    own = Network(1e12, 0.001, any_work=BatchWork(0.010, 0.006, 0.024))
     assert own.run_s("splitnn", run) == pytest.approx(0.012 + 100 * 0.006, rel=1e-3)  # the slowest party's 6 ms
     assert replace(own, cores=4).run_s("splitnn", run) == pytest.approx(own.run_s("splitnn", run))
     assert replace(own, cores=2).run_s("splitnn", run) == pytest.approx(101 * 0.012, rel=1e-3)

@@ -29,7 +29,7 @@ from vfl_common.errors import InputError
 from vfl_common.program import exit_status
 from vfl_party import invert as program
 from vfl_party.attacks.decoder import Decoder
-from vfl_party.attacks.inversion import InversionSettings, Pairs, invert, reconstruct, train_decoder
+from vfl_party.attacks.inversion import InversionSettings, LatentPairs, invert, reconstruct, train_decoder
 from vfl_party.attacks.likeness import likeness, ssim, window
 from vfl_party.attacks.picture import draw_pairs
 from vfl_party.models import seeded
@@ -132,7 +132,7 @@ def test_equal_images() -> None:
 
 def attacked(bottom: Callable[[Tensor], Tensor], **more: Any) -> Any:
     theirs, private = digits(0, 256), digits(1000, 1064)
-    return invert(Pairs(bottom(theirs), theirs), Pairs(bottom(private), private), FEW, **more)
+    return invert(LatentPairs(bottom(theirs), theirs), LatentPairs(bottom(private), private), FEW, **more)
 
 
 def test_a_bottom_that_hides_nothing_is_inverted() -> None:
@@ -155,7 +155,7 @@ def test_a_bottom_that_tells_nothing_is_not() -> None:
 
 
 def test_the_same_seed_makes_the_same_decoder() -> None:
-    pairs, before = Pairs(digits(0, 33), digits(0, 33)), torch.get_rng_state()
+    pairs, before = LatentPairs(digits(0, 33), digits(0, 33)), torch.get_rng_state()
     one, same, other = (train_decoder(pairs, InversionSettings(1, seed=seed)) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     assert not one.training
@@ -166,20 +166,20 @@ def test_the_same_seed_makes_the_same_decoder() -> None:
 
 
 def test_vectors_are_inverted_too() -> None:
-    pairs = Pairs(digits(0, 64).flatten(1), digits(0, 64))
+    pairs = LatentPairs(digits(0, 64).flatten(1), digits(0, 64))
     assert pairs.latent == (64,)
     assert reconstruct(train_decoder(pairs, InversionSettings(1)), pairs.z).shape == (64, 1, 8, 8)
 
 
 def test_what_are_no_pairs() -> None:
     with pytest.raises(ValueError, match=r"give \[N, C, H, W\] or \[N, D\], and as many"):
-        Pairs(digits(0, 3), digits(0, 4))
+        LatentPairs(digits(0, 3), digits(0, 4))
     with pytest.raises(ValueError, match="not from 0 to 1; scale them"):
-        Pairs(digits(0, 3), 16 * digits(0, 3))
+        LatentPairs(digits(0, 3), 16 * digits(0, 3))
     with pytest.raises(InputError, match="has 1 auxiliary images, and needs at least 2; give more"):
-        train_decoder(Pairs(digits(0, 1), digits(0, 1)), FEW)
+        train_decoder(LatentPairs(digits(0, 1), digits(0, 1)), FEW)
     with pytest.raises(InputError, match="its training diverged; take a lower learning rate"):
-        train_decoder(Pairs(math.inf * digits(1, 9), digits(1, 9)), FEW)
+        train_decoder(LatentPairs(math.inf * digits(1, 9), digits(1, 9)), FEW)
 
 
 # -- the program ----------------------------------------------------------------------------------------------------

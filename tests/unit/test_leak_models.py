@@ -14,7 +14,7 @@ from vfl.leaking.result import ALL_EPOCHS, Line, Rehearsed, Spread
 from vfl_party.attacks import kinds, scene
 from vfl_party.attacks.fitting import decode, explained
 from vfl_party.attacks.kinds.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
-from vfl_party.attacks.scene import Columns, Figure, Scene, UnfitError
+from vfl_party.attacks.scene import EncoderInputs, Figure, Scene, UnfitError
 
 _BEST = "best-read category"
 
@@ -111,7 +111,7 @@ def test_categories_are_decoded_and_stand_beside_the_most_frequent(noise: float)
     hot = torch.eye(4)[codes_N1[:, 0]]
     z = hot @ torch.randn(4, 5, generator=made) + noise * torch.randn(1200, 5, generator=made)
     names = ("same", "town=missing", "town=Gera", "town=Kiel")
-    columns = Columns(names, torch.ones(1200, 1), codes_N1, {"town": range(1, 4)})
+    columns = EncoderInputs(names, torch.ones(1200, 1), codes_N1, {"town": range(1, 4)})
     sent = replayed([of(z, np.arange(1200))])
     whole = linear_scene(0.0)
     where = Scene(**{**whole.__dict__, "embeddings": {"p1": sent}, "columns": {"p1": columns}})
@@ -131,7 +131,7 @@ def test_categories_are_decoded_and_stand_beside_the_most_frequent(noise: float)
 
 def test_columns_of_one_value_are_nothing_to_read() -> None:
     whole = linear_scene(0.0)
-    where = Scene(**{**whole.__dict__, "columns": {"p1": Columns(("same",), torch.ones(1200, 1))}})
+    where = Scene(**{**whole.__dict__, "columns": {"p1": EncoderInputs(("same",), torch.ones(1200, 1))}})
     for kind in ("columns", "reidentify"):
         with pytest.raises(UnfitError, match="one value"):
             play(kind, where)
@@ -151,7 +151,7 @@ def test_a_category_of_many_values_silences_no_other_column() -> None:
     alone = play("columns", whole)["p1: mean of columns R² 120 rows"]
     own, values = whole.columns["p1"], torch.from_numpy(np.random.default_rng(1).integers(0, 200, 1200))
     group = range(6, 206)
-    wide = Columns((*own.names, *(f"k={n}" for n in range(200))), own.values, values[:, None], {"k": group})
+    wide = EncoderInputs((*own.names, *(f"k={n}" for n in range(200))), own.values, values[:, None], {"k": group})
     beside = replace(whole, columns={"p1": wide})
     mean = play("columns", beside)["p1: mean of columns R² 120 rows"]
     assert mean.value == alone.value > 0.8

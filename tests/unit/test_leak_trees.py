@@ -11,7 +11,7 @@ import torch
 from vfl_common.config.models import TaskSettings
 from vfl_party.attacks import kinds
 from vfl_party.attacks.kinds.sides import telling
-from vfl_party.attacks.scene import Columns, Figure, Heard, Scene, UnfitError
+from vfl_party.attacks.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
 from vfl_party.attacks.trees import SETTLED, places, sides, told
 
 ROWS = 3000
@@ -44,7 +44,7 @@ def nodes_of(rows: Any, more: int = 0) -> list[Heard]:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_nodes_that_are_the_labels_give_all_of_them_away(classes: int) -> None:
     labels = np.random.default_rng(1).integers(0, classes, ROWS)
-    own = {"p1": Columns(("x",), torch.randn(ROWS, 1, generator=torch.Generator().manual_seed(1)))}
+    own = {"p1": EncoderInputs(("x",), torch.randn(ROWS, 1, generator=torch.Generator().manual_seed(1)))}
     figures = played("nodes", scene("passive", nodes_of(labels, more=50) * 3, labels, classes, columns=own))
     assert [figure.value for figure in figures] == [1.0, 1.0, 1.0]
     assert all(figure.chance is not None and figure.chance < 0.56 for figure in figures)
@@ -89,7 +89,7 @@ def quartiles(x: Any) -> list[Heard]:
 def test_sides_of_quarters_explain_fifteen_parts_of_sixteen() -> None:
     """Of a uniform column in k equal parts, their means explain 1 - 1/k²; the other column is not touched."""
     x = np.random.default_rng(3).uniform(size=(ROWS, 2))
-    columns = {"p1": Columns(("cut", "not"), torch.from_numpy(x).float())}
+    columns = {"p1": EncoderInputs(("cut", "not"), torch.from_numpy(x).float())}
     where = scene("active", quartiles(x[:, 0]), [0, 1] * (ROWS // 2), columns=columns)
     figures = {each.of: each for each in played("sides", where)}
     assert 0.92 < figures["p1: cut"].value < 1 - 1 / 16 + 0.01
@@ -99,7 +99,7 @@ def test_sides_of_quarters_explain_fifteen_parts_of_sixteen() -> None:
 
 def test_when_sides_say_nothing_of_a_column_the_note_speaks_of_sides() -> None:
     x = np.random.default_rng(3).uniform(size=(ROWS, 2))
-    columns = {"p1": Columns(("not",), torch.from_numpy(x[:, 1:]).float())}
+    columns = {"p1": EncoderInputs(("not",), torch.from_numpy(x[:, 1:]).float())}
     where = scene("active", quartiles(x[:, 0]), [0, 1] * (ROWS // 2), columns=columns)
     notes = [each.note for each in played("sides", where) if each.note]
     wanted = "p1: from sides of trees the decoder learnt nothing, and gives the mean of the rows it knows"

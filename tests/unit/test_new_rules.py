@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 
 from vfl.new import rules
-from vfl.new.rules import IdGuess, Sizes, Task, Values
+from vfl.new.rules import IdGuess, ModelSizes, Task, Values
 from vfl_common.errors import Code, InputError
 
 
 @pytest.mark.parametrize(
     ("rows", "sizes"),
     [
-        (1, Sizes(32, 8, 32, 60, 12, 0.2)),
-        (999, Sizes(32, 8, 32, 60, 12, 0.2)),
-        (1_000, Sizes(64, 16, 64, 40, 8, 0.15)),
-        (10_000, Sizes(64, 16, 256, 20, 4, 0.1)),
-        (100_000, Sizes(128, 32, 1024, 10, 3, 0.1)),
-        (1_000_000, Sizes(128, 32, 4096, 5, 2, 0.05)),
-        (50_000_000, Sizes(128, 32, 4096, 5, 2, 0.05)),
+        (1, ModelSizes(32, 8, 32, 60, 12, 0.2)),
+        (999, ModelSizes(32, 8, 32, 60, 12, 0.2)),
+        (1_000, ModelSizes(64, 16, 64, 40, 8, 0.15)),
+        (10_000, ModelSizes(64, 16, 256, 20, 4, 0.1)),
+        (100_000, ModelSizes(128, 32, 1024, 10, 3, 0.1)),
+        (1_000_000, ModelSizes(128, 32, 4096, 5, 2, 0.05)),
+        (50_000_000, ModelSizes(128, 32, 4096, 5, 2, 0.05)),
     ],
 )
-def test_sizes_follow_the_number_of_rows(rows: int, sizes: Sizes) -> None:
+def test_sizes_follow_the_number_of_rows(rows: int, sizes: ModelSizes) -> None:
     assert rules.sizes_for(rows) == sizes
 
 

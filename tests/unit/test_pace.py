@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from tests.unit.test_report import summary_of
 from vfl.report.charts import draw
-from vfl.report.reading import Run
+from vfl.report.reading import RunRecord
 from vfl.report.times import shares, times_of
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import read_toml
@@ -116,7 +116,7 @@ def test_summaries_of_older_versions_have_no_times(tmp_path: Path) -> None:
         del party["times"]
     summary = Summary.model_validate(text)
     assert [party.times for party in summary.parties] == [[]] * 4
-    assert "times.png" not in {path.name for path in draw(Run(tmp_path, summary, ()))}
+    assert "times.png" not in {path.name for path in draw(RunRecord(tmp_path, summary, ()))}
 
 
 def test_each_party_has_a_bar_with_its_four_parts(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_each_party_has_a_bar_with_its_four_parts(tmp_path: Path) -> None:
         50.0,
     ]
     assert "100 ms, 50 % wait, 10 steps" in {text.get_text() for text in axes.texts}
-    drawn = {path.name: path for path in draw(Run(tmp_path, summary, ("train",)))}
+    drawn = {path.name: path for path in draw(RunRecord(tmp_path, summary, ("train",)))}
     assert drawn["times.png"].stat().st_size > 5_000
 
 

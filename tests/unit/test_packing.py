@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from vfl_common.bundle import DType, TensorSpec
 from vfl_common.packing import halves, sparse
-from vfl_common.packing.bits import LARGEST, Packed, pack, packed_width, unpack
+from vfl_common.packing.bits import LARGEST, PackedRows, pack, packed_width, unpack
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
 from vfl_common.packing.dither import Dither, derive
 
@@ -22,7 +22,7 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnor
 TABLES = arrays.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 19)), elements=FLOATS)
 
 
-def worst(x_RW: Any, sent: Packed, bits: int, steps: float) -> None:
+def worst(x_RW: Any, sent: PackedRows, bits: int, steps: float) -> None:
     """Asserts that no number has moved by more than ``steps`` of its row, but for float32's own rounding."""
     got_RW = unpack(sent, x_RW.shape[1], bits)
     assert np.isfinite(got_RW).all()
@@ -147,7 +147,7 @@ def test_packed_bits_are_where_the_format_says() -> None:
     ],
 )
 def test_minimum_and_step_of_a_stranger_are_checked(low: float, scale: float, words: str) -> None:
-    sent = Packed(np.zeros((2, 1), np.uint8), np.array([0, low], np.float32), np.array([1, scale], np.float32))
+    sent = PackedRows(np.zeros((2, 1), np.uint8), np.array([0, low], np.float32), np.array([1, scale], np.float32))
     with pytest.raises(ValueError, match=words):
         unpack(sent, 2, 4)
 

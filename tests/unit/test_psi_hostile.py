@@ -121,15 +121,15 @@ def test_what_is_changed_on_its_way_does_not_open(change: Change, tmp_path: Path
 
 def test_points_that_cannot_be_are_found_under_a_seal(tmp_path: Path) -> None:
     """p1 seals for p2; p0, through which it goes, sees nothing wrong."""
-    keys: dict[str, sealed.Identity] = {}
-    inner = sealed.Identity.seal
+    keys: dict[str, sealed.KeyPair] = {}
+    inner = sealed.KeyPair.seal
 
-    def seal(self: sealed.Identity, peer: bytes, context: bytes, plain: bytes) -> bytes:
+    def seal(self: sealed.KeyPair, peer: bytes, context: bytes, plain: bytes) -> bytes:
         keys["p1"] = self
         return inner(self, peer, context, number(off_the_curve()) + plain[32:])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sealed.Identity, "seal", seal)
+        patch.setattr(sealed.KeyPair, "seal", seal)
         sets = sets_of(many(0, 40), many(5, 40), many(9, 40))
         _, errors = Parties(tmp_path, sets).outcomes()
     assert str(errors[0]).startswith("p1 sent a point that is not on the curve")
@@ -192,7 +192,7 @@ def framed(said: bytes) -> Change:
 
 
 def introduction(name: str, context: str = "run") -> Change:
-    return framed(sealed.Identity.new().introduction(credentials(name), context.encode()))
+    return framed(sealed.KeyPair.new().introduction(credentials(name), context.encode()))
 
 
 INTRODUCTIONS: dict[str, tuple[Change, Code, str]] = {
@@ -216,7 +216,7 @@ def test_an_introduction_that_is_not_the_partys(kind: str, tmp_path: Path) -> No
 
 
 def test_a_certificate_that_is_too_long_is_told_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed.Identity, "introduction", lambda *_: bytes(psi.INTRODUCTION_BYTES - 1))
+    monkeypatch.setattr(sealed.KeyPair, "introduction", lambda *_: bytes(psi.INTRODUCTION_BYTES - 1))
     found, errors = Parties(tmp_path, sets_of(many(0, 20), many(5, 20)), credentials=credentials).outcomes()
     assert not found
     assert isinstance(errors[0], InputError)

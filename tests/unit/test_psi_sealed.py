@@ -20,10 +20,10 @@ from vfl.certs import authority
 from vfl.certs.authority import create_authority, issue, revoke
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_party.psi.sealed import OVERHEAD, PUBLIC_BYTES, Identity, verified
+from vfl_party.psi.sealed import OVERHEAD, PUBLIC_BYTES, KeyPair, verified
 
 RUN, STEP = b"run 1", b"run 1, step 2, from shop to clinic"
-A, B, C = Identity.new(), Identity.new(), Identity.new()
+A, B, C = KeyPair.new(), KeyPair.new(), KeyPair.new()
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_public_key_with_its_holder(shop: Credentials, clinic: Credentials) ->
     introduction = A.introduction(shop, RUN)
     assert verified(introduction, clinic, "shop", RUN) == A.public
     assert len(A.public) == PUBLIC_BYTES
-    assert Identity(A.secret).public == A.public != B.public
+    assert KeyPair(A.secret).public == A.public != B.public
     assert A.secret not in introduction
     assert b"PRIVATE" not in introduction
     assert "secret" not in repr(A)
@@ -135,7 +135,7 @@ def test_revoked(ca: Path, shop: Credentials) -> None:
 def test_no_public_key(shop: Credentials, clinic: Credentials) -> None:
     """A party that signs a key with which everybody knows the shared secret."""
 
-    class Weak(Identity):
+    class Weak(KeyPair):
         public = bytes(32)
 
     assert "of small order" in refusal(Weak(A.secret).introduction(shop, RUN), clinic, Code.MALFORMED_MESSAGE)
@@ -186,7 +186,7 @@ def test_opens_what_was_sealed(plain: bytes, context: bytes) -> None:
 
 def test_opens_after_a_restart() -> None:
     sealed = A.seal(B.public, STEP, b"points")
-    assert Identity(B.secret).open(A.public, STEP, sealed, "shop") == b"points"
+    assert KeyPair(B.secret).open(A.public, STEP, sealed, "shop") == b"points"
 
 
 def test_the_same_again_looks_different() -> None:
@@ -195,7 +195,7 @@ def test_the_same_again_looks_different() -> None:
     assert B.open(A.public, STEP, first, "shop") == B.open(A.public, STEP, second, "shop") == b"points"
 
 
-def refused(reader: Identity, peer: bytes, context: bytes, sealed: bytes) -> str:
+def refused(reader: KeyPair, peer: bytes, context: bytes, sealed: bytes) -> str:
     with pytest.raises(PeerError) as caught:
         reader.open(peer, context, sealed, "shop")
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "shop")

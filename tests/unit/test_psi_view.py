@@ -63,8 +63,8 @@ class Watched(Recorder):
         number = self.ring.index(each.receiver)
         sender, secrets = self.ring[number - 1], self.secrets
         context = f"{self.parties.run_id} {secrets[sender]['name'].hex()} {number} {each.step}".encode()
-        public = sealed.Identity(secrets[sender]["seal"]).public
-        return sealed.Identity(secrets[each.receiver]["seal"]).open(public, context, each.tensors["points"], sender)
+        public = sealed.KeyPair(secrets[sender]["seal"]).public
+        return sealed.KeyPair(secrets[each.receiver]["seal"]).open(public, context, each.tensors["points"], sender)
 
     def clear(self) -> list[tuple[str, list[bytes]]]:
         """(who sees points, the points), for all bundles; what is sealed is seen by its last receiver."""

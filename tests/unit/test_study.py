@@ -16,8 +16,8 @@ from tests.harness import cases
 from tests.harness.federation import toml
 from vfl.simulation.federation import to_toml
 from vfl.studies.chart import draw_study
-from vfl.studies.plan import PlannedRun, Study, load_study
-from vfl.studies.report import Cost, Result, cell, cost_of, table, write_csv
+from vfl.studies.plan import PlannedRun, StudyFile, load_study
+from vfl.studies.report import Cost, FineTuned, cell, cost_of, table, write_csv
 from vfl.studies.run import Failure, Running, StudyFailed, finished, left_s, run_study
 from vfl.studies.show import sentence, show_study
 from vfl_common.config.recipe import Recipe, load_recipe
@@ -277,11 +277,11 @@ def test_time_left_is_that_of_runs_alike(tmp_path: Path) -> None:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def results() -> list[Result]:
+def results() -> list[FineTuned]:
     cost = Cost("s.B.s1", 3.0, 1_500_000, {"weights": 1_000_000})
     values = {("A", 1): 0.8, ("A", 2): 0.9, ("B", 1): 0.95}
     return [
-        Result(
+        FineTuned(
             "s",
             method,
             seed,
@@ -320,7 +320,9 @@ def test_bytes_are_told_by_kind(tmp_path: Path) -> None:
 
 def test_columns_that_only_some_have_are_empty_in_the_others(tmp_path: Path) -> None:
     first, second, _ = results()
-    write_csv(tmp_path / "r.csv", [first, Result("s", "C", 1, "paper", None, {"test": {"auc": 1.0}}, Cost(), Cost())])
+    write_csv(
+        tmp_path / "r.csv", [first, FineTuned("s", "C", 1, "paper", None, {"test": {"auc": 1.0}}, Cost(), Cost())]
+    )
     lines = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
     assert [(line["test_accuracy"], line["test_auc"], line["labels"]) for line in lines] == [
         ("0.8", "", "10"),
@@ -331,8 +333,8 @@ def test_columns_that_only_some_have_are_empty_in_the_others(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("labels", [None, [10, 20]])
 def test_charts_are_drawn(tmp_path: Path, labels: list[int] | None) -> None:
-    study = Study.model_validate(load_study(write(tmp_path, labels=labels))[0])
-    own = [Result(**(vars(result) | {"labels": labels[0] if labels else None})) for result in results()]
+    study = StudyFile.model_validate(load_study(write(tmp_path, labels=labels))[0])
+    own = [FineTuned(**(vars(result) | {"labels": labels[0] if labels else None})) for result in results()]
     assert draw_study(study, own, tmp_path / "r.png").stat().st_size > 5_000
 
 

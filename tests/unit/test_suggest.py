@@ -12,7 +12,7 @@ import pytest
 from tests.harness import cases
 from vfl.forecasting import suggest
 from vfl.forecasting.measure import measured, shortened, work_of
-from vfl.forecasting.network import Network, Work
+from vfl.forecasting.network import BatchWork, Network
 from vfl.forecasting.suggest import Scope, cost, suggestions, with_settings
 from vfl.report.table import wide_console
 from vfl_common.config.recipe import Recipe
@@ -88,7 +88,7 @@ def test_a_link_that_holds_nothing_up_needs_nothing(
 ) -> None:
     party, rows = lone_party(outlook_of(recipe(), HERE), 1000)
     _Piped(monkeypatch)
-    found = suggestions(party, rows, Network(1e12, 0.0, any_work=Work(0.01, 0.01)))
+    found = suggestions(party, rows, Network(1e12, 0.0, any_work=BatchWork(0.01, 0.01)))
     assert (found.best.bits, found.best.in_flight, found.toml) == (32, 1, "")
     wide_console().print(found.render())
     assert "The recipe is best as it is" in capsys.readouterr().out
@@ -152,7 +152,9 @@ def test_a_recipe_that_is_packed_for_nothing_is_told_to_unpack() -> None:
     for phase in tables["phases"]:
         phase |= phase.pop("settings", {})
     given = Recipe.model_validate(tables | {"wire": [{"codec": "bits", "bits": 2}]})
-    found = suggestions(*lone_party(outlook_of(given, HERE), 10_000), Network(1e12, 0.0, any_work=Work(0.01, 0.01)))
+    found = suggestions(
+        *lone_party(outlook_of(given, HERE), 10_000), Network(1e12, 0.0, any_work=BatchWork(0.01, 0.01))
+    )
     assert (found.best.bits, found.best.in_flight) == (32, 1)
     assert "in_flight = 8:\nin_flight = 1" in found.toml
     assert "# remove all tables [[wire]]" in found.toml

@@ -10,7 +10,7 @@ from typing import Protocol
 import click
 
 from vfl.report.chosen import run_argument
-from vfl.report.rounds import History, Round, Source, find_sources
+from vfl.report.rounds import History, RoundLine, Source, find_sources
 from vfl_common.program import EXIT_CODES
 
 _POLL_S = 1.0
@@ -20,7 +20,7 @@ _FOLLOW = click.option("--follow", is_flag=True, help="Keep exporting until the 
 class Sink(Protocol):
     """Takes the rounds of one party."""
 
-    def update(self, rounds: Sequence[Round]) -> None:
+    def update(self, rounds: Sequence[RoundLine]) -> None:
         """Takes all rounds so far; rounds that were written before are not written again."""
 
     def close(self, *, finished: bool) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from vfl.report.rounds import Round, Source
+from vfl.report.rounds import RoundLine, Source
 from vfl_common.errors import Code, InputError
 
 INSTALL = "pip install mlflow-skinny"
@@ -62,7 +62,7 @@ class Mlflow:
             client.log_batch(run.info.run_id, params=params[begin : begin + MOST_PARAMS])
         return run.info.run_id, {}
 
-    def update(self, rounds: Sequence[Round]) -> None:
+    def update(self, rounds: Sequence[RoundLine]) -> None:
         had, last = self._rounds, self._generation
         new = [each for place, each in enumerate(rounds) if place >= had or each.generation > last]
         if not new:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vfl.report.rounds import Round, Source
+from vfl.report.rounds import RoundLine, Source
 from vfl_common.errors import Code, InputError
 
 INSTALL = "pip install tensorboard"
@@ -25,7 +25,7 @@ class TensorBoard:
             raise InputError(Code.CONFIG_INVALID, f"vfl export tensorboard: {text}") from None
         self._events, self._summaries, self._writers = event_pb2, summary_pb2, event_file_writer
         self._folder = out / source.run_id / source.party
-        self._written: list[Round] = []
+        self._written: list[RoundLine] = []
         self._writer = self._open()
 
     def _open(self) -> Any:
@@ -37,7 +37,7 @@ class TensorBoard:
         except OSError as error:
             raise InputError(Code.FILE_INVALID, f"{self._folder}: cannot be written ({error.strerror})") from None
 
-    def update(self, rounds: Sequence[Round]) -> None:
+    def update(self, rounds: Sequence[RoundLine]) -> None:
         if list(rounds[: len(self._written)]) != self._written:  # after a rollback these rounds are replaced
             self._writer.close()
             self._writer, self._written = self._open(), []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vfl.forecasting.network import Network, Work
+from vfl.forecasting.network import BatchWork, Network
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe
@@ -56,7 +56,7 @@ def shortened(recipe: Recipe) -> Recipe:
     return parse(Recipe, tables, "recipe")
 
 
-def work_of(summary: Summary, phase: str, steps: int) -> Work | None:
+def work_of(summary: Summary, phase: str, steps: int) -> BatchWork | None:
     """Returns what a step of ``phase`` has computed; ``steps``: those of the run. None if the parties made none.
 
     The passive parties compute at the same time, and the active party when all have sent. The processor time is that of
@@ -72,4 +72,4 @@ def work_of(summary: Summary, phase: str, steps: int) -> Work | None:
     if not (steps and own["passive"]):
         return None
     active_s, passive_s = max(own["active"], default=0.0), max(own["passive"])
-    return Work(active_s + passive_s, max(active_s, passive_s), cpu_s / steps)
+    return BatchWork(active_s + passive_s, max(active_s, passive_s), cpu_s / steps)

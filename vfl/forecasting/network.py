@@ -23,7 +23,7 @@ _LONGEST_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Work:
+class BatchWork:
     """What a batch computes. ``loop_s``: one after the other, until its answer is used; ``slowest_s``: at one party.
 
     With several steps in flight the parties compute at the same time, so the slowest sets the pace; if they share a
@@ -45,8 +45,8 @@ class Network:
 
     bandwidth: float
     latency_s: float
-    work: Mapping[str, Work] = field(default_factory=dict)
-    any_work: Work = field(default_factory=Work)
+    work: Mapping[str, BatchWork] = field(default_factory=dict)
+    any_work: BatchWork = field(default_factory=BatchWork)
     cores: int | None = None
 
     @classmethod
@@ -54,7 +54,7 @@ class Network:
         """Reads texts such as ``100Mbit/s``, ``20ms`` and ``1.5ms``. Raises InputError."""
         step_s = read_time(step_time, "--step-time")
         return cls(
-            read_bandwidth(bandwidth), read_time(latency, "--latency"), any_work=Work(step_s, step_s), cores=cores
+            read_bandwidth(bandwidth), read_time(latency, "--latency"), any_work=BatchWork(step_s, step_s), cores=cores
         )
 
     def over_s(self, message_bytes: int, messages: int) -> float:
@@ -80,7 +80,7 @@ class Network:
         """
         up_s = self.over_s(run.up_bytes, run.up_messages) / run.steps
         down_s = self.over_s(run.down_bytes, run.down_messages) / run.steps
-        work = self.work.get(phase, self.any_work) if run.trains else Work()
+        work = self.work.get(phase, self.any_work) if run.trains else BatchWork()
         loop_s = 2 * self.latency_s + up_s + down_s + work.loop_s / run.parts
         shared_s = work.total_s / self.cores if self.cores is not None else 0.0
         least_s = max(up_s, down_s, max(work.slowest_s, shared_s) / run.parts)

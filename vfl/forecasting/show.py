@@ -19,7 +19,7 @@ from vfl.forecasting.words import duration, rate
 from vfl.report.table import WORDS, new_table, size, wide_console
 from vfl_common.config.recipe import naming
 from vfl_common.summary import ByteCount, LinkBytes
-from vfl_party.forecast.result import Forecast, PhaseForecast
+from vfl_party.forecast.result import CountedForecast, PhaseForecast
 
 
 def show_forecast(
@@ -51,7 +51,7 @@ def show_forecast(
         wide_console().print(tried.render())
 
 
-def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> Forecast:
+def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> CountedForecast:
     """Counts what a recipe, or the recipe of a party file, will exchange.
 
     Args:
@@ -83,7 +83,7 @@ def seconds(network: Network, phase: PhaseForecast) -> float:
     return network.seconds(phase.name, phase.runs)
 
 
-def as_tables(forecast: Forecast, network: Network) -> dict[str, Any]:
+def as_tables(forecast: CountedForecast, network: Network) -> dict[str, Any]:
     """Returns the whole forecast, for a program to read."""
     phases = [
         phase.model_dump()
@@ -101,14 +101,14 @@ def as_tables(forecast: Forecast, network: Network) -> dict[str, Any]:
     }
 
 
-def render(forecast: Forecast, network: Network) -> Group:
+def render(forecast: CountedForecast, network: Network) -> Group:
     """Returns the tables, one above the other, and the notes below them."""
     parts: list[Text | Table] = [Text.assemble("\n", (forecast.recipe, "bold"), f" · {forecast.rows:,} rows\n")]
     parts += [_by_party(forecast), Text(), _by_phase(forecast, network), Text(), _by_exchange(forecast), Text()]
     return Group(*parts, *(Text(sentence) for sentence in notes(forecast, network)), Text())
 
 
-def notes(forecast: Forecast, network: Network) -> list[str]:
+def notes(forecast: CountedForecast, network: Network) -> list[str]:
     """Returns the sentences that a reader needs beside the tables."""
     found = []
     for phase in forecast.phases:
@@ -125,7 +125,7 @@ def notes(forecast: Forecast, network: Network) -> list[str]:
     return found
 
 
-def _of_time(forecast: Forecast, network: Network) -> list[str]:
+def _of_time(forecast: CountedForecast, network: Network) -> list[str]:
     """Says what the time consists of."""
     there = f"Time at {rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way"
     around = f"TLS and HTTP/2 ({AROUND_MESSAGE_BYTES} bytes a message and {100 * AROUND_BYTES_SHARE:.2g} %) included"
@@ -140,7 +140,7 @@ def _of_time(forecast: Forecast, network: Network) -> list[str]:
     return [*found, f"Computation: {1e3 * network.any_work.loop_s:g} ms a step that trains, as --step-time says."]
 
 
-def _by_party(forecast: Forecast) -> Table:
+def _by_party(forecast: CountedForecast) -> Table:
     table = new_table("Message bytes by party, direction and phase")
     table.add_column("party")
     table.add_column("direction")
@@ -165,7 +165,7 @@ def _by_party(forecast: Forecast) -> Table:
     return table
 
 
-def _by_exchange(forecast: Forecast) -> Table:
+def _by_exchange(forecast: CountedForecast) -> Table:
     table = new_table("Exchanges, and the chain through which their tensors leave")
     for heading in ("phase", "exchange", "from", "to", "carries", "through", "when"):
         table.add_column(heading, overflow="fold")
@@ -183,7 +183,7 @@ def _cell(phase: PhaseForecast, count: ByteCount) -> str:
     return size(count.message_bytes) if count.message_bytes else "–"
 
 
-def _by_phase(forecast: Forecast, network: Network) -> Table:
+def _by_phase(forecast: CountedForecast, network: Network) -> Table:
     whole, trips = total(forecast.links), sum(phase.round_trips for phase in forecast.phases)
     time_s = sum(seconds(network, phase) for phase in forecast.phases)
     table = new_table("By phase, every message counted once", show_footer=True)

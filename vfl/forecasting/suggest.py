@@ -21,7 +21,7 @@ from vfl_common.errors import Code, InputError
 
 if TYPE_CHECKING:
     from vfl_party.context import Party
-    from vfl_party.forecast.result import Forecast, PhaseForecast
+    from vfl_party.forecast.result import CountedForecast, PhaseForecast
 
 BITS = (32, 16, 8, 4, 2)
 FLIGHTS = (1, 2, 4, 8, 16)
@@ -219,7 +219,7 @@ def _seconds(network: Network, phase: PhaseForecast, scope: Scope, in_flight: in
     return network.seconds(phase.name, runs)
 
 
-def _bytes(found: Forecast) -> int:
+def _bytes(found: CountedForecast) -> int:
     return sum(link.message_bytes for link in found.links)
 
 
@@ -246,13 +246,13 @@ def _toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
     return "\n".join(lines)
 
 
-def _least_steps(plain: Forecast, phases: Sequence[str]) -> int:
+def _least_steps(plain: CountedForecast, phases: Sequence[str]) -> int:
     """Returns how many batches the shortest round of training has."""
     runs = [run for phase in plain.phases if phase.name in phases for run in phase.runs if run.trains]
     return min((run.steps // run.parts for run in runs), default=1)
 
 
-def _waits(plain: Forecast, network: Network) -> float:
+def _waits(plain: CountedForecast, network: Network) -> float:
     """Returns which share of a forecast's time is latency."""
     instant = replace(network, latency_s=0.0)
     time_s, rest_s = (

@@ -11,7 +11,7 @@ from vfl_common.text import listed
 
 if TYPE_CHECKING:
     from vfl_party.attacks.scene import Figure, Shown
-    from vfl_party.attacks.sizes import Sizes
+    from vfl_party.attacks.sizes import MessageSizes
     from vfl_party.attacks.times import Times
     from vfl_party.rehearsal import Played
 
@@ -124,7 +124,7 @@ class Rehearsed:
     payload_bytes: int
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
-    sizes: tuple[Sizes, ...] = ()
+    sizes: tuple[MessageSizes, ...] = ()
     gaps: tuple[str, ...] = ()
     every: int = 1
     times: tuple[Times, ...] = ()

@@ -13,7 +13,7 @@ from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.summary import ByteCount
 
 if TYPE_CHECKING:
-    from vfl_party.forecast.result import Forecast as Counted
+    from vfl_party.forecast.result import CountedForecast
 
 
 class Forecast:
@@ -23,7 +23,7 @@ class Forecast:
     stopping, or one that grows trees, it is the most that may be sent.
     """
 
-    def __init__(self, counted: Counted) -> None:
+    def __init__(self, counted: CountedForecast) -> None:
         """Use ``forecast``."""
         from vfl.forecasting.show import total
 

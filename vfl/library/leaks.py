@@ -88,7 +88,7 @@ def leaks(
     Raises VflError: bad input, or a run that failed.
     """
     from vfl_party.attacks import kinds
-    from vfl_party.attacks.sizes import Sizes
+    from vfl_party.attacks.sizes import MessageSizes
     from vfl_party.attacks.times import Times
     from vfl_party.rehearsal import Rehearsal
 
@@ -109,7 +109,7 @@ def leaks(
     for label, source, each in zip(labels, given, made, strict=True):
         chosen = [each.settings.seed] if seeds is None else list(seeds)
         played, runs, gaps = [], [], tuple[str, ...]()
-        sizes, times = tuple[Sizes, ...](), tuple[Times, ...]()
+        sizes, times = tuple[MessageSizes, ...](), tuple[Times, ...]()
         for seed in chosen:
             if not quiet and len(made) * len(chosen) > 1:
                 _tell(f"{label}, seed {seed}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.new.look import Look
-from vfl.new.rules import Sizes, Task
+from vfl.new.rules import ModelSizes, Task
 from vfl.new.settings import keys_of
 from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse
@@ -54,7 +54,7 @@ def recipe_tables(
     }
 
 
-def split_training(sizes: Sizes) -> dict[str, Any]:
+def split_training(sizes: ModelSizes) -> dict[str, Any]:
     """Returns the tables of a recipe about split training."""
     splitnn = {
         "kind": "splitnn",

@@ -41,7 +41,7 @@ _DECIMAL = re.compile(r"\s*[-+]?\d*[.,]\d+\s*")
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """The model and the training that suit a number of rows. ``validation``: the share that early stopping looks at."""
 
     hidden: int
@@ -54,16 +54,16 @@ class Sizes:
 
 # Rows of the active party below which a line holds. More rows: wider layers, larger batches, fewer epochs, so that
 # training takes from some hundred steps to some ten thousand; epochs are the most, since early stopping ends them.
-_SIZES: tuple[tuple[int, Sizes], ...] = (
-    (1_000, Sizes(hidden=32, embedding_size=8, batch_size=32, epochs=60, patience=12, validation=0.2)),
-    (10_000, Sizes(hidden=64, embedding_size=16, batch_size=64, epochs=40, patience=8, validation=0.15)),
-    (100_000, Sizes(hidden=64, embedding_size=16, batch_size=256, epochs=20, patience=4, validation=0.1)),
-    (1_000_000, Sizes(hidden=128, embedding_size=32, batch_size=1024, epochs=10, patience=3, validation=0.1)),
+_SIZES: tuple[tuple[int, ModelSizes], ...] = (
+    (1_000, ModelSizes(hidden=32, embedding_size=8, batch_size=32, epochs=60, patience=12, validation=0.2)),
+    (10_000, ModelSizes(hidden=64, embedding_size=16, batch_size=64, epochs=40, patience=8, validation=0.15)),
+    (100_000, ModelSizes(hidden=64, embedding_size=16, batch_size=256, epochs=20, patience=4, validation=0.1)),
+    (1_000_000, ModelSizes(hidden=128, embedding_size=32, batch_size=1024, epochs=10, patience=3, validation=0.1)),
 )
-_MANY = Sizes(hidden=128, embedding_size=32, batch_size=4096, epochs=5, patience=2, validation=0.05)
+_MANY = ModelSizes(hidden=128, embedding_size=32, batch_size=4096, epochs=5, patience=2, validation=0.05)
 
 
-def sizes_for(rows: int) -> Sizes:
+def sizes_for(rows: int) -> ModelSizes:
     """Returns the model and the training for a table of ``rows`` rows."""
     return next((sizes for below, sizes in _SIZES if rows < below), _MANY)
 

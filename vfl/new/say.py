@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from vfl.new.look import Look
-from vfl.new.rules import Counts, Sizes, about_zeros
+from vfl.new.rules import Counts, ModelSizes, about_zeros
 from vfl.new.settings import flags_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.text import host_and_port, listed, printable
@@ -73,7 +73,7 @@ def say_recipe(recipe: Recipe, label: str, found: Look, path: Path) -> None:
         say("alignment", "all parties must hold the same ids", f"rows.align in {path}")
 
 
-def say_training(sizes: Sizes, found: Look, path: Path) -> None:
+def say_training(sizes: ModelSizes, found: Look, path: Path) -> None:
     """Says how the recipe in the file ``path`` trains networks."""
     model = f"{sizes.hidden} hidden units, embeddings of {sizes.embedding_size} numbers"
     training = f"for {found.rows:,} rows: batches of {sizes.batch_size}, at most {sizes.epochs} epochs"

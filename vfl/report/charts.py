@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vfl.report.picture import Picture
-from vfl.report.reading import OWN, Rounds, Run, curves, find, own_curves
+from vfl.report.reading import OWN, Rounds, RunRecord, curves, find, own_curves
 from vfl.report.table import in_order, size
 from vfl.report.times import times_of
 from vfl_common.files import unwritable
@@ -42,7 +42,7 @@ def draw_folder(folder: Path) -> list[Path]:
     return draw(find(folder))
 
 
-def draw(run: Run) -> list[Path]:
+def draw(run: RunRecord) -> list[Path]:
     """Writes ``learning-curves.png`` (if the folder has metrics that make a curve), ``bytes.png`` and ``times.png``."""
     paths = []
     rounds, own = curves(run), own_curves(run)
@@ -63,13 +63,15 @@ def draw_curves(
     return save(curves_of(summary, phases, own), path)
 
 
-def figure_of(run: Run) -> Figure:
+def figure_of(run: RunRecord) -> Figure:
     """Returns the learning curves of a run, as ``draw`` writes them."""
     rounds, own = curves(run), own_curves(run)
     return curves_of(run.summary, _in_phases(run, rounds, own), own)
 
 
-def _in_phases(run: Run, rounds: Mapping[str, Rounds], own: Mapping[str, Mapping[str, Rounds]]) -> dict[str, Rounds]:
+def _in_phases(
+    run: RunRecord, rounds: Mapping[str, Rounds], own: Mapping[str, Mapping[str, Rounds]]
+) -> dict[str, Rounds]:
     return {phase: rounds.get(phase, {}) for phase in (*run.phases, *rounds) if phase in rounds or phase in own}
 
 

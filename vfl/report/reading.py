@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from vfl.report.ends import End, end_of
-from vfl.report.rounds import History, Round, Source
+from vfl.report.rounds import History, RoundLine, Source
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Entry, read_entries
 from vfl_common.run_folder import RunFolder
@@ -21,7 +21,7 @@ Rounds = dict[int, dict[str, dict[str, float]]]  # round -> split -> name -> val
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """A run's folder and its summary. ``phases``: in the recipe's order; empty if there is no recipe."""
 
     folder: Path
@@ -29,7 +29,7 @@ class Run:
     phases: tuple[str, ...]
 
 
-def find(path: Path) -> Run:
+def find(path: Path) -> RunRecord:
     """Reads a run from its folder, a party's folder in it, or its ``summary.json``. Raises InputError."""
     path = of_run(path)
     file = path / "summary.json" if path.is_dir() else path
@@ -51,7 +51,7 @@ def find(path: Path) -> Run:
         raise InputError(Code.FILE_INVALID, f"{file}: cannot be read ({error.strerror})") from None
     except ValidationError:
         raise InputError(Code.FILE_INVALID, f"{file}: is not the summary of a run") from None
-    return Run(file.parent, summary, _phases(file.parent, summary))
+    return RunRecord(file.parent, summary, _phases(file.parent, summary))
 
 
 def of_run(path: Path) -> Path:
@@ -94,7 +94,7 @@ class Own:
     role: str
     goes_on: bool
     entries: list[Entry]
-    last: Round | None
+    last: RoundLine | None
     end: End
 
 
@@ -139,13 +139,13 @@ def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
     return ()
 
 
-def curves(run: Run) -> dict[str, Rounds]:
+def curves(run: RunRecord) -> dict[str, Rounds]:
     """Reads the active party's {phase: its rounds}; empty if its ``metrics.jsonl`` is not in the folder."""
     active = next((party.name for party in run.summary.parties if party.role == "active"), "")
     return _noted(run.folder / active)
 
 
-def own_curves(run: Run) -> dict[str, dict[str, Rounds]]:
+def own_curves(run: RunRecord) -> dict[str, dict[str, Rounds]]:
     """Reads {phase: {party: its rounds}} of phases in which passive parties have their own losses, in roster order.
 
     The active party is included if it has such losses. A party whose folder is not here is left out.
@@ -167,7 +167,7 @@ def _noted(folder: Path) -> dict[str, Rounds]:
     return found
 
 
-def history(folder: Path) -> list[Round]:
+def history(folder: Path) -> list[RoundLine]:
     """Reads one party's rounds in order; none without the file."""
     history = History(Source(folder))
     if history.source.has_rounds:

@@ -20,7 +20,7 @@ FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundLine:
     """One line. ``metrics``: {split: {name: value}}; ``values``: {``splitnn/validation/auc``: 0.97}, bytes and seconds
     among them; ``time_s``: Unix time."""
 
@@ -82,7 +82,7 @@ class History:
     """The party's rounds, each once: after a rollback the repeated round replaces the first."""
 
     source: Source
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[RoundLine] = field(default_factory=list)
     _part: int = 0  # the inode of the file that was read last: its name changes when it is full
     _offset: int = 0
 
@@ -120,7 +120,7 @@ class History:
                 self._offset += len(whole)
                 yield whole, os.fstat(file.fileno()).st_mtime
 
-    def _append(self, new: Round) -> None:
+    def _append(self, new: RoundLine) -> None:
         if self.rounds and new.generation != self.rounds[-1].generation:
             for place, each in enumerate(self.rounds):
                 if each.phase == new.phase and each.round >= new.round:
@@ -129,7 +129,7 @@ class History:
         self.rounds.append(new)
 
 
-def parse(line: bytes, written_s: float) -> Round | None:
+def parse(line: bytes, written_s: float) -> RoundLine | None:
     """Parses one line; returns None if it is cut off, as after a kill, or damaged.
 
     ``written_s``: the time if the line has none.
@@ -145,6 +145,8 @@ def parse(line: bytes, written_s: float) -> Round | None:
         values["bytes/sent"], values["bytes/received"] = float(entry["sent_bytes"]), float(entry["received_bytes"])
         values["seconds"] = float(entry["seconds"])
         time_s = datetime.fromisoformat(entry["time"]).timestamp() if "time" in entry else written_s
-        return Round(int(entry["generation"]), phase, int(entry["round"]), int(entry["steps"]), time_s, metrics, values)
+        return RoundLine(
+            int(entry["generation"]), phase, int(entry["round"]), int(entry["steps"]), time_s, metrics, values
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

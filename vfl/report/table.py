@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vfl.report.leaks import encryption, unprotected
 from vfl.report.reading import Own
-from vfl.report.rounds import Round
+from vfl.report.rounds import RoundLine
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
 from vfl_common.text import clean
@@ -61,7 +61,7 @@ def show_own(own: Own) -> None:
     wide_console().print(Group(Text(), table, Text(words, "dim"), *newest))
 
 
-def _round(last: Round) -> str:
+def _round(last: RoundLine) -> str:
     """Says which round a party has finished last, with its metrics."""
     splits = [
         f"{clean(split)} {', '.join(f'{clean(name)} {value:.4g}' for name, value in named.items())}"

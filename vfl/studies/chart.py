@@ -8,8 +8,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vfl.studies.plan import Study
-from vfl.studies.report import Result, mean_and_sd, points
+from vfl.studies.plan import StudyFile
+from vfl.studies.report import FineTuned, mean_and_sd, points
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _MARKERS = "osD^vP*X"
@@ -18,7 +18,7 @@ _MOST_LINES = 6  # methods; more are drawn as named rows instead of coloured lin
 _SPREAD = 0.3  # the share of the distance between two label counts over which the methods are spread
 
 
-def draw_study(study: Study, results: Iterable[Result], path: Path) -> Path:
+def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Path:
     """Draws means and standard deviations over the seeds. Returns ``path``."""
     found = list(results)
     if len(study.methods) > _MOST_LINES:
@@ -61,7 +61,7 @@ def draw_study(study: Study, results: Iterable[Result], path: Path) -> Path:
     return path
 
 
-def _draw_many(study: Study, found: Sequence[Result], path: Path) -> Path:
+def _draw_many(study: StudyFile, found: Sequence[FineTuned], path: Path) -> Path:
     """Draws a row for each method, in a colour for each label count."""
     factor, unit = points(study.metric)
     columns: tuple[int | None, ...] = tuple(sorted(study.labels)) or (None,)

@@ -56,7 +56,7 @@ class StudyMethod(Section):
         return self.overrides, self.alone, self.combined
 
 
-class Study(Section):
+class StudyFile(Section):
     """A study file."""
 
     name: Name
@@ -68,7 +68,7 @@ class Study(Section):
     methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _check(self) -> Study:
+    def _check(self) -> StudyFile:
         named = {"methods": [method.name for method in self.methods], "seeds": self.seeds, "labels": self.labels}
         for key, values in named.items():
             double = next((value for value in values if list(values).count(value) > 1), None)
@@ -127,9 +127,9 @@ class Pipeline:
         return (*([self.pretrain] if self.pretrain is not None else ()), *self.finetune)
 
 
-def load_study(path: Path) -> tuple[Study, list[Pipeline]]:
+def load_study(path: Path) -> tuple[StudyFile, list[Pipeline]]:
     """Reads a study file and plans it, seed by seed. Raises InputError if it, or a recipe that it makes, is wrong."""
-    study = parse(Study, read_tables(path, "study"), str(path))
+    study = parse(StudyFile, read_tables(path, "study"), str(path))
     base = path.resolve().parent / study.recipe
     tables = on_one_machine(read_tables(base, "recipe"))
     if "start" in tables:
@@ -148,7 +148,7 @@ def load_study(path: Path) -> tuple[Study, list[Pipeline]]:
     return study, chains
 
 
-def _check_metric(path: Path, study: Study, chain: Pipeline) -> None:
+def _check_metric(path: Path, study: StudyFile, chain: Pipeline) -> None:
     """Raises InputError if the method's task has no such metric."""
     task = chain.finetune[0].recipe.task
     if study.metric not in task.all_metrics:
@@ -158,7 +158,7 @@ def _check_metric(path: Path, study: Study, chain: Pipeline) -> None:
 
 def _chain(
     path: Path,
-    study: Study,
+    study: StudyFile,
     method: StudyMethod,
     base: dict[str, Any],
     seed: int,

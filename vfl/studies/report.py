@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from vfl.report.table import size
-from vfl.studies.plan import Study
+from vfl.studies.plan import StudyFile
 from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
 
@@ -33,7 +33,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Result:
+class FineTuned:
     """One fine-tuning run, with the pretraining that it started from.
 
     ``preset``: empty if no phase depends on it. ``metrics``: {split: {name: value}}.
@@ -73,7 +73,7 @@ def cost_of(summary: Summary) -> Cost:
     return Cost(summary.run_id, summary.wall_s, summary.bytes.total.message_bytes, kinds)
 
 
-def write_csv(path: Path, results: Sequence[Result]) -> None:
+def write_csv(path: Path, results: Sequence[FineTuned]) -> None:
     """Writes one line for each result; a column that a result lacks stays empty. Raises InputError."""
     rows = [result.row() for result in results]
     names = sorted({name for row in rows for name in row}, key=lambda name: _place(name, rows))
@@ -108,7 +108,7 @@ def cell(values: Sequence[float], metric: str) -> str:
     return f"{middle:{form}}" + (f" ± {sd:{form}}" if sd is not None else "")
 
 
-def table(study: Study, results: Iterable[Result]) -> Table:
+def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
     """Returns a table with methods as rows and label counts as columns; cells are means over the finished seeds."""
     found = list(results)
     _, unit = points(study.metric)
@@ -140,7 +140,7 @@ def table(study: Study, results: Iterable[Result]) -> Table:
     return shown
 
 
-def _costs(results: Sequence[Result]) -> tuple[str, str, str]:
+def _costs(results: Sequence[FineTuned]) -> tuple[str, str, str]:
     """Returns mean bytes of a pretraining run and of a fine-tuning run, and the seconds of both."""
     if not results:
         return "–", "–", "–"

@@ -22,8 +22,8 @@ from typing import Any
 from vfl.launcher.forks import Launcher, launching
 from vfl.simulation.live import View, view
 from vfl.simulation.run import run_federation
-from vfl.studies.plan import Pipeline, PlannedRun, Study, load_study
-from vfl.studies.report import Cost, Result, cost_of, write_csv
+from vfl.studies.plan import Pipeline, PlannedRun, StudyFile, load_study
+from vfl.studies.report import Cost, FineTuned, cost_of, write_csv
 from vfl_common.config.recipe import first_difference, recorded_recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import require_folder
@@ -49,7 +49,7 @@ class StudyFailed(VflError):  # noqa: N818 - it says what happened
     ``results``: the results of the others, which are recorded.
     """
 
-    def __init__(self, failures: Sequence[Failure], results: list[Result]) -> None:
+    def __init__(self, failures: Sequence[Failure], results: list[FineTuned]) -> None:
         lines = [f"{each.title}: {each.sentence}" for each in failures]
         what = "1 run failed" if len(lines) == 1 else f"{len(lines)} runs failed"
         super().__init__(failures[0].code, "\n  ".join([f"{what}; the same command retries:", *lines]))
@@ -60,7 +60,7 @@ class StudyFailed(VflError):  # noqa: N818 - it says what happened
         return self._exit_code
 
 
-def run_study(path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live: bool = False) -> list[Result]:
+def run_study(path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live: bool = False) -> list[FineTuned]:
     """Runs the rest of a study; returns the results of all its runs, in the plan's order.
 
     Args:
@@ -159,7 +159,7 @@ def left_s(done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun],
 class Running:
     """A study while it runs."""
 
-    study: Study
+    study: StudyFile
     base: Path  # the study's recipe file
     folder: Path
     chains: list[Pipeline]
@@ -183,7 +183,7 @@ class Running:
         return len(self.runs) - len(self._summaries)
 
     @property
-    def results(self) -> list[Result]:
+    def results(self) -> list[FineTuned]:
         """The results of the finished fine-tuning runs, in the plan's order."""
         return [
             self._result(chain, run) for chain in self.chains for run in chain.finetune if run.run_id in self._summaries
@@ -315,8 +315,8 @@ class Running:
             self._failed.add(run.run_id)
             self.tell({"event": "failed", "run": run.run_id, "title": run.title, **place, "error": failure.sentence})
 
-    def _result(self, chain: Pipeline, run: PlannedRun) -> Result:
+    def _result(self, chain: Pipeline, run: PlannedRun) -> FineTuned:
         summary = self._summaries[run.run_id]
         before = cost_of(self._summaries[chain.pretrain.run_id]) if chain.pretrain is not None else Cost()
         name, preset = self.study.name, summary.preset
-        return Result(name, run.method, run.seed, preset, run.labels, summary.metrics, before, cost_of(summary))
+        return FineTuned(name, run.method, run.seed, preset, run.labels, summary.metrics, before, cost_of(summary))

@@ -9,8 +9,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from vfl.studies.plan import Study, load_study
-from vfl.studies.report import Result, table
+from vfl.studies.plan import StudyFile, load_study
+from vfl.studies.report import FineTuned, table
 from vfl.studies.run import StudyFailed, run_study
 from vfl_common.text import to_json
 
@@ -70,7 +70,7 @@ def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
     _show_results(study, results, out, as_json)
 
 
-def _show_results(study: Study, results: Sequence[Result], out: Path, as_json: bool) -> None:
+def _show_results(study: StudyFile, results: Sequence[FineTuned], out: Path, as_json: bool) -> None:
     if as_json or not results:
         for result in results:
             click.echo(to_json({"event": "result", **result.row()}, compact=True))

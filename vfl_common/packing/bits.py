@@ -25,7 +25,7 @@ _ROUNDED_UP = 1 + 2.0**-6  # what rounding to bfloat16 may add to the maximum of
 _OF_16 = np.float32(2.0**-16)
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """Rows as they cross: ``packed`` [R, ceil(W * bits / 8)], ``low`` and ``scale`` [R]."""
 
     packed: Bytes
@@ -38,7 +38,7 @@ def packed_width(width: int, bits: int) -> int:
     return -(-width * bits // 8)
 
 
-def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False) -> Packed:
+def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False) -> PackedRows:
     """Writes each number in ``bits`` bits: rounded with ``dither`` (right in the mean), without it to the nearest step.
 
     ``halves``: minimum and step are numbers of bfloat16. Raises ValueError if a number is NaN or infinite, or if
@@ -46,7 +46,7 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
     """
     rows, width = x_RW.shape
     if not width:
-        return Packed(np.empty((rows, 0), np.uint8), np.zeros(rows, np.float32), np.zeros(rows, np.float32))
+        return PackedRows(np.empty((rows, 0), np.uint8), np.zeros(rows, np.float32), np.zeros(rows, np.float32))
     low_R, scale_R, inverse_R, odd_R = _ranges(x_RW, bits, halves=halves)
     found = np.empty((rows, packed_width(width, bits)), np.uint8)
     padded, block = -(-width // 4) * 4, max(1, BLOCK // width)
@@ -78,10 +78,10 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
             np.minimum(q, np.uint8((1 << bits) - 1), out=q)
         found[part] = _pressed(q, bits)[:, : found.shape[1]]
         t[:, width:] = 0.0
-    return Packed(found, low_R, scale_R)
+    return PackedRows(found, low_R, scale_R)
 
 
-def unpack(sent: Packed, width: int, bits: int) -> Floats:
+def unpack(sent: PackedRows, width: int, bits: int) -> Floats:
     """Returns the numbers [R, width]. Raises ValueError if minimum and step are none that ``pack`` gives."""
     low_R, scale_R = sent.low, sent.scale
     if not (np.isfinite(low_R).all() and np.isfinite(scale_R).all()):

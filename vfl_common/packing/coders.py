@@ -72,7 +72,7 @@ class Bits:
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
         low, scale = (halves.from_bfloat16(parts[name]) if self.half else parts[name] for name in ("low", "scale"))
-        sent = bits.Packed(parts["packed"], low, scale)
+        sent = bits.PackedRows(parts["packed"], low, scale)
         return bits.unpack(sent, rows_of(shape)[1], self.bits).reshape(shape)
 
 

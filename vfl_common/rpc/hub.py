@@ -43,7 +43,7 @@ _POLL_S = (0.001, 0.02)  # how soon, at first and at last, such a thread looks a
 log = logging.getLogger(__name__)
 
 
-class Stream:
+class PartyStream:
     """One party's open stream. ``outbox`` carries replies from the main thread to the stream's thread."""
 
     def __init__(self, party: str) -> None:
@@ -61,7 +61,7 @@ class Stream:
 class _Incoming:
     """One incoming bundle, over one stream or several after one another."""
 
-    def __init__(self, step: StepKey, kind: str, stream: Stream) -> None:
+    def __init__(self, step: StepKey, kind: str, stream: PartyStream) -> None:
         self.step, self.kind = step, kind
         self.stream = stream  # the one over which its sender waits for the reply
         self.frames = 0  # delivered
@@ -71,7 +71,7 @@ class _Incoming:
         self.passed = False  # the main thread only: its step was computed without it
 
 
-_Frame = tuple[Stream, _Incoming | None, Received]
+_Frame = tuple[PartyStream, _Incoming | None, Received]
 _Event = _Frame | VflError
 
 
@@ -117,7 +117,7 @@ class ExchangeHub:
         self._lenient: set[str] = set()  # the main thread only: phases that went on without parties
         self._lock = threading.Condition(threading.Lock())  # guards the attributes below
         self._ended: VflError | None = None
-        self._streams: dict[str, Stream] = {}  # the newest of each party; older ones are closed
+        self._streams: dict[str, PartyStream] = {}  # the newest of each party; older ones are closed
         self._step: StepKey | None = None
         self._incoming: dict[str, _Incoming] = {}  # the newest bundle of each party
         self._earlier: dict[str, tuple[_Incoming, ...]] = {}  # the others that its link may ask for after a break
@@ -130,9 +130,9 @@ class ExchangeHub:
 
     # -- any thread ---------------------------------------------------------------------------------------------
 
-    def open(self, party: str) -> Stream:
+    def open(self, party: str) -> PartyStream:
         """Opens a stream for ``party`` and closes its older one."""
-        stream = Stream(party)
+        stream = PartyStream(party)
         with self._lock:
             older, self._streams[party] = self._streams.get(party), stream
             if older is not None:
@@ -156,7 +156,7 @@ class ExchangeHub:
         gone = self._patience.away if self._lenience is not None else ()
         return [party for party in self._asked if party not in arrived and party not in gone]
 
-    def deliver(self, stream: Stream, frame: Received) -> None:
+    def deliver(self, stream: PartyStream, frame: Received) -> None:
         """Passes one frame to the main thread; waits while too many are unread.
 
         Frames of a bundle that was already received are dropped; the reply goes to this stream.
@@ -183,7 +183,7 @@ class ExchangeHub:
                 stream.incoming.whole = envelope.last
             self._events.put((stream, stream.incoming, frame))
 
-    def resume(self, stream: Stream, step: StepKey) -> exchange_pb2.Resume:
+    def resume(self, stream: PartyStream, step: StepKey) -> exchange_pb2.Resume:
         """Returns how much of a bundle came over this party's broken streams; the rest will come over ``stream``."""
         with self._lock:
             first, answered = self._bundle_of(stream.party, step), self._answer_to(stream.party, step)
@@ -214,7 +214,7 @@ class ExchangeHub:
         for stream in streams:
             stream.outbox.put(error)
 
-    def _begun(self, stream: Stream, step: StepKey, kind: str) -> None:
+    def _begun(self, stream: PartyStream, step: StepKey, kind: str) -> None:
         """Notes the first frame of a bundle: a new bundle, or one that was received whole before."""
         party = stream.party
         with self._lock:
@@ -228,7 +228,7 @@ class ExchangeHub:
                     self._earlier[party] = tuple(kept[-(self.in_flight - 1) :])
                 stream.incoming = self._incoming[party] = _Incoming(step, kind, stream)
 
-    def _repeat(self, stream: Stream, step: StepKey) -> None:
+    def _repeat(self, stream: PartyStream, step: StepKey) -> None:
         """Ends a repeated bundle: sends its reply to this stream, now or as soon as it is computed."""
         stream.repeating = None
         with self._lock:
@@ -255,7 +255,7 @@ class ExchangeHub:
         bundle = self._bundle_of(party, step) if self.in_flight > 1 else None
         return bundle.reply if bundle is not None else None
 
-    def _give_again(self, stream: Stream, reply: list[Encoded]) -> None:
+    def _give_again(self, stream: PartyStream, reply: list[Encoded]) -> None:
         """Sends a computed reply again; the caller holds the lock."""
         stream.outbox.put(reply)
         self._awaited.discard(stream.party)
@@ -417,7 +417,7 @@ class ExchangeHub:
         self._patience.came(party, time.monotonic())
         self._behind.discard(party)
 
-    def _take(self, stream: Stream, incoming: _Incoming | None, frame: Received) -> str | None:
+    def _take(self, stream: PartyStream, incoming: _Incoming | None, frame: Received) -> str | None:
         """Takes a frame, in the order in which its party sent them; returns the party if it completes its bundle."""
         party = stream.party
         self._taken[party] += 1

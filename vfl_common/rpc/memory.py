@@ -19,7 +19,7 @@ from vfl_common.ledger import Direction, Ledger
 from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_common.rpc.arrivals import Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.wire.frames import Sizes, measure
+from vfl_common.wire.frames import BundleSizes, measure
 
 
 class Turns:
@@ -41,10 +41,10 @@ class Carried(NamedTuple):
     """A copy of a bundle, so that the receiver has its own memory; ``size``: what it would be on the wire."""
 
     bundle: Bundle
-    size: Sizes
+    size: BundleSizes
 
     @classmethod
-    def of(cls, bundle: Bundle, size: Sizes) -> Carried:
+    def of(cls, bundle: Bundle, size: BundleSizes) -> Carried:
         tensors = {
             name: Buffer(buffer.dtype, buffer.shape, memoryview(bytearray(buffer.data)))
             for name, buffer in bundle.tensors.items()
@@ -276,7 +276,7 @@ class MemoryLink(Link):
         return step in self._hub.replies[self._me]
 
 
-def count(ledger: Ledger, peer: str, direction: Direction, step: StepKey, bundle: Bundle, size: Sizes) -> None:
+def count(ledger: Ledger, peer: str, direction: Direction, step: StepKey, bundle: Bundle, size: BundleSizes) -> None:
     """Counts a bundle as the frames that it would be on the wire."""
     ledger.add(peer, step.phase, bundle.kind.label, direction, size.payload_bytes, size.message_bytes, size.messages)
 

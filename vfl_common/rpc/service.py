@@ -17,7 +17,7 @@ from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.channel import PROTOCOL, Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.hub import ExchangeHub, Stream
+from vfl_common.rpc.hub import ExchangeHub, PartyStream
 from vfl_common.rpc.refusals import Refusals
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import label, malformed, parse_frame
@@ -123,7 +123,7 @@ class ExchangeService:
                 self._held[party] -= 1
 
     def _until_it_ends(
-        self, hub: ExchangeHub, stream: Stream, requests: Iterator[bytes], resume: StepKey | None
+        self, hub: ExchangeHub, stream: PartyStream, requests: Iterator[bytes], resume: StepKey | None
     ) -> Iterator[bytes]:
         with self._changed:
             self._open += 1
@@ -169,7 +169,7 @@ class ExchangeService:
         return hub, StepKey(resume.phase, resume.round, resume.batch) if attach.HasField("resume") else None
 
     def _serve(
-        self, hub: ExchangeHub, stream: Stream, requests: Iterator[bytes], resume: StepKey | None
+        self, hub: ExchangeHub, stream: PartyStream, requests: Iterator[bytes], resume: StepKey | None
     ) -> Iterator[bytes]:
         add, party, whole = self._ledger.add, stream.party, False
         if resume is not None:
@@ -194,7 +194,7 @@ class ExchangeService:
                 add(party, encoded.phase, encoded.kind, "sent", encoded.payload_bytes, len(encoded.data))
                 yield encoded.data
 
-    def _read(self, hub: ExchangeHub, stream: Stream, requests: Iterator[bytes]) -> None:
+    def _read(self, hub: ExchangeHub, stream: PartyStream, requests: Iterator[bytes]) -> None:
         """Passes on all bundles of a stream; what goes wrong is raised where the replies are sent."""
         try:
             while self._bundle(hub, stream, requests):
@@ -203,7 +203,7 @@ class ExchangeService:
         except Exception as error:  # noqa: BLE001 - whoever sends the replies knows what to do with it
             stream.outbox.put(error)
 
-    def _bundle(self, hub: ExchangeHub, stream: Stream, requests: Iterator[bytes]) -> bool:
+    def _bundle(self, hub: ExchangeHub, stream: PartyStream, requests: Iterator[bytes]) -> bool:
         """Passes on one bundle, or the rest of one; returns false if the party has closed its side."""
         party = stream.party
         phase, kind = (stream.incoming.step.phase, stream.incoming.kind) if stream.incoming is not None else ("", "")

@@ -48,7 +48,7 @@ class Received(NamedTuple):
     data: memoryview
 
 
-class Sizes(NamedTuple):
+class BundleSizes(NamedTuple):
     """The size of one bundle on the wire, as the ledger counts it."""
 
     payload_bytes: int
@@ -69,12 +69,12 @@ def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> lis
     return frames
 
 
-def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Sizes:
+def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> BundleSizes:
     """Returns the size of what ``encode`` would make of a bundle of ``spec``, for a forecast."""
     return _sizes(step, _spec_header(spec), spec.payload_bytes, frame_bytes)
 
 
-def measure(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> Sizes:
+def measure(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> BundleSizes:
     """Returns the size of what ``encode`` would make of ``bundle``.
 
     A number takes as many bytes as its bits ask for, so that most steps of a phase have the same size.
@@ -94,18 +94,18 @@ def _measured(
     tensors: tuple[tuple[str, DType, tuple[int, ...]], ...],
     payload: int,
     frame_bytes: int,
-) -> Sizes:
+) -> BundleSizes:
     step = StepKey(phase, (1 << round_bits) - 1, (1 << batch_bits) - 1)
     return _sizes(step, _header(kind, tensors), payload, frame_bytes)
 
 
-def _sizes(step: StepKey, header: tensor_pb2.BundleHeader, payload: int, frame_bytes: int) -> Sizes:
+def _sizes(step: StepKey, header: tensor_pb2.BundleHeader, payload: int, frame_bytes: int) -> BundleSizes:
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
     around = (
         _frame(step, header, index, count).ByteSize() + len(_data_prefix(each)) for index, each in enumerate(chunks)
     )
-    return Sizes(payload, payload + sum(around), count)
+    return BundleSizes(payload, payload + sum(around), count)
 
 
 def encode_passed(now: StepKey) -> Encoded:

@@ -202,7 +202,7 @@ class _Ring:
         """Agrees with the others on an attempt and on the batches that are left to do. Raises PeerError."""
         before, step, k = self._kept.attempt, StepKey(PHASE, 0, 0), self._size
         fresh = Attempt(NO_ATTEMPT, os.urandom(32), before.seal or os.urandom(32), os.urandom(32))
-        self._identity = sealed.Identity(fresh.seal)
+        self._identity = sealed.KeyPair(fresh.seal)
         mine = {
             "rows": _ints(len(self._at.table)),
             "attempt": _bytes(before.name),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from vfl_party.attacks.scene import Batch
+from vfl_party.attacks.scene import Intercepted
 from vfl_party.optim import before_step
 from vfl_party.seeds import Rows
 
@@ -50,13 +50,13 @@ class Boost:
                     self._before[id(each)] = now
 
 
-def drift(batches: Iterable[Batch]) -> Iterator[float]:
+def drift(batches: Iterable[Intercepted]) -> Iterator[float]:
     """Yields how far a party's embeddings have moved since the round before, for each recorded round but the first.
 
     It is ‖z − z′‖ / ‖z′‖ over all rows of a round that the one before has, too. The active party needs only what it
     receives. A party that boosts its gradients moves faster than it would, which a rehearsal without boost shows.
     """
-    rounds: dict[tuple[str, int], list[Batch]] = {}
+    rounds: dict[tuple[str, int], list[Intercepted]] = {}
     for batch in batches:
         rounds.setdefault((batch.phase, batch.round), []).append(batch)
     for (phase, before), (same, now) in pairwise(sorted(rounds)):
@@ -68,5 +68,5 @@ def drift(batches: Iterable[Batch]) -> Iterator[float]:
                 yield ((new - old).norm() / old.norm().clamp_min(1e-30)).item()
 
 
-def _joined(batches: Sequence[Batch]) -> tuple[Rows, Tensor]:
+def _joined(batches: Sequence[Intercepted]) -> tuple[Rows, Tensor]:
     return np.concatenate([each.rows for each in batches]), torch.cat([each.came for each in batches])

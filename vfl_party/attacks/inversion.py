@@ -46,7 +46,7 @@ class InversionSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class LatentPairs:
     """Latents and the images that they were made of.
 
     ``z``: [N, C, H, W] or [N, D]. ``images``: [N, C, H, W], pixels from 0 to 1. Raises ValueError if they are no pairs.
@@ -100,8 +100,8 @@ class Inverted:
 
 
 def invert(
-    auxiliary: Pairs,
-    private: Pairs,
+    auxiliary: LatentPairs,
+    private: LatentPairs,
     settings: InversionSettings,
     *,
     device: torch.device = CPU,
@@ -125,10 +125,10 @@ def invert(
 
 
 def train_decoder(
-    pairs: Pairs,
+    pairs: LatentPairs,
     settings: InversionSettings,
     *,
-    held: Pairs | None = None,
+    held: LatentPairs | None = None,
     device: torch.device = CPU,
     progress: Progress = _quiet,
 ) -> Decoder:
@@ -167,7 +167,7 @@ def train_decoder(
     return decoder.eval()
 
 
-def _error(decoder: Decoder, held: Pairs) -> float:
+def _error(decoder: Decoder, held: LatentPairs) -> float:
     decoder.eval()
     found = functional.mse_loss(reconstruct(decoder, held.z), held.images.cpu()).item()
     decoder.train()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl_party.attacks.scene import Batch, Image, Scene, UnfitError
+from vfl_party.attacks.scene import Image, Intercepted, Scene, UnfitError
 from vfl_party.seeds import Rows, derive_seed
 
 ALL_THREE = "first, last and mean"  # of a row's embeddings, side by side
@@ -21,9 +21,9 @@ class Pairs:
     """Rows that one sender sent in one exchange: some whose columns the attacker knows, and others that are judged.
 
     ``place``: the phase and the exchange. ``z_known``, ``values_known``: [K, D] and [K, F]. ``own``: what the attacker
-    has of the same rows by itself; None if it has no columns. ``groups``, ``image``: see ``Columns``. ``over``: {how a
-    row's embeddings of all recorded rounds are put together: those of the known and of the judged rows}; empty if each
-    row came once.
+    has of the same rows by itself; None if it has no columns. ``groups``, ``image``: see ``EncoderInputs``. ``over``:
+    {how a row's embeddings of all recorded rounds are put together: those of the known and of the judged rows}; empty
+    if each row came once.
     """
 
     sender: str
@@ -115,7 +115,7 @@ class _Sent:
         return {"mean": mean_BD, "first and last": ends_BD, ALL_THREE: torch.cat([mean_BD, ends_BD], dim=1)}
 
 
-def _sent(batches: Iterator[Batch]) -> dict[str, _Sent]:
+def _sent(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
     """Returns {phase and exchange: what has come of its rows}."""
     found: dict[str, _Sent] = {}
     for batch in batches:

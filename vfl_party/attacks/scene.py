@@ -21,7 +21,7 @@ class UnfitError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Intercepted:
     """What one message gave the attacker, and what its sender would have sent without its chain.
 
     ``rows``: of the message, in order. ``came``: [B, D], after the receiver has undone codecs. ``meant``: the same
@@ -87,7 +87,7 @@ class Image:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class EncoderInputs:
     """A party's encoder inputs as a table of numbers.
 
     ``names``: of the table's columns. ``values``: [N, F], scaled. ``codes``: int64 [N, K], categories that are not
@@ -132,12 +132,12 @@ class Scene:
     labels: Tensor
     rows: Mapping[str, Rows]
     seed: int
-    gradients: Callable[[], Iterator[Batch]]
-    embeddings: Mapping[str, Callable[[], Iterator[Batch]]] = field(default_factory=dict)
+    gradients: Callable[[], Iterator[Intercepted]]
+    embeddings: Mapping[str, Callable[[], Iterator[Intercepted]]] = field(default_factory=dict)
     encoder: nn.Module | None = None
     inputs: Callable[[Rows], tuple[Tensor, ...]] | None = None
     make_encoder: Callable[[str], nn.Module] | None = None
-    columns: Mapping[str, Columns] = field(default_factory=dict)
+    columns: Mapping[str, EncoderInputs] = field(default_factory=dict)
     heard: Callable[[], Iterator[Heard]] = field(default=lambda: iter(()))
     owners: Mapping[str, Owner] = field(default_factory=dict)
     targets: Tensor | None = None

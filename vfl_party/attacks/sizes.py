@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MessageSizes:
     """The messages of one exchange in one direction.
 
     ``rounds``: how many there were. ``sizes``: {payload bytes of a message: how many}. ``tells``: what follows from
@@ -36,7 +36,7 @@ class Seen:
     payload_bytes: int
 
 
-def told(seen: Iterable[Seen], row_bytes: int) -> list[Sizes]:
+def told(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
     """Returns a line for each exchange and direction.
 
     ``row_bytes``: of one row on the wire. It is known from the recipe, or the greatest common divisor of the sizes.
@@ -52,5 +52,5 @@ def told(seen: Iterable[Seen], row_bytes: int) -> list[Sizes]:
         each_round = f"{rows // rounds:,} rows a round" if rows % rounds == 0 else f"{rows:,} rows in all"
         most = max(sizes) // row_bytes
         tells = f"{each_round}, in batches of {most:,}; {rounds} round{'s' if rounds > 1 else ''}"
-        found.append(Sizes(*key, rounds, tuple(sorted(sizes.items(), reverse=True)), tells))
+        found.append(MessageSizes(*key, rounds, tuple(sorted(sizes.items(), reverse=True)), tells))
     return found

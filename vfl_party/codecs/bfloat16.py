@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from vfl_common.bundle import DType
-from vfl_party.codecs.float16 import Half
+from vfl_party.codecs.float16 import TwoBytes
 
 
-class BFloat16(Half):
+class BFloat16(TwoBytes):
     """Rounds to the nearest bfloat16, ties to even, as torch does. The range is float32's, up to rounding."""
 
     text = "bfloat16"

@@ -12,7 +12,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.filter import Filter, Tensors
 
 
-class Half(Filter):
+class TwoBytes(Filter):
     """Writes float32 in two bytes a number, rounded to nearest, ties to even; leaves other dtypes unchanged."""
 
     repeats = True
@@ -44,7 +44,7 @@ class Half(Filter):
         return found
 
 
-class Float16(Half):
+class Float16(TwoBytes):
     """Raises InputError for values beyond 65,504; values below 6e-8 become zero."""
 
     text = "float16"

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks, dates, texts, written
 from vfl_party.data.choice import Chosen, choose
-from vfl_party.data.space import IN_MEMORY, Growing, Space
+from vfl_party.data.space import IN_MEMORY, GrowingMatrix, Space
 from vfl_party.data.stream import Stream, emptied, without_headers
 from vfl_party.data.table import Categories
 from vfl_party.data.vocabulary import Vocabulary, decoded
@@ -173,8 +173,8 @@ class _Pass:
         self._split: list[npt.NDArray[np.int32]] = []
         self._numeric: tuple[str, ...] | None = None  # once the first block has come
         self._others: tuple[str, ...] = ()
-        self._numbers: Growing | None = None
-        self._codes: Growing | None = None
+        self._numbers: GrowingMatrix | None = None
+        self._codes: GrowingMatrix | None = None
 
     def over(self, blocks: Iterator[pa.RecordBatch], notes: tuple[str, ...] = ()) -> Rows:
         """Reads all blocks. Raises InputError."""

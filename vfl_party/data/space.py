@@ -114,9 +114,9 @@ class Space:
         except OSError as error:
             raise self._full(rows.nbytes, error) from None
 
-    def growing(self, width: int, dtype: npt.DTypeLike) -> Growing:
+    def growing(self, width: int, dtype: npt.DTypeLike) -> GrowingMatrix:
         """Returns a matrix of ``width`` columns that grows by blocks of rows."""
-        return Growing(self, width, np.dtype(dtype))
+        return GrowingMatrix(self, width, np.dtype(dtype))
 
     def _file(self, size: int) -> IO[bytes]:
         try:
@@ -158,7 +158,7 @@ class MappedArray(np.memmap[Any, Any]):
         return np.frombuffer(found, self.dtype).reshape(len(rows), *self.shape[1:])
 
 
-class Growing:
+class GrowingMatrix:
     """A matrix that grows by blocks of rows: in memory at first, in a file once it is too large."""
 
     def __init__(self, space: Space, width: int, dtype: np.dtype[Any]) -> None:

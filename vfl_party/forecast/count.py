@@ -26,7 +26,7 @@ from vfl_party.chain import Chains
 from vfl_party.chains import summarised
 from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
-from vfl_party.forecast.result import Forecast, PhaseForecast, StepRun
+from vfl_party.forecast.result import CountedForecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
 from vfl_party.methods import check_fit, check_together, load_method, parse_settings, upper_of
 from vfl_party.party import Load, encoder_settings, load
@@ -127,7 +127,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     return assembled.party, len(assembled.prepared.table)
 
 
-def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None) -> Forecast:
+def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None) -> CountedForecast:
     """Counts the whole run. ``ended``: {phase: rounds}, for phases with early stopping: counts only these rounds.
 
     Raises InputError if a party would refuse a phase, if a phase in ``ended`` cannot end early, or if one is too long.
@@ -136,7 +136,7 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
     return forecast_of(party, rows, ended)
 
 
-def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> Forecast:
+def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> CountedForecast:
     """Counts the whole run of ``party``'s recipe; ``party``: as ``lone_party`` gives it. Raises as ``forecast``."""
     recipe, count = party.recipe, _Count()
     opening = groupby(alignment_of(recipe).occurrences(rows), key=lambda each: each.step.phase)
@@ -164,7 +164,7 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
     if limits:
         text = f"--rounds: {next(iter(limits))} is no phase that may end early; its recipe says how many rounds it has"
         raise InputError(Code.CONFIG_INVALID, text)
-    return Forecast(
+    return CountedForecast(
         recipe=recipe.name,
         rows=rows,
         server=recipe.server,

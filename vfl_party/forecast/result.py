@@ -52,7 +52,7 @@ class PhaseForecast(_Model):
     runs: tuple[StepRun, ...] = ()
 
 
-class Forecast(_Model):
+class CountedForecast(_Model):
     """All phases that exchange tensors, beginning with the comparison of rows (``open``).
 
     The sessions with the server (``control``) are left out: they grow with time. ``links``: as ``bytes.by_link``
@@ -85,7 +85,7 @@ class LinkError(_Model):
         return self.forecast / self.counted - 1 if self.counted else math.inf
 
 
-def against(forecast: Forecast, counted: Bytes) -> list[LinkError]:
+def against(forecast: CountedForecast, counted: Bytes) -> list[LinkError]:
     """Compares a forecast with the run's ledger, link by link; leaves out the sessions with the server."""
     sums: dict[tuple[str, str, str], list[int]] = {}
     for place, links in enumerate((forecast.links, counted.by_link)):

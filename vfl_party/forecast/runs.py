@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from vfl_common.bundle import StepKey
-from vfl_common.wire.frames import Sizes
+from vfl_common.wire.frames import BundleSizes
 from vfl_party.declared import Occurrence
 from vfl_party.forecast.result import StepRun
 
@@ -38,7 +38,7 @@ class Runs:
             self._run = run
         self._steps += 1
 
-    def add(self, size: Sizes, parties: int, up: bool) -> None:
+    def add(self, size: BundleSizes, parties: int, up: bool) -> None:
         """Adds a message to or from each of ``parties`` parties."""
         place = 0 if up else 1
         self._sums[place] += parties * size.message_bytes

@@ -1,6 +1,6 @@
 """What one passive party sends another through the active party, sealed so that the active party cannot read it.
 
-Each party makes an ``Identity``, a key pair of X25519 for one run, and introduces it: it signs the public key with the
+Each party makes a ``KeyPair``, a key pair of X25519 for one run, and introduces it: it signs the public key with the
 key of its certificate. A message is encrypted with ChaCha20-Poly1305 (RFC 8439). Its key comes from both parties' keys
 (RFC 7748, section 6.1) through HKDF-SHA256 (RFC 5869), another one for each direction.
 """
@@ -41,7 +41,7 @@ _PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
 @dataclass(frozen=True)
-class Identity:
+class KeyPair:
     """A key pair of X25519: ``secret``, 32 bytes, is all there is to store."""
 
     secret: bytes = field(repr=False)
@@ -115,7 +115,7 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
     """Returns the public key of an introduction, which the holder of ``party``'s certificate has signed.
 
     Args:
-        introduction: what the peer's ``Identity.introduction`` gave.
+        introduction: what the peer's ``KeyPair.introduction`` gave.
         credentials: this process's, with the CA and the list of revoked certificates.
         party: who must have made it.
         context: what it must be good for.

@@ -31,7 +31,7 @@ class EndingHub(Hub, Protocol):
         ...
 
 
-class Service(Protocol):
+class BundleService(Protocol):
     """Brings the parties' bundles to the hub of the current generation."""
 
     def use(self, hub: Any) -> None: ...
@@ -57,7 +57,7 @@ class Aggregator:
 
     def __init__(
         self,
-        service: Service,
+        service: BundleService,
         run_id: str,
         roster: Sequence[str],
         passives: Sequence[str],

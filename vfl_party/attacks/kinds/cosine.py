@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vfl_party.attacks.directions import towards, unit
-from vfl_party.attacks.scene import Attack, Batch, Figure, Scene, UnfitError
+from vfl_party.attacks.scene import Attack, Figure, Intercepted, Scene, UnfitError
 from vfl_party.attacks.scores import Tally
 from vfl_party.seeds import derive_seed
 
@@ -39,12 +39,12 @@ def play(scene: Scene) -> list[Figure]:
     return found
 
 
-def _changed(batch: Batch) -> bool:
+def _changed(batch: Intercepted) -> bool:
     return batch.meant is not None and not torch.equal(batch.meant, batch.came)
 
 
 def _judge(
-    tally: Tally, batch: Batch, y_B: Tensor, classes: int, count: int, oracle: bool, random: np.random.Generator
+    tally: Tally, batch: Intercepted, y_B: Tensor, classes: int, count: int, oracle: bool, random: np.random.Generator
 ) -> None:
     known_in = batch.meant if oracle else batch.came
     wanted = [1] if classes == 2 else range(classes)

@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from vfl_common.text import listed
 from vfl_party.attacks.fitting import decode_pixels, held_of
-from vfl_party.attacks.inversion import InversionSettings, reconstruct, train_decoder
-from vfl_party.attacks.inversion import Pairs as Latents
+from vfl_party.attacks.inversion import InversionSettings, LatentPairs, reconstruct, train_decoder
 from vfl_party.attacks.likeness import Likeness, likeness
 from vfl_party.attacks.pairs import ALL_THREE, Pairs, left_out, pairs
 from vfl_party.attacks.scene import ALL_EPOCHS, Attack, Figure, Scene, Shown
@@ -99,7 +98,7 @@ def decode_images(z_KD: Tensor, images_KCHW: Tensor, judged_ND: Tensor, seed: in
         "dense": dense.reshape(-1, *images_KCHW.shape[1:]).clamp(0, 1),
     }
     if len(z_KD) >= _LEAST_CONVOLUTIONAL:
-        learnt, decides = (Latents(z_KD[at].float(), images_KCHW[at]) for at in (slice(held, None), slice(held)))
+        learnt, decides = (LatentPairs(z_KD[at].float(), images_KCHW[at]) for at in (slice(held, None), slice(held)))
         epochs = math.ceil(_STEPS / math.ceil(len(learnt) / _BATCH))
         settings = InversionSettings(epochs=epochs, batch_size=_BATCH, seed=seed)
         made["convolutional"] = reconstruct(train_decoder(learnt, settings, held=decides), asked)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vfl_party.attacks.kinds import columns
 from vfl_party.attacks.pairs import known_rows
-from vfl_party.attacks.scene import Attack, Batch, Figure, Scene, UnfitError
+from vfl_party.attacks.scene import Attack, Figure, Intercepted, Scene, UnfitError
 from vfl_party.attacks.scores import Numbers
 from vfl_party.attacks.trees import MOST_TREES, sides, told
 
@@ -35,7 +35,7 @@ def play(scene: Scene) -> list[Figure]:
     bits = {passive: kept for passive, of in found.items() if of and (kept := telling(of)).shape[1]}
     if not bits:
         raise UnfitError("no passive party owns a split")
-    sent = {passive: partial(iter, [Batch("trees", 0, 0, train, bits_NS)]) for passive, bits_NS in bits.items()}
+    sent = {passive: partial(iter, [Intercepted("trees", 0, 0, train, bits_NS)]) for passive, bits_NS in bits.items()}
     return columns.decoded(replace(scene, embeddings=sent), "sides")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 _READ = 1 << 20
 
 
-class Bytes(io.RawIOBase):
+class QuotedBytes(io.RawIOBase):
     """Passes the bytes of a file on, with line ends of one byte, and looks whether quotation marks stand as they must.
 
     Each one that opens a cell must stand at its beginning, and each one that closes it at its end. ``sound`` is false

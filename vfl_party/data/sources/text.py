@@ -17,7 +17,7 @@ import pyarrow.csv as arrow_csv
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.sources.quotes import Bytes
+from vfl_party.data.sources.quotes import QuotedBytes
 from vfl_party.data.sources.unchanged import state_of, unchanged
 from vfl_party.data.stream import Stream
 
@@ -42,7 +42,7 @@ BLOCK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
-class Layout:
+class TextLayout:
     """How a text file is laid out. ``skip``: lines before the one that names the columns; ``names``: all, in order."""
 
     encoding: str
@@ -70,7 +70,7 @@ def open_text(settings: DataSettings) -> Stream:
     return Stream(source, named, True, blocks, layout.separator, layout.notes, found)
 
 
-def _text_blocks(source: str, layout: Layout, chosen: Sequence[str], notes: list[str]) -> Iterator[pa.RecordBatch]:
+def _text_blocks(source: str, layout: TextLayout, chosen: Sequence[str], notes: list[str]) -> Iterator[pa.RecordBatch]:
     ragged: list[Any] = []
     looked = False  # whether quotation marks that stand oddly have been looked at
 
@@ -83,7 +83,7 @@ def _text_blocks(source: str, layout: Layout, chosen: Sequence[str], notes: list
     try:
         with (
             _open(source) as file,
-            Bytes(file, layout.separator, lines=not layout.encoding.startswith(("utf-16", "utf-32"))) as data,
+            QuotedBytes(file, layout.separator, lines=not layout.encoding.startswith(("utf-16", "utf-32"))) as data,
             arrow_csv.open_csv(
                 data,
                 arrow_csv.ReadOptions(
@@ -136,7 +136,7 @@ def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> 
         notes.append(f"{within:,} lines are blank or stand within quotation marks: they begin no row")
 
 
-def _refuse_wrong_quotes(source: str, layout: Layout) -> None:
+def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
     """Raises InputError if a quotation mark is not closed, or if text follows one that closes a cell."""
     before = csv.field_size_limit(_LONGEST_CELL)
     try:
@@ -155,7 +155,7 @@ def _refuse_wrong_quotes(source: str, layout: Layout) -> None:
         csv.field_size_limit(before)
 
 
-def _layout(settings: DataSettings) -> Layout:
+def _layout(settings: DataSettings) -> TextLayout:
     """Finds encoding, separator and names. Raises InputError."""
     source = settings.source
     encoding, guessed = _encoding(settings)
@@ -193,7 +193,7 @@ def _layout(settings: DataSettings) -> Layout:
     if unnamed:
         places = ", ".join(map(str, unnamed[:5])) + (", …" if len(unnamed) > 5 else "")
         notes.append(f"columns without a name are left out: number {places}")
-    return Layout(encoding, separator, skip, names, tuple(notes))
+    return TextLayout(encoding, separator, skip, names, tuple(notes))
 
 
 def _skipped(settings: DataSettings, lines: Sequence[str]) -> int:

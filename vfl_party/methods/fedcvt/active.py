@@ -11,10 +11,10 @@ from vfl_common.bundle import StepKey
 from vfl_party.context import Party
 from vfl_party.diverged import check_sums
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
-from vfl_party.methods.fedcvt.losses import View
+from vfl_party.methods.fedcvt.losses import Representations
 from vfl_party.methods.fedcvt.objective import TERMS, Objective
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
-from vfl_party.methods.fedcvt.training import OwnTraining
+from vfl_party.methods.fedcvt.training import CvtTraining
 from vfl_party.metrics import evaluate
 from vfl_party.models import forward, seeded
 from vfl_party.phase import Phase, RoundReport, Tree
@@ -31,7 +31,7 @@ class ActiveFedCVT(Phase):
     def __init__(self, party: Party, name: str, settings: FedCVTSettings) -> None:
         self._party = party
         heads = {view: _head(party, name, view) for view in ("active", "passive")}
-        self._training = OwnTraining(party, name, settings, heads)
+        self._training = CvtTraining(party, name, settings, heads)
         self.name, self.rounds = name, self._training.batches.rounds
         self._theirs = settings.own_batch("passive")
         sizes = {"width": party.embedding_size, "own": self._theirs}
@@ -63,8 +63,8 @@ class ActiveFedCVT(Phase):
             ((passive, received),) = self._representations.collect(step, rows=each.aligned).items()
             for tensor in received.values():
                 tensor.requires_grad_()
-            ours = View(r_BD[: each.aligned], r_BD[each.aligned :])
-            theirs = View(received["aligned"], received.get("own", r_BD[:0]))
+            ours = Representations(r_BD[: each.aligned], r_BD[each.aligned :])
+            theirs = Representations(received["aligned"], received.get("own", r_BD[:0]))
             found = self._objective(ours, theirs, y_L, pseudo=each.pseudo)
             found.loss.backward()  # type: ignore[no-untyped-call]
             gradients = {f"d_{name}": _gradient(tensor) for name, tensor in received.items()}

@@ -32,7 +32,7 @@ def attend(q_NH: Tensor, k_MH: Tensor, v_MH: Tensor, sharpen: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class View:
+class Representations:
     """One party's representations in a step: of the aligned rows [M, D], and of rows that only it has [N, D]."""
 
     aligned: Tensor
@@ -43,7 +43,7 @@ class View:
         return torch.cat([self.aligned, self.own])
 
 
-def estimate(r_ND: Tensor, view: View, other: View, sharpen: float) -> Tensor:
+def estimate(r_ND: Tensor, view: Representations, other: Representations, sharpen: float) -> Tensor:
     """Estimates the other party's representations [N, D] of rows of which one party has ``r_ND``.
 
     U: by attention among the aligned rows, this party's as keys and the other's as values. C: by attention among all of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.config.models import TaskSettings
-from vfl_party.methods.fedcvt.losses import View, agreed, distance, estimate, halves, overlap
+from vfl_party.methods.fedcvt.losses import Representations, agreed, distance, estimate, halves, overlap
 from vfl_party.methods.fedcvt.settings import FedCVTSettings, Preset
 from vfl_party.metrics import loss_fn
 from vfl_party.models import combine
@@ -19,7 +19,7 @@ TERMS = ("classifiers", "shared", "overlap", "estimate")
 
 
 @dataclass(frozen=True)
-class Found:
+class StepLoss:
     """A step's loss. ``terms``: those of ``TERMS``, without weights; ``taken``: how many rows got pseudo-labels."""
 
     loss: Tensor
@@ -38,7 +38,7 @@ class Objective:
     active: Classify
     passive: Classify
 
-    def __call__(self, active: View, passive: View, y_L: Tensor, *, pseudo: bool) -> Found:
+    def __call__(self, active: Representations, passive: Representations, y_L: Tensor, *, pseudo: bool) -> StepLoss:
         """Returns the loss of a step of which the first L aligned rows have labels.
 
         ``pseudo``: whether the other rows may get pseudo-labels.
@@ -62,7 +62,7 @@ class Objective:
         for name, term in terms.items():
             loss = loss + self.settings.lambdas.of(name, self.preset) * term
         pairs = [terms[f"{name}_active"] + terms[f"{name}_passive"] for name in ("overlap", "estimate")]
-        return Found(loss, torch.stack([classifiers, shared, *pairs]).detach(), taken)
+        return StepLoss(loss, torch.stack([classifiers, shared, *pairs]).detach(), taken)
 
     def _classifiers(
         self, r_active: Tensor, r_passive: Tensor, y_L: Tensor, aligned: int, own: int, *, pseudo: bool

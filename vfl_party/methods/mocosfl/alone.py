@@ -11,7 +11,7 @@ from vfl_party.methods.mocosfl.course import halves_of, momentum_of
 from vfl_party.methods.mocosfl.memory import TrainedTail, zero
 from vfl_party.methods.mocosfl.resist import Resistance
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.training import Half
+from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import Views
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.seeds import derive_seed
@@ -32,7 +32,7 @@ class AloneMocoSFL(Phase):
         self._party, self._settings = party, settings
         self._views = Views(party, name, settings)
         self._bottom = party.models["encoder"]
-        self._half = Half(self._bottom, settings.of_bottoms, settings.epochs)
+        self._half = TrainedHalf(self._bottom, settings.of_bottoms, settings.epochs)
         self._momentum = momentum_of(self._bottom)
         self._tail = TrainedTail(party, name, settings)
         self._resistance: Resistance | None = None

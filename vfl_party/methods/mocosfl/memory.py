@@ -12,7 +12,7 @@ from vfl_party.context import Party
 from vfl_party.methods.mocosfl.contrast import contrast
 from vfl_party.methods.mocosfl.course import momentum_of
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.training import Half
+from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.phase import Tree
 from vfl_party.seeds import derive_seed
 from vfl_party.selfsup.losses import KeyQueue, ema_update
@@ -24,7 +24,7 @@ class TrainedTail:
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
         self._tail = party.models["tail"]
-        self._half = Half(self._tail, settings.of_tail, settings.epochs)
+        self._half = TrainedHalf(self._tail, settings.of_tail, settings.epochs)
         self._momentum = momentum_of(self._tail)
         seed = derive_seed(party.recipe.seed, "queue", phase)
         self._queue = KeyQueue(settings.queue, settings.width, seed, party.device)

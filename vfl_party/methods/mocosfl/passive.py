@@ -11,7 +11,7 @@ from vfl_party.diverged import check_own
 from vfl_party.methods.mocosfl.course import Course, averaged, halves_of, momentum_of
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.training import Half
+from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import Views
 from vfl_party.models.backward import backward
 from vfl_party.phase import Phase, RoundReport, Tree
@@ -29,7 +29,7 @@ class PassiveMocoSFL(Phase):
         self._course = Course.of(party, name, settings)
         released = party.recipe.preset == "released"
         self._bottom = party.models["encoder"]
-        self._half = Half(self._bottom, settings.of_bottoms, settings.epochs, by_batch=released)
+        self._half = TrainedHalf(self._bottom, settings.of_bottoms, settings.epochs, by_batch=released)
         self._momentum = momentum_of(self._bottom)
         self._averaged = averaged(self._bottom, None if released else self._momentum)
         channels, height, width = halves_of(party.recipe, settings).latent

@@ -12,7 +12,7 @@ from vfl_common.config.models import OptimizerSettings
 from vfl_party.optim import build_optimizer, build_schedule, clip
 
 
-class Half:
+class TrainedHalf:
     """A half of the network with its optimizer.
 
     Args:

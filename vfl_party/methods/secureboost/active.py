@@ -31,8 +31,8 @@ from vfl_party.methods.secureboost.exchanges import (
     STOP,
 )
 from vfl_party.methods.secureboost.forest import Tree
-from vfl_party.methods.secureboost.gains import Found, Gains, Sums
-from vfl_party.methods.secureboost.growing import Growing
+from vfl_party.methods.secureboost.gains import BestSplit, Gains, Sums
+from vfl_party.methods.secureboost.growing import GrowingTree
 from vfl_party.methods.secureboost.growth import SETTLED, Bools, open_nodes, packed_bytes, to_sum, where
 from vfl_party.methods.secureboost.objective import Doubles, Fixed, base, derivatives
 from vfl_party.methods.secureboost.sampling import by_gradient, sample, secret
@@ -187,7 +187,7 @@ class ActiveSecureBoost(Phase):
 
     # -- one tree -------------------------------------------------------------------------------------------------
 
-    def _begin(self, round_: int, rows: Rows, g_N: Doubles, h_N: Doubles, with_others: bool) -> Growing:
+    def _begin(self, round_: int, rows: Rows, g_N: Doubles, h_N: Doubles, with_others: bool) -> GrowingTree:
         """Prepares a tree, and sends its gradients to the passive parties."""
         settings, party, count = self._settings, self._party, len(self._routed)
         fixed = Fixed.of(g_N, h_N)
@@ -198,7 +198,7 @@ class ActiveSecureBoost(Phase):
         in_sample = np.zeros(count, bool)
         in_sample[rows] = True
         sizes = self._send(round_, g, h) if with_others else {}
-        return Growing(
+        return GrowingTree(
             Tree(),
             Gains(settings, fixed),
             rows,
@@ -225,7 +225,7 @@ class ActiveSecureBoost(Phase):
         self._swaps.gradients.reply_all(step, self._passives, {name: ciphers})
         return found
 
-    def _grow(self, of: Growing, round_: int) -> None:
+    def _grow(self, of: GrowingTree, round_: int) -> None:
         """Grows one tree, level by level."""
         for level in range(self._settings.depth):
             present = open_nodes(of.nodes)
@@ -241,7 +241,7 @@ class ActiveSecureBoost(Phase):
             if not open_nodes(of.nodes):
                 return
 
-    def _collect(self, of: Growing, round_: int, present: list[int]) -> dict[str, dict[int, Sums]]:
+    def _collect(self, of: GrowingTree, round_: int, present: list[int]) -> dict[str, dict[int, Sums]]:
         """Returns {party: {node: the sums of its entries}}, this party first; brothers' by subtraction."""
         found = {self._party.name: self._own_sums(of, present)}
         if not of.sizes:
@@ -265,7 +265,7 @@ class ActiveSecureBoost(Phase):
         of.sums = found
         return found
 
-    def _own_sums(self, of: Growing, present: list[int]) -> dict[int, Sums]:
+    def _own_sums(self, of: GrowingTree, present: list[int]) -> dict[int, Sums]:
         """Returns {node: the sums of this party's own entries}."""
         none = np.empty(0, np.int64)
         if not of.layout.entries:
@@ -285,16 +285,16 @@ class ActiveSecureBoost(Phase):
         except CipherError as error:
             raise self._wrong(party, f"sends a sum that cannot be used: {error}") from None
 
-    def _check(self, of: Growing, party: str, sums_: dict[int, Sums]) -> None:
+    def _check(self, of: GrowingTree, party: str, sums_: dict[int, Sums]) -> None:
         """Raises PeerError if a sum cannot be that of rows in its node."""
         if not all(of.fits(node, each) for node, each in sums_.items()):
             raise self._wrong(party, "sends sums that do not fit the gradients that it was sent")
 
     def _best_splits(
-        self, of: Growing, present: list[int], entries: dict[str, dict[int, Sums]]
-    ) -> dict[int, tuple[str, Found]]:
+        self, of: GrowingTree, present: list[int], entries: dict[str, dict[int, Sums]]
+    ) -> dict[int, tuple[str, BestSplit]]:
         """Returns {node: (the owner of its best split, the split)}: as many as ``leaves`` allows, best first."""
-        found: dict[int, tuple[str, Found]] = {}
+        found: dict[int, tuple[str, BestSplit]] = {}
         for node in present:
             total = of.total(node)
             for party, sums_ in entries.items():
@@ -307,7 +307,7 @@ class ActiveSecureBoost(Phase):
         of.leaves += len(kept)
         return {node: found[node] for node in sorted(kept)}
 
-    def _tell(self, of: Growing, step: StepKey, present: list[int], best: dict[int, tuple[str, Found]]) -> None:
+    def _tell(self, of: GrowingTree, step: StepKey, present: list[int], best: dict[int, tuple[str, BestSplit]]) -> None:
         """Tells each passive party the entries that it has won."""
         replies = {}
         for party, sizes in of.sizes.items():
@@ -320,7 +320,7 @@ class ActiveSecureBoost(Phase):
             self._swaps.sums.reply(step, replies)
 
     def _move(
-        self, of: Growing, level: int, present: list[int], best: dict[int, tuple[str, Found]], round_: int
+        self, of: GrowingTree, level: int, present: list[int], best: dict[int, tuple[str, BestSplit]], round_: int
     ) -> dict[int, Bools]:
         """Returns {node that is split: whether each of its rows goes left}, and notes the splits. Raises PeerError."""
         won = {party: [node for node in best if best[node][0] == party] for party in (self._party.name, *of.sizes)}
@@ -349,14 +349,14 @@ class ActiveSecureBoost(Phase):
                 self._leaf(of, level, node)
         return lefts
 
-    def _leaf(self, of: Growing, level: int, node: int) -> None:
+    def _leaf(self, of: GrowingTree, level: int, node: int) -> None:
         """Makes an open node a leaf."""
         value = of.gains.leaf(of.total(node))
         of.tree.leaves[level, node] = value
         rows = of.nodes == node
         of.values[rows], of.nodes[rows] = value, SETTLED
 
-    def _settle(self, of: Growing, level: int, lefts: dict[int, Bools]) -> None:
+    def _settle(self, of: GrowingTree, level: int, lefts: dict[int, Bools]) -> None:
         """Moves the rows of split nodes to the next level; nodes that cannot be split become leaves."""
         moved = of.nodes.copy()
         for node, left in lefts.items():

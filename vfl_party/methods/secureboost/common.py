@@ -47,7 +47,7 @@ def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
 
 
 @dataclass(frozen=True)
-class Opened(Generic[T]):
+class OpenExchanges(Generic[T]):
     """This side of the phase's exchanges; ``sample`` and ``verdict`` only if the settings have them."""
 
     key: T
@@ -58,10 +58,10 @@ class Opened(Generic[T]):
     verdict: T | None
 
 
-def opened(open_: Callable[..., T], phase: str, settings: SecureBoostSettings) -> Opened[T]:
+def opened(open_: Callable[..., T], phase: str, settings: SecureBoostSettings) -> OpenExchanges[T]:
     """Opens the exchanges with ``party.asking`` or ``party.answering``, in the same order at both sides."""
     width, room = (of(settings.encryption, settings.key_bits) for of in (cipher_bytes, key_room))
-    return Opened(
+    return OpenExchanges(
         open_(phase, KEY, room=room),
         open_(phase, gradients(settings), bytes=width),
         open_(phase, sums(settings), bytes=width),

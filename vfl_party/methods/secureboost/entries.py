@@ -18,7 +18,7 @@ from vfl_party.seeds import Rows
 
 
 @dataclass(frozen=True)
-class Entry:
+class SplitEntry:
     """``column``: its place among the party's columns. ``below``: the codes below this one; ``missing``: that one too.
 
     For a category ``below`` is its code.
@@ -33,24 +33,24 @@ class Entry:
 class Layout:
     """The entries of a round's columns: ``numbers``, then one list for each column of categories."""
 
-    numbers: tuple[Entry, ...]
-    sets: tuple[tuple[Entry, ...], ...]
+    numbers: tuple[SplitEntry, ...]
+    sets: tuple[tuple[SplitEntry, ...], ...]
 
     @classmethod
     def of(cls, columns: list[Column], chosen: list[int]) -> Layout:
         """Returns the entries of the ``chosen`` columns; a set for each column of categories, empty if not chosen."""
-        numbers: list[Entry] = []
-        sets: list[tuple[Entry, ...]] = []
+        numbers: list[SplitEntry] = []
+        sets: list[tuple[SplitEntry, ...]] = []
         for place, column in enumerate(columns):
             if column.cuts is None:
                 used = place in chosen and column.size > 1
-                sets.append(tuple(Entry(place, code) for code in range(column.size)) if used else ())
+                sets.append(tuple(SplitEntry(place, code) for code in range(column.size)) if used else ())
             elif place in chosen:
                 bins = len(column.cuts) + 1
-                numbers += [Entry(place, below) for below in range(1, bins)]
+                numbers += [SplitEntry(place, below) for below in range(1, bins)]
                 if column.missing:
-                    numbers += [Entry(place, below, missing=True) for below in range(1, bins)]
-                    numbers.append(Entry(place, bins))
+                    numbers += [SplitEntry(place, below, missing=True) for below in range(1, bins)]
+                    numbers.append(SplitEntry(place, bins))
         return cls(tuple(numbers), tuple(sets))
 
     @property
@@ -59,7 +59,7 @@ class Layout:
         return len(self.numbers), *map(len, self.sets)
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SplitEntry]:
         """Returns all in order."""
         return [*self.numbers, *(entry for each in self.sets for entry in each)]
 

@@ -30,7 +30,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Found:
+class BestSplit:
     """The best split among one party's entries. ``flags``: see ``Layout.left``."""
 
     gain: float
@@ -53,7 +53,7 @@ class Gains:
         """Returns the sum of h."""
         return float(self._fixed.doubles(node.h)[0])
 
-    def best(self, node: Sums, entries: Sums, sizes: Sequence[int]) -> Found | None:
+    def best(self, node: Sums, entries: Sums, sizes: Sequence[int]) -> BestSplit | None:
         """Returns the best split of a node, if one is worth it. ``sizes``: see ``Layout.sizes``."""
         numbers = self._gains(node, Sums(entries.g[: sizes[0]], entries.h[: sizes[0]]))
         top = float(numbers.max(initial=-np.inf))
@@ -71,7 +71,7 @@ class Gains:
         for start, gain, chosen in sets:
             if gain >= enough:
                 flags[start : start + len(chosen)] = chosen
-        return Found(best, flags)
+        return BestSplit(best, flags)
 
     def _gains(self, node: Sums, left: Sums) -> Doubles:
         """Returns the gain of each left side; minus infinity if a side is too light."""

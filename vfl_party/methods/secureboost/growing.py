@@ -17,7 +17,7 @@ from vfl_party.seeds import Rows
 
 
 @dataclass
-class Growing:
+class GrowingTree:
     """One tree while it grows.
 
     ``nodes``: of the routed rows; ``values``: of the leaf that each has reached. ``pairs``: g and h of the
