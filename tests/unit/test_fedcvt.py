@@ -21,7 +21,7 @@ from vfl_common.errors import InputError, PeerError
 from vfl_party.context import Party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
-from vfl_party.methods.fedcvt.batches import CvtBatches, Step, own_rows
+from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows
 from vfl_party.methods.fedcvt.losses import Representations, agreed, attend, distance, estimate, overlap
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.party import Assembled, assemble, expected_rows, open_party
@@ -132,7 +132,7 @@ def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[Step]]]:
     given_ = tables(**settings)
     made = party(given_, name).party
     own = FedCVTSettings.model_validate({k: v for k, v in given_["phases"][0].items() if k != "kind"})
-    batches = CvtBatches(made, "fedcvt", own)
+    batches = FedCVTBatches(made, "fedcvt", own)
     return made, [batches.of(round_, own_rows(made, "fedcvt", own)) for round_ in range(batches.rounds)]
 
 

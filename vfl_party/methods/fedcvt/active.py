@@ -14,7 +14,7 @@ from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
 from vfl_party.methods.fedcvt.losses import Representations
 from vfl_party.methods.fedcvt.objective import TERMS, Objective
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
-from vfl_party.methods.fedcvt.training import CvtTraining
+from vfl_party.methods.fedcvt.training import FedCVTTraining
 from vfl_party.metrics import evaluate
 from vfl_party.models import forward, seeded
 from vfl_party.phase import Phase, RoundReport, Tree
@@ -31,7 +31,7 @@ class ActiveFedCVT(Phase):
     def __init__(self, party: Party, name: str, settings: FedCVTSettings) -> None:
         self._party = party
         heads = {view: _head(party, name, view) for view in ("active", "passive")}
-        self._training = CvtTraining(party, name, settings, heads)
+        self._training = FedCVTTraining(party, name, settings, heads)
         self.name, self.rounds = name, self._training.batches.rounds
         self._theirs = settings.own_batch("passive")
         sizes = {"width": party.embedding_size, "own": self._theirs}

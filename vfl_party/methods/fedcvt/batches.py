@@ -62,7 +62,7 @@ class Cycle:
         return self._drawn[1][place]
 
 
-class CvtBatches:
+class FedCVTBatches:
     """Computes epochs, rounds and the sizes of their steps. Raises InputError if there are too few aligned rows."""
 
     def __init__(self, party: Party, phase: str, settings: FedCVTSettings) -> None:

@@ -9,7 +9,7 @@ from vfl_party.context import Party
 from vfl_party.diverged import check_own
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
-from vfl_party.methods.fedcvt.training import CvtTraining
+from vfl_party.methods.fedcvt.training import FedCVTTraining
 from vfl_party.models.backward import backward
 from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.scoring import send_embeddings
@@ -20,7 +20,7 @@ class PassiveFedCVT(Phase):
 
     def __init__(self, party: Party, name: str, settings: FedCVTSettings) -> None:
         self._party = party
-        self._training = CvtTraining(party, name, settings)
+        self._training = FedCVTTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
         sizes = {"width": party.embedding_size, "own": settings.own_batch("passive")}
         self._representations = party.asking(name, representations(settings), **sizes)

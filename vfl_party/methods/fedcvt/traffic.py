@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vfl_common.bundle import StepKey
 from vfl_party.context import Party
 from vfl_party.declared import Occurrence, Traffic
-from vfl_party.methods.fedcvt.batches import CvtBatches
+from vfl_party.methods.fedcvt.batches import FedCVTBatches
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import check_recipe
@@ -17,10 +17,10 @@ from vfl_party.scoring import scoring_traffic
 def traffic(party: Party, name: str, settings: FedCVTSettings) -> Traffic:
     """See ``Method.traffic``."""
     check_recipe(party.recipe, name)
-    return Traffic(_occurrences(party, name, settings, CvtBatches(party, name, settings)))
+    return Traffic(_occurrences(party, name, settings, FedCVTBatches(party, name, settings)))
 
 
-def _occurrences(party: Party, name: str, settings: FedCVTSettings, batches: CvtBatches) -> Iterator[Occurrence]:
+def _occurrences(party: Party, name: str, settings: FedCVTSettings, batches: FedCVTBatches) -> Iterator[Occurrence]:
     swap, sizes = representations(settings), {"width": party.embedding_size, "own": settings.own_batch("passive")}
     for round_ in range(batches.rounds):
         aligned = batches.sizes(round_)

@@ -13,7 +13,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.diverged import check_own
-from vfl_party.methods.fedcvt.batches import CvtBatches, Step, own_rows, too_few
+from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows, too_few
 from vfl_party.methods.fedcvt.encoders import TwoNetworks
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.optim import build_optimizer, build_schedule, clip
@@ -34,7 +34,7 @@ def check_recipe(recipe: Recipe, phase: str) -> None:
         raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}")
 
 
-class CvtTraining:
+class FedCVTTraining:
     """A party's batches, and the optimizer and schedule over its models.
 
     ``heads``: models that end with the phase. Raises InputError if the recipe, the encoder or the rows do not fit.
@@ -48,7 +48,7 @@ class CvtTraining:
             text = f"recipe: phases: {phase}: an earlier phase, or the run to start from, hands on an encoder that is"
             raise InputError(Code.CONFIG_INVALID, f"{text} not fedcvt's two networks; let fedcvt come first")
         self._party, self._phase = party, phase
-        self.batches = CvtBatches(party, phase, settings)
+        self.batches = FedCVTBatches(party, phase, settings)
         self._own = own_rows(party, phase, settings)
         self._heads = nn.ModuleDict(heads or {})
         self._models = nn.ModuleDict({**party.models, **self._heads})
