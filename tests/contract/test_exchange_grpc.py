@@ -38,11 +38,11 @@ from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
 from vfl_common.rpc import channel
 from vfl_common.rpc.channel import PROTOCOL, connect, dial
 from vfl_common.rpc.hub import ExchangeHub
-from vfl_common.wire.frames import encode, parse_frame
+from vfl_common.wire.frames import FRAME_BYTES, Intake, encode, parse_frame
 
 FIRST, SECOND = StepKey("train", 0, 0), StepKey("train", 0, 1)
 NOTHING, ACK = BundleSpec(Kind.ACK), Bundle(Kind.ACK)
-SIZE = 3_000_000  # bytes: three frames
+SIZE = 6_000_000  # bytes: three frames
 BIG = BundleSpec(Kind.WEIGHTS, {"w": TensorSpec(DType.UINT8, (SIZE,))})
 
 
@@ -115,7 +115,7 @@ def test_a_request_that_breaks_goes_on_where_it_broke(
             proxy.wait_until_held()
             if time_ + 1 < times:
                 proxy.hold_at(sent=proxy.sent + SIZE // 20)  # before another frame is whole
-            wait_until(lambda: delivered(found) >= share * SIZE // (1 << 20))  # what nobody has read is lost
+            wait_until(lambda: delivered(found) >= share * SIZE // FRAME_BYTES)  # what nobody has read is lost
             proxy.cut()
         proxy.release()
         got = (collected or soon(lambda: found.hub.collect(FIRST, BIG))).result(WAIT_S)
@@ -152,7 +152,7 @@ def test_several_steps_in_flight_go_on_where_they_broke(share: float, done: int)
                 proxy.wait_until_held()
                 if done == 0:  # a frame that the hub reads after the cut is sent again, and counts twice
                     bundles, rest = divmod(int(share * SIZE), SIZE)
-                    came = 3 * bundles + rest // (1 << 20)
+                    came = 3 * bundles + rest // FRAME_BYTES
                     wait_until(lambda: found.hub._delivered["north"], lambda frames: frames == came)
                 proxy.cut()
             proxy.release()
@@ -487,7 +487,7 @@ LIES = {
     "nothing": ([b""], Code.MALFORMED_MESSAGE),
     "fewer bytes than announced": ([_frame(last=True)], Code.MALFORMED_MESSAGE),
     "more bytes than announced": (
-        [_frame(), *[exchange_pb2.Frame(data=bytes(1 << 20)).SerializeToString()] * 3],
+        [_frame(), *[exchange_pb2.Frame(data=bytes(FRAME_BYTES)).SerializeToString()] * 3],
         Code.TENSOR_TOO_LARGE,
     ),
     "data that ends before its length": ([_HEADER_BYTES + b"\x32\x7fabc"], Code.MALFORMED_MESSAGE),
@@ -560,7 +560,7 @@ def test_no_memory_is_taken_for_what_is_not_expected() -> None:
         taken.append(nbytes)
         return memoryview(bytearray(nbytes))
 
-    hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=1.0, allocate=allocate)  # type: ignore[arg-type]
+    hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=1.0, intake=Intake(allocate))  # type: ignore[arg-type]
     hub.deliver(hub.open("north"), parse_frame(_header(shape=[2**40]), party="north"))
     with pytest.raises(PeerError):
         hub.collect(FIRST, BIG)

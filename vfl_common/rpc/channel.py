@@ -26,7 +26,7 @@ from vfl_common.text import host_and_port
 from vfl_common.wire.frames import FRAME_BYTES
 
 PROTOCOL = 7  # compared at joining and attaching; raise it with any change that an older peer would misread
-MAX_MESSAGE_BYTES = 4 * FRAME_BYTES  # a frame is 1 MiB and its envelope; gRPC itself refuses anything larger
+MAX_MESSAGE_BYTES = 2 * FRAME_BYTES  # a frame is 2 MiB and its envelope; gRPC itself refuses anything larger
 
 LOOKAHEAD_BYTES = 8 << 20  # at 200 ms from peer to peer, 40 MB/s
 _SHARED_OPTIONS: list[tuple[str, int]] = [
