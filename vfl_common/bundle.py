@@ -78,14 +78,10 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Named tensors of one kind, in the order in which they cross the wire.
-
-    ``finite``: whether the receiver has found no NaN and no infinity in any of them; False if it has not looked.
-    """
+    """Named tensors of one kind, in the order in which they cross the wire."""
 
     kind: Kind
     tensors: Mapping[str, Buffer] = field(default_factory=dict)
-    finite: bool = field(default=False, compare=False)
 
     @property
     def payload_bytes(self) -> int:

@@ -279,12 +279,10 @@ def to_tensors(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
 def take_in(bundle: Bundle, device: torch.device, *, party: str, step: StepKey) -> dict[str, Tensor]:
     """Returns ``to_tensors`` of what a peer has sent. Raises PeerError as ``check_finite``.
 
-    The check comes before the copy to a GPU: there, every check would wait for all that the GPU has to do. It is left
-    out if it was made while the bundle arrived (``finite``).
+    The check comes before the copy to a GPU: there, every check would wait for all that the GPU has to do.
     """
     host = {name: _view(buffer) for name, buffer in bundle.tensors.items()}
-    if not bundle.finite:
-        check_finite(host, party=party, step=step)
+    check_finite(host, party=party, step=step)
     return _move(host, device)
 
 
@@ -297,11 +295,6 @@ def nonfinite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return False
     return not bool(torch.isfinite(tensor).all())
-
-
-def finite(dtype: DType, data: memoryview) -> bool:
-    """Returns whether whole elements of ``dtype`` hold no NaN and no infinity; see ``Intake`` in the wire's frames."""
-    return not TORCH[dtype].is_floating_point or not nonfinite(torch.frombuffer(data, dtype=TORCH[dtype]))
 
 
 def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) -> None:

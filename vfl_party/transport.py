@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,8 +22,6 @@ from vfl_common.rpc.said import Start
 from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_common.rpc.tcp import TcpMeter
-from vfl_common.wire.frames import Intake
-from vfl_party.exchange import finite
 from vfl_party.files import PartyFiles
 from vfl_party.methods import in_flight
 from vfl_party.pace import Clock
@@ -129,7 +127,7 @@ class Transports:
                 roster,
                 self.ledger,
                 timeout_s=recipe.run.step_timeout_s,
-                intake=self._intake,
+                allocate=self._allocate,
                 in_flight=in_flight(recipe),
             )
             service.use(hub)
@@ -171,8 +169,8 @@ class Transports:
         self.console.emit("waiting", missing=list(missing), left_s=round(left_s, 1), **because)
 
     @property
-    def _intake(self) -> Intake:
-        return Intake(pinned, finite) if self.files.device.type == "cuda" else Intake(finite=finite)
+    def _allocate(self) -> Callable[[int], memoryview] | None:
+        return pinned if self.files.device.type == "cuda" else None
 
     def _link(self, address: str, peer: str, start: Start, timeout_s: float) -> ExchangeLink:
         """Makes this generation's link to ``peer``; nothing is dialled before the first bundle."""
@@ -186,7 +184,7 @@ class Transports:
             ledger=self.ledger,
             reconnect_s=files.recipe.run.rejoin_deadline_s,
             timeout_s=timeout_s,
-            intake=self._intake,
+            allocate=self._allocate,
             explain=lambda: str(diagnose(address, files.keyring.current(), peer, _DIAGNOSIS_S)),
             on_waiting=lambda left_s, why: self.waiting([peer], left_s, why),
         )

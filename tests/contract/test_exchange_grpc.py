@@ -38,7 +38,7 @@ from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
 from vfl_common.rpc import channel
 from vfl_common.rpc.channel import PROTOCOL, connect, dial
 from vfl_common.rpc.hub import ExchangeHub
-from vfl_common.wire.frames import FRAME_BYTES, Intake, encode, parse_frame
+from vfl_common.wire.frames import FRAME_BYTES, encode, parse_frame
 
 FIRST, SECOND = StepKey("train", 0, 0), StepKey("train", 0, 1)
 NOTHING, ACK = BundleSpec(Kind.ACK), Bundle(Kind.ACK)
@@ -560,7 +560,7 @@ def test_no_memory_is_taken_for_what_is_not_expected() -> None:
         taken.append(nbytes)
         return memoryview(bytearray(nbytes))
 
-    hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=1.0, intake=Intake(allocate))  # type: ignore[arg-type]
+    hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=1.0, allocate=allocate)  # type: ignore[arg-type]
     hub.deliver(hub.open("north"), parse_frame(_header(shape=[2**40]), party="north"))
     with pytest.raises(PeerError):
         hub.collect(FIRST, BIG)

@@ -39,7 +39,7 @@ from vfl_common.rpc.session import SERVICE, Session
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import to_json
-from vfl_common.wire.frames import Assembly, Intake, announced, encode, parse_frame
+from vfl_common.wire.frames import Assembly, announced, encode, parse_frame
 from vfl_server.control.coordinator import Coordinator, Member
 from vfl_server.control.run_state import RunState
 from vfl_server.control.service import ControlService, _parse
@@ -281,7 +281,7 @@ def take_frames(outcomes: Outcomes, chance: Random) -> None:
                 with_any = chance.random() < 0.1  # without knowing what to expect
                 if with_any:
                     announced(frame.envelope.header, "p1")
-                assembly = Assembly(frame, SPEC, party="p1", intake=Intake(allocate))
+                assembly = Assembly(frame, SPEC, party="p1", allocate=allocate)
             if assembly is None:
                 raise PeerError(Code.MALFORMED_MESSAGE, "a frame that belongs to no bundle", party="p1")
             assembly.feed(frame)

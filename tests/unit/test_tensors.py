@@ -7,12 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_common.wire.frames import Assembly, Intake, encode, parse_frame
 from vfl_party.declared import TORCH, spec_of
 from vfl_party.devices import index_on
-from vfl_party.exchange import check_finite, finite, nonfinite, take_in, to_bundle, to_tensors
+from vfl_party.exchange import check_finite, nonfinite, take_in, to_bundle, to_tensors
 
 CPU = torch.device("cpu")
 STEP = StepKey("train", 3, 7)
@@ -119,43 +118,6 @@ def test_what_a_peer_sent_is_looked_at_and_not_copied() -> None:
     x[2, 3] = float("nan")
     with pytest.raises(PeerError, match="tensor 'z' of bank at phase train, round 3, batch 7 holds NaN"):
         take_in(to_bundle(Kind.EMBEDDING, {"z": x}), CPU, party="bank", step=STEP)
-
-
-def received(bundle: Bundle, frame_bytes: int) -> Bundle:
-    """Takes in the frames of a bundle, as a link or a hub of a party does."""
-    spec = BundleSpec(bundle.kind, {name: TensorSpec(each.dtype, each.shape) for name, each in bundle.tensors.items()})
-    frames = [parse_frame(frame.data, party="bank") for frame in encode(STEP, bundle, frame_bytes)]
-    assembly = Assembly(frames[0], spec, party="bank", intake=Intake(finite=finite))
-    *_, whole = [assembly.feed(frame) for frame in frames]
-    assert whole is not None
-    return whole
-
-
-@given(st.lists(tensors(), min_size=1, max_size=3), st.integers(1, 48))
-def test_a_bundle_that_arrived_is_called_finite_only_if_it_is(found: list[torch.Tensor], frame_bytes: int) -> None:
-    sent = {str(n): each for n, each in enumerate(found)}
-    bad = any(each.is_floating_point() and not bool(each.isfinite().all()) for each in found)
-    whole = received(to_bundle(Kind.EMBEDDING, sent), frame_bytes)
-    assert whole.finite <= (not bad)
-    if bad:
-        with pytest.raises(PeerError, match="holds NaN or infinity"):
-            take_in(whole, CPU, party="bank", step=STEP)
-    else:
-        back = take_in(whole, CPU, party="bank", step=STEP)
-        assert all(torch.equal(back[name], sent[name]) for name in sent)
-        if frame_bytes % 8 == 0 and all(each.numel() * each.dtype.itemsize % 8 == 0 for each in found):
-            assert whole.finite  # no frame ended within an element, so the second look is left out
-
-
-@pytest.mark.parametrize("at", [0, 1, 2, 3, 4, 5])
-@pytest.mark.parametrize("frame_bytes", [1, 3, 4, 6, 7, 8, 12, 24])
-def test_one_bad_element_is_found_wherever_frames_end(at: int, frame_bytes: int) -> None:
-    x = torch.ones(6)
-    x[at] = float("inf")
-    whole = received(to_bundle(Kind.EMBEDDING, {"z": x}), frame_bytes)
-    assert not whole.finite
-    with pytest.raises(PeerError, match="tensor 'z' of bank at phase train, round 3, batch 7 holds NaN"):
-        take_in(whole, CPU, party="bank", step=STEP)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -24,10 +24,9 @@ from vfl_common.link import Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.arrivals import Patience, Proceed, TimedOut, decide
 from vfl_common.wire.frames import (
-    INTAKE,
+    Allocate,
     Assembly,
     Encoded,
-    Intake,
     Received,
     encode,
     encode_passed,
@@ -86,7 +85,7 @@ class ExchangeHub:
         in_flight: the most bundles of one party that may be under way.
         from_first: starts a step's time at the first bundle's arrival, not at ``collect``; so the parties' own work
             before it may take any time.
-        intake: where what arrives goes.
+        allocate: makes buffers for what arrives (pinned if the device is a GPU).
     """
 
     def __init__(
@@ -97,14 +96,14 @@ class ExchangeHub:
         ledger: Ledger,
         *,
         timeout_s: float,
-        intake: Intake = INTAKE,
+        allocate: Allocate | None = None,
         from_first: bool = False,
         in_flight: int = 1,
     ) -> None:
         self.in_flight, self._unread_frames = in_flight, max(_UNREAD_FRAMES, in_flight)
         self.run_id, self.generation, self.roster = run_id, generation, tuple(roster)
         self.ledger = ledger
-        self._timeout_s, self._intake, self._from_first = timeout_s, intake, from_first
+        self._timeout_s, self._allocate, self._from_first = timeout_s, allocate, from_first
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._held: deque[_Frame] = deque()  # the main thread only: events that come before those in the queue
         self._expect: BundleSpec | Mapping[str, BundleSpec] | None = None  # the main thread only
@@ -453,4 +452,4 @@ class ExchangeHub:
             text = f"{party} sent {incoming.step} while {self._step} is under way"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
         expect = self._expect if isinstance(self._expect, BundleSpec) else self._expect[party]
-        incoming.assembly = Assembly(frame, expect, party=party, intake=self._intake)
+        incoming.assembly = Assembly(frame, expect, party=party, allocate=self._allocate)

@@ -21,10 +21,9 @@ from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import from_failure
 from vfl_common.rpc.service import SERVICE
 from vfl_common.wire.frames import (
-    INTAKE,
+    Allocate,
     Assembly,
     Encoded,
-    Intake,
     Received,
     encode,
     label,
@@ -47,7 +46,6 @@ class ExchangeLink:
         me, peer: names, for messages and the ledger.
         reconnect_s: how long to try to reach the peer again.
         timeout_s: how long a living peer may take for one step.
-        intake: where what arrives goes.
         explain: finds out why there is no connection, in one sentence.
         on_waiting: called once, with the seconds left and that sentence, if the peer stays unreachable.
     """
@@ -63,7 +61,7 @@ class ExchangeLink:
         ledger: Ledger,
         reconnect_s: float,
         timeout_s: float,
-        intake: Intake = INTAKE,
+        allocate: Allocate | None = None,
         explain: Callable[[], str] = lambda: "",
         on_waiting: Callable[[float, str], None] = lambda _left_s, _why: None,
     ) -> None:
@@ -71,7 +69,7 @@ class ExchangeLink:
         self._me, self._peer = me, peer
         self._run_id, self._generation = run_id, generation
         self._ledger = ledger
-        self._reconnect_s, self._timeout_s, self._intake = reconnect_s, timeout_s, intake
+        self._reconnect_s, self._timeout_s, self._allocate = reconnect_s, timeout_s, allocate
         self._lock = threading.Lock()
         self._ended: VflError | None = None
         self._channel: grpc.Channel | None = None
@@ -241,7 +239,7 @@ class ExchangeLink:
                 if step_of(frame.envelope) != step:
                     text = f"{self._peer} answered {step_of(frame.envelope)} instead of {step}"
                     raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self._peer)
-                assembly = Assembly(frame, expect, party=self._peer, intake=self._intake)
+                assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
             self._ledger.add(self._peer, step.phase, kind, "received", frame.data.nbytes, len(data))
             if assembly is None:
                 raise malformed(f"{self._peer} sent a frame that belongs to no bundle", self._peer)

@@ -16,14 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from vfl_common.bundle import ITEM_BYTES, LABELS, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.bundle import LABELS, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import CONTROL
 from vfl_common.pb.vfl.v1 import exchange_pb2, tensor_pb2
 
 # Of tensor data; a frame's envelope is below 1 KiB for up to some tens of tensors. With 1 MiB, split training with
-# tensors of 4 MiB is 2 % slower, because each frame passes through four threads. With 4 MiB, nothing is read while
-# one is sent.
+# tensors of 4 MiB is 2 % slower: each frame passes through several threads.
 FRAME_BYTES = 2 << 20
 MAX_TENSORS = 4096
 MAX_RANK = 8
@@ -32,8 +31,7 @@ MAX_PHASE = 100  # characters of a phase's name
 # Tags (field number and wire type, one byte each) of the fields of ``Frame`` that a bundle uses.
 _STEP_TAG, _HEADER_TAG, _LAST_TAG, _DATA_TAG = 2 << 3 | 2, 3 << 3 | 2, 4 << 3, 6 << 3 | 2
 
-Allocate = Callable[[int], memoryview]  # makes a writable buffer of the given bytes
-Finite = Callable[[DType, memoryview], bool]
+Allocate = Callable[[int], memoryview]
 
 
 class Encoded(NamedTuple):
@@ -247,31 +245,6 @@ def malformed(message: str, party: str) -> PeerError:
     return PeerError(Code.MALFORMED_MESSAGE, message, party=party)
 
 
-def _allocate(nbytes: int) -> memoryview:
-    """Takes memory without clearing it: a bytearray would be zeroed first, which costs a third of the copy itself.
-
-    Nobody sees its earlier contents, because a bundle is passed on only when all of its bytes have come.
-    """
-    return np.empty(nbytes, dtype=np.uint8).data
-
-
-class Intake(NamedTuple):
-    """What a receiver does with the data of a frame.
-
-    Args:
-        allocate: makes the buffer of a whole tensor; in pinned memory if the device is a GPU.
-        finite: returns whether whole elements of a tensor, [n] of that dtype, hold no NaN and no infinity. It reads
-            each frame's part right after that was copied, while it is in the processor's cache: to read a large tensor
-            when all of it has come takes three times as long. The default looks at nothing.
-    """
-
-    allocate: Allocate = _allocate
-    finite: Finite = lambda _dtype, _data: False
-
-
-INTAKE = Intake()
-
-
 class Assembly:
     """One incoming bundle: made from its first frame, then fed all of its frames in order.
 
@@ -279,13 +252,13 @@ class Assembly:
         first: the bundle's first frame.
         expect: what the bundle must be.
         party: its sender, for messages.
-        intake: where the data goes.
+        allocate: makes a writable buffer of the given bytes; pinned memory if the device is a GPU.
 
     Raises:
         PeerError: the announcement is malformed or does not match ``expect``; no memory has been taken then.
     """
 
-    def __init__(self, first: Received, expect: BundleSpec, *, party: str, intake: Intake = INTAKE) -> None:
+    def __init__(self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None) -> None:
         header = first.envelope.header
         self.step = step_of(first.envelope)
         self._party = party
@@ -293,15 +266,18 @@ class Assembly:
         if header.SerializeToString() != _expected_header(expect):  # find out what is wrong with it
             kind, specs = announced(header, party)
             expect.check(kind, specs, party=party, step=self.step)
-        self._kind, self._intake, self._finite = expect.kind, intake, True
-        self._tensors = {
-            name: Buffer(spec.dtype, spec.shape, intake.allocate(spec.nbytes)) for name, spec in specs.items()
-        }
-        self._free = [(buffer.dtype, buffer.data) for buffer in self._tensors.values() if buffer.data.nbytes]
+        allocate = allocate or _allocate
+        self._bundle = Bundle(
+            expect.kind, {name: Buffer(spec.dtype, spec.shape, allocate(spec.nbytes)) for name, spec in specs.items()}
+        )
+        self._free = [buffer.data for buffer in self._bundle.tensors.values() if buffer.data.nbytes]
 
     def feed(self, frame: Received) -> Bundle | None:
         """Takes the next frame; returns the bundle after the last one."""
-        data = frame.data
+        data, last = frame.data, frame.envelope.last
+        if last and len(self._free) == 1 and data.nbytes == self._free[0].nbytes:  # one tensor in one frame
+            self._free[0][:] = data
+            return self._bundle
         while data.nbytes:
             if not self._free:
                 raise PeerError(
@@ -309,22 +285,19 @@ class Assembly:
                     f"{self._party} at {self.step}: more bytes than announced",
                     party=self._party,
                 )
-            dtype, room = self._free[0]
+            room = self._free[0]
             n = min(room.nbytes, data.nbytes)
-            part, rest = room[:n], room[n:]
-            part[:] = data[:n]
-            whole = (n | rest.nbytes) % ITEM_BYTES[dtype] == 0  # else it begins or ends within an element
-            self._finite = self._finite and whole and self._intake.finite(dtype, part)
+            room[:n] = data[:n]
             data = data[n:]
-            if rest.nbytes:
-                self._free[0] = dtype, rest
-            else:
+            if n == room.nbytes:
                 self._free.pop(0)
-        if not frame.envelope.last:
+            else:
+                self._free[0] = room[n:]
+        if not last:
             return None
         if self._free:
             raise malformed(f"{self._party} at {self.step}: fewer bytes than announced", self._party)
-        return Bundle(self._kind, self._tensors, self._finite)
+        return self._bundle
 
 
 def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[str, TensorSpec]]:
@@ -344,3 +317,11 @@ def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[s
     if any(len(spec.shape) > MAX_RANK for spec in specs.values()):
         raise malformed(f"{party} announced a tensor of more than {MAX_RANK} dimensions", party)
     return kind, specs
+
+
+def _allocate(nbytes: int) -> memoryview:
+    """Takes memory without clearing it: a bytearray would be zeroed first, which costs a third of the copy itself.
+
+    Nobody sees its earlier contents, because a bundle is passed on only when all of its bytes have come.
+    """
+    return np.empty(nbytes, dtype=np.uint8).data
