@@ -25,7 +25,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,12 +145,13 @@ class CheckpointStore:
         Raises InternalError as ``save`` does. If writing fails, the next call of any method raises the InputError.
         """
         self.flush()
-        last = max((entry.sequence for entry in self._named()), default=0)
-        name = f"{max(last, self._last_damaged()) + 1:06d}-{label}{SUFFIX}"
+        paths = self._paths()
+        last = max((entry.sequence for entry in _named(paths)), default=0)
+        name = f"{max(last, _last_damaged(paths)) + 1:06d}-{label}{SUFFIX}"
         if not FILE.fullmatch(name):
             raise InternalError(f"{label!r} cannot be a checkpoint's label")
         tensors, jsonable = pack(tree)
-        about = {"vfl": json.dumps({"label": label, "tree": jsonable})}
+        about = json.dumps({"label": label, "tree": jsonable})
         self._writing = self._thread.submit(self._write, name, tensors, about)
 
     def flush(self) -> None:
@@ -164,23 +165,24 @@ class CheckpointStore:
             if writing.done():  # it is not if Ctrl-C ended the wait
                 self._writing = None
 
-    def _write(self, name: str, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
-        data = safetensors.torch.save(tensors, about | {"sha256": _sha256(tensors, about)})
+    def _write(self, name: str, tensors: dict[str, Tensor], about: str) -> None:
+        header, body = _with_sha256(_plain(tensors, about))
         path, temporary = self._folder / name, self._folder / f".tmp-{name}"
         try:
-            kept = self._complete()[-self._keep :]
-            for entry in self._all():
-                if entry not in kept:
-                    entry.path.unlink()
-            for left in self._folder.glob(".tmp-*"):
+            paths = self._paths()
+            entries = self._files(paths)
+            kept = self._complete(entries)[-self._keep :]
+            unwanted = [entry.path for entry in entries if entry not in kept]
+            for left in (*unwanted, *_starting(".tmp-", paths)):
                 left.unlink()
             with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
+                file.write(header)
+                file.write(body)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(path)
             fsync_folder(self._folder)
-            for left in self._folder.glob(f"{ASIDE}*"):
+            for left in _starting(ASIDE, paths):
                 left.unlink()
             self._verified &= {_stamp(entry.path) for entry in kept}
             self._verified.add(_stamp(path))
@@ -192,13 +194,14 @@ class CheckpointStore:
     def labels(self) -> list[str]:
         """Returns the labels of complete checkpoints (their header is readable and fits the size), oldest first."""
         self.flush()
-        return [entry.label for entry in self._complete()]
+        return [entry.label for entry in self._complete(self._files(self._paths()))]
 
     def saved(self) -> int:
         """Returns how many checkpoints this run has written up to the newest that is here, damaged or not."""
         self.flush()
-        last = max((entry.sequence for entry in self._complete()), default=0)
-        return max(last, self._last_damaged())
+        paths = self._paths()
+        last = max((entry.sequence for entry in self._complete(self._files(paths))), default=0)
+        return max(last, _last_damaged(paths))
 
     def whole(self) -> list[str]:
         """Returns the labels of checkpoints that pass their SHA-256, oldest first; sets damaged files aside.
@@ -207,7 +210,7 @@ class CheckpointStore:
         Raises InputError (CHECKPOINT_INVALID) if a file cannot be read, which says nothing about what it holds.
         """
         self.flush()
-        for entry in self._all():
+        for entry in self._files(self._paths()):
             try:
                 stamp = _stamp(entry.path)
                 if stamp not in self._verified:
@@ -253,7 +256,7 @@ class CheckpointStore:
         """
         self.flush()
         last = self._find(label).sequence if label else -1
-        newer = [entry for entry in self._all() if entry.sequence > last]
+        newer = [entry for entry in self._files(self._paths()) if entry.sequence > last]
         with self._worded("cannot set checkpoints aside"):
             for left in self._folder.glob(f"{ASIDE}*") if newer else ():
                 left.unlink()
@@ -263,32 +266,32 @@ class CheckpointStore:
                 path.rename(path.with_name(ASIDE + path.name))
 
     def _find(self, label: str) -> _Entry:
-        entries = self._complete()
+        entries = self._complete(self._files(self._paths()))
         for entry in reversed(entries):
             if entry.label == label:
                 return entry
         there = ", ".join(entry.label for entry in entries) or "none"
         raise InputError(Code.CHECKPOINT_INVALID, f"{self._folder}: no checkpoint {label}; complete ones: {there}")
 
-    def _all(self) -> list[_Entry]:
+    def _paths(self) -> list[Path]:
         with self._worded("cannot list the checkpoints"):
-            return [entry for entry in self._named() if entry.path.is_file()]
+            return list(self._folder.iterdir())
 
-    def _named(self) -> list[_Entry]:
-        """Returns all that has a checkpoint's name: a folder too, whose name no file can take."""
+    def _files(self, paths: Iterable[Path]) -> list[_Entry]:
+        """Returns the files that have a checkpoint's name, in the order of their count."""
         with self._worded("cannot list the checkpoints"):
-            matches = [(FILE.fullmatch(path.name), path) for path in self._folder.iterdir()]
-        return sorted(_Entry(int(match[1]), match[2], path) for match, path in matches if match)
+            return [entry for entry in _named(paths) if entry.path.is_file()]
 
-    def _last_damaged(self) -> int:
-        """Returns the count of the newest damaged file, 0 if there is none: what is written later has a higher one."""
-        with self._worded("cannot list the checkpoints"):
-            names = [path.name.removeprefix(DAMAGED) for path in self._folder.glob(f"{DAMAGED}*")]
-        return max((int(match[1]) for match in map(FILE.fullmatch, names) if match), default=0)
-
-    def _complete(self) -> list[_Entry]:
-        newest = {entry.label: entry for entry in self._all() if _is_complete(entry)}  # one a label
+    def _complete(self, entries: list[_Entry]) -> list[_Entry]:
+        """Returns the complete ones among ``entries``, one a label; opens none that is known to be whole."""
+        newest = {entry.label: entry for entry in entries if self._is_verified(entry) or _is_complete(entry)}
         return sorted(newest.values())
+
+    def _is_verified(self, entry: _Entry) -> bool:
+        try:
+            return _stamp(entry.path) in self._verified
+        except OSError:
+            return False
 
     @contextlib.contextmanager
     def _worded(self, what: str) -> Iterator[None]:
@@ -297,6 +300,22 @@ class CheckpointStore:
             yield
         except OSError as error:
             raise unwritable(self._folder, error, what, Code.CHECKPOINT_INVALID) from error
+
+
+def _named(paths: Iterable[Path]) -> list[_Entry]:
+    """Returns all that has a checkpoint's name: a folder too, whose name no file can take."""
+    matches = [(FILE.fullmatch(path.name), path) for path in paths]
+    return sorted(_Entry(int(match[1]), match[2], path) for match, path in matches if match)
+
+
+def _starting(prefix: str, paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if path.name.startswith(prefix)]
+
+
+def _last_damaged(paths: Iterable[Path]) -> int:
+    """Returns the count of the newest damaged file, 0 if there is none: what is written later has a higher one."""
+    names = [path.name.removeprefix(DAMAGED) for path in _starting(DAMAGED, paths)]
+    return max((int(match[1]) for match in map(FILE.fullmatch, names) if match), default=0)
 
 
 def _is_complete(entry: _Entry) -> bool:
@@ -316,7 +335,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], str]:
     """Reads (tensors, label and tree as JSON). Raises OSError, or one of ``_DAMAGED`` if the SHA-256 differs."""
     data, metadata = path.read_bytes(), _metadata(path)
     tensors = safetensors.torch.load(data)
-    if metadata["sha256"] != _sha256(tensors, {"vfl": metadata["vfl"]}):
+    if metadata["sha256"] != hashlib.sha256(_plain(tensors, metadata["vfl"])).hexdigest():
         raise ValueError("the SHA-256 differs")
     return tensors, metadata["vfl"]
 
@@ -327,6 +346,23 @@ def _metadata(path: Path) -> dict[str, str]:
         return dict(file.metadata() or {})
 
 
-def _sha256(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
-    """Hashes the file with ``about`` as its metadata: names, shapes, dtypes, tree and every byte of the tensors."""
-    return hashlib.sha256(safetensors.torch.save(tensors, about)).hexdigest()
+def _plain(tensors: dict[str, Tensor], about: str) -> bytes:
+    """Returns the file without its SHA-256: names, shapes, dtypes, label and tree, and every byte of the tensors."""
+    return safetensors.torch.save(tensors, {"vfl": about})
+
+
+def _with_sha256(plain: bytes) -> tuple[bytes, memoryview]:
+    """Returns what the file begins with, up to the end of its header, and the tensors' bytes.
+
+    A safetensors file is the header's length (8 bytes, little-endian), the header (JSON, filled up with spaces), and
+    the tensors, whose places the header counts from its own end. So an entry more in the header moves nothing else, and
+    the tensors need not be serialised twice.
+    """
+    end = 8 + int.from_bytes(plain[:8], "little")
+    header, begins = plain[8:end].rstrip(), b'{"__metadata__":{'
+    if not header.startswith(begins):
+        raise InternalError("safetensors writes a header in which the metadata do not come first")
+    entry = f'"sha256":"{hashlib.sha256(plain).hexdigest()}",'
+    header = begins + entry.encode() + header.removeprefix(begins)
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header, memoryview(plain)[end:]

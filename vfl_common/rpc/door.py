@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
 from vfl_common.rpc.rate import Rate
-from vfl_common.rpc.tcp import Endpoint, counts_of, duplicate, endpoint, plain
+from vfl_common.rpc.tcp import Endpoint, counts_of, duplicate, endpoint, open_files, open_sockets, plain
 
 _LOOK_S = 0.1  # at how many there are
 _WHO_S = 0.5  # at who they are, unless many have come: each look takes the interpreter once for each of them
@@ -29,7 +28,6 @@ _FEW = 64  # strangers for whom gRPC's own deadline will do, beside the parties 
 _CALL_S = 2.0  # from its connection to a party's first call: some round trips, and perhaps a busy machine
 _LEAST_CALL_S = 0.5  # if there are many strangers, for one that says nothing
 _TELL_S = 60.0  # between two warnings
-_OURS = "/proc/self/fd"
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +94,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         looked_s, then = 0.0, 0
         while not self._over.wait(_LOOK_S):
             try:
-                now_s, files = time.monotonic(), len(_files())
+                now_s, files = time.monotonic(), len(open_files())
                 few = files <= self._few and len(self._known) <= self._most
                 if not few and (files > then + _FEW or now_s - looked_s >= _WHO_S):
                     self._look(now_s)
@@ -108,7 +106,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         """Closes strangers who have had time to call, and the oldest beyond three quarters of the others' room."""
         with self._lock:
             called = self._known.copy()  # before the look: who calls during it may not be among the sockets
-        sockets = dict(_sockets())
+        sockets = dict(open_sockets())
         for name in self._seen.keys() - sockets.keys():
             del self._seen[name], self._since_s[name]
         self._closed &= sockets.keys()
@@ -174,18 +172,3 @@ def patience_s(strangers: int, few: int) -> float:
     """
     share = few / max(few, strangers)
     return max(_LEAST_CALL_S, _CALL_S * share**2)
-
-
-def _files() -> list[str]:
-    return os.listdir(_OURS)  # noqa: PTH208 - paths would cost more, ten times a second
-
-
-def _sockets() -> Iterator[tuple[str, int]]:
-    """Yields (the socket's name in the kernel, its descriptor)."""
-    for entry in _files():
-        try:
-            name = os.readlink(f"{_OURS}/{entry}")  # noqa: PTH115
-        except OSError:
-            continue
-        if name.startswith("socket:"):
-            yield name, int(entry)
