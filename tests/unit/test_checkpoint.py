@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -80,6 +81,23 @@ def test_any_tree_survives_safetensors_and_json(tree: Any) -> None:
     packed, jsonable = pack(tree)
     data, text = safetensors.torch.save(packed), json.dumps(jsonable)
     assert equal(unpack(safetensors.torch.load(data), json.loads(text)), tree)
+
+
+@given(trees)
+@settings(max_examples=80)
+def test_a_file_is_what_safetensors_writes_with_the_hash_of_the_rest_in_its_header(tree: Any) -> None:
+    packed, jsonable = pack(tree)
+    about = json.dumps({"label": "a", "tree": jsonable})
+    without = safetensors.torch.save(packed, {"vfl": about})
+    expected = safetensors.torch.save(packed, {"vfl": about, "sha256": hashlib.sha256(without).hexdigest()})
+    written = b"".join(checkpoint._with_sha256(checkpoint._plain(packed, about)))
+    assert header_and_rest(written) == header_and_rest(expected)
+
+
+def header_and_rest(file: bytes) -> tuple[dict[str, Any], bytes]:
+    end = 8 + int.from_bytes(file[:8], "little")
+    assert end % 8 == 0  # as safetensors aligns what follows
+    return json.loads(file[8:end]), file[end:]
 
 
 def test_tensors_are_copies_that_share_nothing_and_may_be_changed(tmp_path: Path) -> None:
