@@ -4,6 +4,10 @@ Nothing is sent: the parties are a list, the server's mean is a sum over it. It 
 phases, the runner, the losses, the queue or ``vfl_party.optim``. It shares what both must start from: encoders as
 built, seeds, tables, preprocessing, and the random views (``vfl_party.selfsup.augment``), which are inputs here.
 
+Where a formula leaves the rounding open, it takes the product's operations of torch: the cosine, the softmax, ``lerp``,
+fused SGD. A ReLU that the last bit decides may move a weight by 3e-5 (seen on a processor without AVX-512). That these
+operations are the paper's formulas is tested apart (``unit/test_ssl_losses.py``).
+
 Line numbers are those of Algorithm 1. Losses: Eqs. 2 to 6.
 """
 
@@ -55,7 +59,7 @@ class _Tower:
         self.parts = nn.ModuleDict({"encoder": encoder, "projector": heads[0], "predictor": heads[1]})
         self.lr = lr
         self.optimizer = torch.optim.SGD(
-            self.parts.parameters(), lr=lr, momentum=SGD_MOMENTUM, weight_decay=WEIGHT_DECAY
+            self.parts.parameters(), lr=lr, momentum=SGD_MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
         )
 
     def z(self, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -73,14 +77,17 @@ class _Tower:
 
 
 class _Queue:
-    """A list of unit keys, the oldest first; kept simple on purpose."""
+    """The newest unit keys, each in the place of the oldest; kept simple on purpose."""
 
     def __init__(self, size: int, width: int, seed: int) -> None:
         self.keys = F.normalize(torch.randn(size, width, generator=torch.Generator().manual_seed(seed)), dim=1)
+        self.pushed = 0
 
     def push(self, keys: Tensor) -> None:
-        fresh = F.normalize(keys.detach(), dim=1)
-        self.keys = torch.cat([self.keys, fresh])[len(fresh) :]
+        self.keys = self.keys.clone()  # the loss before may still need the earlier ones
+        for key in F.normalize(keys.detach(), dim=1):
+            self.keys[self.pushed % len(self.keys)] = key
+            self.pushed += 1
 
 
 class _Party:
@@ -127,18 +134,15 @@ class _Party:
 
     def loss(self, p: Tensor, z: Tensor, negatives: _Queue | None) -> Tensor:
         """Returns L_SSL(p, st(z)): Eq. 4 (SimSiam), Eq. 3 (BYOL), Eq. 2 (MoCo)."""
-        p, z = p / p.norm(dim=1, keepdim=True), (z / z.norm(dim=1, keepdim=True)).detach()
-        cosine = (p * z).sum(dim=1)
         if self.settings["ssl"] == "simsiam":
-            return -cosine.mean()
+            return -F.cosine_similarity(p, z.detach(), dim=1).mean()
         if self.settings["ssl"] == "byol":
-            return (2 - 2 * cosine).mean()
+            return 2 - 2 * F.cosine_similarity(p, z.detach(), dim=1).mean()
         assert negatives is not None
-        temperature = self.settings["temperature"]
-        others = (p @ negatives.keys.T / temperature).exp().sum(dim=1)
-        positive = (cosine / temperature).exp()
-        loss: Tensor = -(positive / (positive + others)).log().mean()
-        return loss
+        p, z = F.normalize(p, dim=1), F.normalize(z.detach(), dim=1)
+        positive = (p * z).sum(dim=1, keepdim=True)
+        logits = torch.cat([positive, p @ negatives.keys.T], dim=1) / self.settings["temperature"]
+        return F.nll_loss(logits.log_softmax(dim=1), torch.zeros(len(p), dtype=torch.int64))
 
     # -- Step 1 -----------------------------------------------------------------------------------------------------
 
@@ -199,7 +203,7 @@ class _Party:
         for part in ("encoder", "projector"):
             pairs = zip(getattr(self.target, part).parameters(), getattr(self.local, part).parameters(), strict=True)
             for target, online in pairs:
-                target.copy_(momentum * target + (1 - momentum) * online)
+                target.copy_(target.lerp(online, 1 - momentum))  # momentum * target + (1 - momentum) * online
 
     # -- Step 3 -----------------------------------------------------------------------------------------------------
 
