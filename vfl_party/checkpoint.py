@@ -174,7 +174,7 @@ class CheckpointStore:
             kept = self._complete(entries)[-self._keep :]
             unwanted = [entry.path for entry in entries if entry not in kept]
             for left in (*unwanted, *_starting(".tmp-", paths)):
-                left.unlink()
+                left.unlink(missing_ok=True)
             with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
                 file.write(header)
                 file.write(body)
@@ -182,8 +182,8 @@ class CheckpointStore:
                 os.fsync(file.fileno())
             temporary.rename(path)
             fsync_folder(self._folder)
-            for left in _starting(ASIDE, paths):
-                left.unlink()
+            for left in _starting(ASIDE, paths):  # somebody may have tidied up meanwhile
+                left.unlink(missing_ok=True)
             self._verified &= {_stamp(entry.path) for entry in kept}
             self._verified.add(_stamp(path))
         except OSError as error:
