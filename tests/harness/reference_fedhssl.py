@@ -5,8 +5,9 @@ phases, the runner, the losses, the queue or ``vfl_party.optim``. It shares what
 built, seeds, tables, preprocessing, and the random views (``vfl_party.selfsup.augment``), which are inputs here.
 
 Where a formula leaves the rounding open, it takes the product's operations of torch: the cosine, the softmax, ``lerp``,
-fused SGD. A ReLU that the last bit decides may move a weight by 3e-5 (seen on a processor without AVX-512). That these
-operations are the paper's formulas is tested apart (``unit/test_ssl_losses.py``).
+fused SGD. Otherwise a last bit may tip a ReLU or a pooling, and move a weight by far more: with other rounding 3e-5 was
+seen on a processor without AVX-512. That these operations are the paper's formulas is tested apart
+(``unit/test_ssl_losses.py``).
 
 Line numbers are those of Algorithm 1. Losses: Eqs. 2 to 6.
 """
