@@ -359,10 +359,8 @@ def _with_sha256(plain: bytes) -> tuple[bytes, memoryview]:
     the tensors need not be serialised twice.
     """
     end = 8 + int.from_bytes(plain[:8], "little")
-    header, begins = plain[8:end].rstrip(), b'{"__metadata__":{'
-    if not header.startswith(begins):
-        raise InternalError("safetensors writes a header in which the metadata do not come first")
-    entry = f'"sha256":"{hashlib.sha256(plain).hexdigest()}",'
-    header = begins + entry.encode() + header.removeprefix(begins)
+    fields = json.loads(plain[8:end])
+    fields["__metadata__"]["sha256"] = hashlib.sha256(plain).hexdigest()
+    header = json.dumps(fields, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header, memoryview(plain)[end:]

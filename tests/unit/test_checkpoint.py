@@ -548,6 +548,23 @@ def test_what_is_discarded_lies_aside_until_the_next_checkpoint_is_written(
     assert names(tmp_path) == ["000001-a.safetensors", "000002-d.safetensors"]
 
 
+def test_a_checkpoint_is_written_though_somebody_removes_what_lies_aside_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path, "abc")
+    store.discard_after("a")
+    aside = list(tmp_path.glob("aside-*"))
+    assert len(aside) == 2
+
+    def tidy_up(_: Path) -> None:
+        for path in aside:
+            path.unlink()
+
+    monkeypatch.setattr(checkpoint, "fsync_folder", tidy_up)
+    store.save("d", tree_of("d"))
+    assert store.labels() == ["a", "d"]
+
+
 def test_what_is_discarded_replaces_what_lies_aside(tmp_path: Path) -> None:
     store = filled(tmp_path, "abc")
     store.discard_after("b")
