@@ -30,14 +30,15 @@ $(BIN)/python:
 	  { echo 'error: Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
+# editable_mode=compat: a plain path, which mypy and editors can follow too; setuptools' own hook they cannot.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo 'installing (torch is large: this takes a minute or more the first time)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -C editable_mode=compat -e .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo 'installing with development tools (torch is large: this takes a minute or more the first time)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -C editable_mode=compat -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 clean:

@@ -1,7 +1,8 @@
-"""What trees give away: ``python -m benchmarks.leaks_trees --data DIR [--seeds 1,2,3] [--out FILE]``.
+"""What trees give away: ``python -m benchmarks.leaks_trees --data DIR [--seeds 1,2,3] [--lies] [--out FILE]``.
 
 Credit default as FATE divides it, 30 trees with learning rate 0.3, rehearsed without encryption: the nodes, the sides
-and the sums are the same with it. Each line is a recipe beside the plain one, with its test AUC.
+and the sums are the same with it. Each line is a recipe beside the plain one, with its test AUC. ``--lies``: what
+parties that lie would read, by the number of trees.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ VARIANTS: dict[str, Tables] = {
     "min_child_weight-200": {"min_child_weight": 200.0},
     "goss-0.2-0.1": {"goss": {"top": 0.2, "rest": 0.1}},
 }
+LIES = ("sides", "probes", "inventions")
+LYING: dict[str, Tables] = {f"trees-{trees}": {"trees": trees} for trees in (1, 3, 5, 10, 30)} | {
+    "depth-7-trees-3": {"trees": 3, "depth": 7}
+}
 
 
 def recipe(data: Path, name: str) -> Tables:
@@ -39,16 +44,16 @@ def recipe(data: Path, name: str) -> Tables:
         "parties": [{"name": "guest", "role": "active"}, {"name": "host", "role": "passive"}],
         "rows": {"test": 0.2, "validation": 0.0},
         "model": {"embedding_size": 2, "encoder": {"kind": "mlp", "hidden": []}},
-        "phases": [phase | VARIANTS[name]],
+        "phases": [phase | (VARIANTS | LYING)[name]],
         "simulate": {"parties": credit(data.resolve())},
     }
 
 
-def lines(data: Path, seeds: list[int]) -> Tables:
+def lines(data: Path, seeds: list[int], *, lies: bool = False) -> Tables:
     """Returns {recipe: {figure: mean and sd of the leak, mean of chance and baselines}}."""
     found: Tables = {}
-    for name in VARIANTS:
-        (of,) = vfl.leaks(recipe(data, name), attacks=ATTACKS, seeds=seeds, quiet=True).found
+    for name in LYING if lies else VARIANTS:
+        (of,) = vfl.leaks(recipe(data, name), attacks=LIES if lies else ATTACKS, seeds=seeds, quiet=True).found
         assert of.utility is not None
         found[name] = {"test auc": {"mean": of.utility.mean, "sd": of.utility.sd}}
         for line in of.lines:
@@ -78,10 +83,12 @@ def show(found: Tables) -> None:
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--seeds", default="1,2,3", show_default=True)
+@click.option("--lies", is_flag=True)
 @click.option("--out", type=click.Path(path_type=Path))
-def main(data: Path, seeds: str, out: Path | None) -> None:
-    found = lines(data, [int(seed) for seed in seeds.split(",")])
-    show(found)
+def main(data: Path, seeds: str, lies: bool, out: Path | None) -> None:
+    found = lines(data, [int(seed) for seed in seeds.split(",")], lies=lies)
+    if not lies:
+        show(found)
     if out is not None:
         out.write_text(json.dumps(found, indent=1) + "\n")
 

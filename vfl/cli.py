@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from vfl.simulation.baselines import BASELINES
 from vfl_common.errors import Code, InputError
 from vfl_common.program import EXIT_CODES, NAMES, run_program, stopping
 from vfl_common.text import LINE, clean, to_json
+
+if TYPE_CHECKING:
+    from vfl.leaking.result import Rehearsed
 
 DEMO = Path(__file__).with_name("demo.toml")
 
@@ -221,15 +225,20 @@ def leaks(
     from vfl.leaking.show import read_list, show_leaks
     from vfl.library.leaks import leaks as rehearse
 
-    found = rehearse(
-        recipes,
-        attacks=read_list(attacks, "--attacks", str),
-        seeds=read_list(seeds, "--seeds", int),
-        every=every,
-        out=out,
-        quiet=as_json,
-    )
-    show_leaks(found.found, as_json=as_json, out=out)
+    found: list[Rehearsed] = []
+    try:
+        rehearse(
+            recipes,
+            attacks=read_list(attacks, "--attacks", str),
+            seeds=read_list(seeds, "--seeds", int),
+            every=every,
+            out=out,
+            quiet=as_json,
+            tell=found.append,
+        )
+    finally:  # what was found before a run that failed took its time
+        if found:
+            show_leaks(found, as_json=as_json, out=out)
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -246,13 +255,13 @@ def report(run: Path) -> None:
       vfl report runs/20260101-120000-digits-1f2e
     """
     from vfl.report.charts import draw
-    from vfl.report.reading import find, importance, own_notes
+    from vfl.report.reading import find, importance, initial, own_notes
     from vfl.report.table import show, show_own
 
     own = own_notes(run)
     if own is not None:
         show_own(own)
-        for line in importance(run):
+        for line in [*importance(run), *initial(run)]:
             click.echo(line)
         if own.goes_on:
             click.echo(f"{run}: {own.end.said}")
@@ -263,7 +272,7 @@ def report(run: Path) -> None:
         return
     found = find(run)
     show(found.summary, found.phases)
-    for line in importance(run):
+    for line in [*importance(run), *initial(run)]:
         click.echo(line)
     paths = draw(found)
     for path in paths:
@@ -324,13 +333,20 @@ def runs(out: Path, as_json: bool) -> None:
     type=click.Path(path_type=Path),
     help="Where to write ids, scores and classes; .csv or .parquet.",
 )
-def predict(run: Path, data: tuple[str, ...], query: tuple[str, ...], output: Path) -> None:
+@click.option(
+    "--like-input", is_flag=True, help="CSV with the separator and the decimal sign of the active party's table."
+)
+@click.option("--spreadsheet", is_flag=True, help="CSV with ' before text that a spreadsheet would compute.")
+def predict(
+    run: Path, data: tuple[str, ...], query: tuple[str, ...], output: Path, like_input: bool, spreadsheet: bool
+) -> None:
     """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in this process.
 
     RUN is the folder of a run; if it is left out, the newest finished run of a federation, not of a baseline, in
     the folder runs. Without --data the run's own rows are predicted again. SOURCE is a file, or whatever else a
     party file may name; of a database the query of training is asked, if --query gives no other. It needs the
-    columns that the party had in training, and no label. Between organisations, every party runs `vfl-party
+    columns that the party had in training, and no label. The result has a row for each row of the active party's
+    table, in its order, with its own ids. Between organisations, every party runs `vfl-party
     predict`.
 
     \b
@@ -340,9 +356,11 @@ def predict(run: Path, data: tuple[str, ...], query: tuple[str, ...], output: Pa
     """
     from vfl.library.predicting import predict_rows
     from vfl.library.run import Run
+    from vfl_party.results import Output
 
-    found = predict_rows(Run.load(run).folder, _by_party(data) or None, output, _named(query, "--query", "SELECT"))
-    for text in found.new:
+    folder, written = Run.load(run).folder, Output(output, like_input, spreadsheet)
+    found = predict_rows(folder, _by_party(data) or None, written, _named(query, "--query", "SELECT"))
+    for text in found.notes:
         click.echo(clean(text, LINE), err=True)
     click.echo(found.rows, err=True)
     click.echo(clean(found.meaning, LINE), err=True)  # it names a class, as the table has it

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from vfl_common.errors import Code, PeerError
 
+HUGE = 1e18  # the square of a larger number is near the end of float32
+
 
 class DType(IntEnum):
     """Names and numbers are those of ``vfl.v1.DType``."""

@@ -147,6 +147,10 @@ class InputError(VflError):
     """The input given to this process cannot be used."""
 
 
+class ChangedError(InputError):
+    """The rows or columns of this party are not those with which its unfinished run began."""
+
+
 class UnwritableError(InputError):
     """A file of this process cannot be written. Peers learn the system's reason, and no path."""
 

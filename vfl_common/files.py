@@ -94,6 +94,25 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def kept_secret(path: Path, own: bytes) -> bytes:
+    """Returns the secret that is in a file; writes ``own`` into it if there is none, and returns that.
+
+    Only the owner may read the file, and it is on the disk. Raises InputError if it cannot be read or written, or holds
+    another number of bytes.
+    """
+    try:
+        kept = path.read_bytes()
+    except FileNotFoundError:
+        with private_file(path) as file:
+            file.write(own)
+        return own
+    except OSError as error:
+        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}); make it readable") from None
+    if len(kept) != len(own):
+        raise InputError(Code.FILE_INVALID, f"{path}: has {len(kept)} bytes, not {len(own)}; restore it")
+    return kept
+
+
 def fsync_folder(folder: Path) -> None:
     """Returns when the names in ``folder`` are on the disk. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)

@@ -9,6 +9,11 @@ from typing import Protocol
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 
+# Of what parties and server say to each other. Raise it with any change that an older peer would misread, and have the
+# method or the alignment that changes say so (``Method.protocol``).
+PROTOCOL = 8
+OLDEST = PROTOCOL - 1  # that this release speaks, too, with parties and servers of the release before
+
 
 @dataclass(frozen=True)
 class Lenience:
@@ -96,6 +101,13 @@ class Hub(Protocol):
         """Answers every party's bundle of ``step``; returns at once. A late party gets its reply when it comes.
 
         With ``lenience`` only the parties that came are answered.
+        """
+        ...
+
+    def ask_again(self, step: StepKey) -> None:
+        """Has a party that returns repeat what it has sent at the step under way, as its bundle of ``step``.
+
+        It then hears which step is under way. If what it sends differs, the next ``collect`` raises PeerError.
         """
         ...
 

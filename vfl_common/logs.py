@@ -15,19 +15,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO
 
 from vfl_common.files import MOST_BYTES, OLDER, unwritable
-from vfl_common.text import LINE, clean, listed, to_json
+from vfl_common.text import LINE, clean, listed, percent, to_json
 
 log = logging.getLogger(__name__)
 
 _MOST_EARLY = 100  # lines that wait for the file
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-_WARNINGS = frozenset({"lost", "away", "interrupted", "server_away"})
+_WARNINGS = frozenset({"lost", "away", "interrupted", "server_away", "set_aside"})
 
 
 class JsonLines(logging.Formatter):
@@ -83,8 +84,22 @@ def utc(seconds: float) -> str:
     return f"{whole}.{milliseconds % 1000:03d}Z"
 
 
+@cache
+def version() -> str:
+    """Returns this program's version; '' if it is not installed."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    try:
+        return version_of("vfl")
+    except PackageNotFoundError:
+        return ""
+
+
 def log_to(path: Path, **always: str) -> logging.Handler:
     """Appends this program's log to ``path``; ``always`` is part of each line. Returns the handler.
+
+    The first line of a program has its version.
 
     Peers and strangers cause lines, so the log must have an end: a full file gets ``.1`` at the end of its name, as in
     ``files.append``. Raises InputError if the file cannot be opened.
@@ -97,6 +112,9 @@ def log_to(path: Path, **always: str) -> logging.Handler:
     root = logging.getLogger()
     root.addHandler(handler)
     for older in [h for h in root.handlers if isinstance(h, logging.FileHandler | EarlyLog) and h is not handler]:
+        if isinstance(older, EarlyLog):
+            facts = {"msg": f"vfl {version()}", "levelname": "INFO", "event": "program", "version": version()}
+            handler.handle(logging.makeLogRecord(facts))
         root.removeHandler(older)
         older.close()
         for record in older.records if isinstance(older, EarlyLog) else ():
@@ -158,6 +176,11 @@ def interrupted(facts: Mapping[str, Any]) -> str:
     return f"interrupted: {facts['reason']}{limit}"
 
 
+def aligned(common: int, own: int) -> str:
+    """Words how many of a party's ``own`` rows are common to all."""
+    return f"{common:,} of your {own:,} rows ({percent(common, own)}) are common to all parties"
+
+
 def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "ready":
         return f"{program} listens on {facts['address']}"
@@ -180,13 +203,15 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "resumed":
         return f"resuming from checkpoint {facts['checkpoint']}"
     if event == "aligned":
-        return f"{facts['common']:,} of {facts['of']:,} rows are held by all parties"
+        return aligned(facts["common"], facts["of"])
     if event == "realigning":
         return f"resuming the alignment: {facts['masked']:,} of {facts['of']:,} ids are masked"
     if event == "predicted":
         return f"{facts['output']}: {facts['said']}" if "output" in facts else str(facts["said"])
     if event in ("scores", "advice", "unseen"):
         return str(facts["said"])
+    if event == "set_aside":
+        return f"run {facts['run']} is not resumed: {facts['why']}"
     if event == "skipped":
         return f"skipping {facts['rounds']} of {facts['phase']}'s rounds: the others resume at {facts['to']}"
     if event == "refused":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -66,12 +67,18 @@ def resumable(*, fresh: bool) -> contextlib.AbstractContextManager[None]:
     return stopping(f"the same command{' without --fresh' if fresh else ''} resumes the run")
 
 
-def run_program(command: click.Command, name: str) -> NoReturn:
+def run_program(command: click.Command, name: str, *, private: bool = False) -> NoReturn:
     """Runs a click command as a program and exits. An error becomes one sentence on standard error and an exit code.
+
+    ``private``: no other user may read the files and folders that it makes, whatever the umask. Nothing dumps its
+    memory if it crashes: that would put keys and tables on the disk.
 
     The process exits without taking the interpreter down, because threads outside Python may still run, and one that
     then uses the interpreter, for example to release a tensor, aborts the process.
     """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if private:
+        os.umask(os.umask(0o077) | 0o077)
     signal.signal(signal.SIGTERM, _stop)
     _heed_at_once()
     garbage.seldom()
@@ -119,6 +126,11 @@ def exit_status(call: Callable[[], object]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except MemoryError:
+        text = "there is not enough memory on this machine: give the process more, or take fewer rows or columns"
+        log.exception("no memory", extra={"event": "failed"})
+        click.echo(f"error: {text}", err=True)
+        return 2
     except Exception as error:
         log.exception("internal error", extra={"event": "failed"})
         traceback.print_exc()

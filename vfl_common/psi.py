@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from vfl_common.errors import Code, PeerError
 
 PHASE = "align"  # in step keys, progress and ledger lines
@@ -9,8 +11,14 @@ TAG_BYTES = 12  # of a masked row, for the server; see ``vfl_party.psi.curve.tag
 MOST_ROWS = 1 << 28  # of a party: 8 GiB of points in each round; who announces more is refused at once
 
 
-def too_few(at_least: int, found: int) -> PeerError:
+def least_common(at_least: int | float, own: int) -> int:
+    """Returns how many rows must be common. ``at_least``: of the recipe; ``own``: the rows of the party that asks."""
+    return at_least if isinstance(at_least, int) else math.ceil(round(at_least * own, 6))  # 0.07 of 100 are 7
+
+
+def too_few(at_least: int | float, found: int) -> PeerError:
     """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``; peers do not learn how many."""
-    text = f"fewer rows are held by all parties than rows.at_least = {at_least}"
+    share = "" if isinstance(at_least, int) else " of each party's"
+    text = f"fewer rows are held by all parties than rows.at_least = {at_least}{share}"
     text = f"{text}; are ids spelt alike everywhere (rows.id_rules, and the order of the columns in data.id)?"
     return PeerError(Code.ROWS_DIFFER, text).privately(f"{text} ({found:,} rows are held by all)")

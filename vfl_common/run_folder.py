@@ -1,20 +1,38 @@
-"""A party's or the server's folder of one run: ``<out>/<run id>/<name>/``."""
+"""A party's or the server's folder of one run: ``<out>/<run id>/<name>/``.
+
+One process at a time has it: it locks the file ``lock`` in it, in which it says who it is. Readers need no lock.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import logging
 import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from vfl_common.config.recipe import Recipe, recorded_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
+from vfl_common.logs import utc
 from vfl_common.stages import Planned
+from vfl_common.text import LINE, clean, listed
 
+LOCK = "lock"
+_WRITTEN = ("checkpoints", "recipe.json", "ledger.json")  # what a run leaves beside run.json
+_MOST_HOLDER = 300  # bytes of who has the lock
 _UNFINISHED = '"finished": false'  # with as many bytes as a finished run's, and a blank
+
+
+log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
@@ -40,6 +58,54 @@ class RunFolder:
     path: Path
     run_id: str
     checkpoints: Store | None = None
+    _unlock: weakref.finalize[[int], RunFolder] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def lock(self) -> None:
+        """Keeps every other process out of the run until this one ends, however it ends, or this object is dropped.
+
+        Raises InputError, with who has the run, if another process has it. On a file system without locks it only
+        warns.
+        """
+        if self._unlock is not None:
+            return
+        path = self.path / LOCK
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise unwritable(path, error) from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = clean(os.read(file, _MOST_HOLDER).decode("utf-8", "replace"), LINE) or "another process"
+            os.close(file)
+            text = f"{self.path}: {holder} has this run; wait until that process ends, or end it"
+            raise InputError(Code.FILE_INVALID, text) from None
+        except OSError as error:
+            os.close(file)
+            text = "%s: this file system has no locks (%s); see to it that only one process at a time uses the folder"
+            log.warning(text, self.path, error.strerror, extra={"event": "unlocked"})
+            return
+        who = f"process {os.getpid()} on {socket.gethostname()}, since {utc(time.time())},"
+        with contextlib.suppress(OSError):  # a full disk; the lock holds
+            os.ftruncate(file, 0)
+            os.write(file, who.encode())
+        self._unlock = weakref.finalize(self, os.close, file)
+
+    def unlock(self) -> None:
+        """Lets other processes have the run."""
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
+
+    def set_aside(self, why: str) -> None:
+        """Notes that nobody resumes this run, and why: a sentence that may be shown to all."""
+        self.note(set_aside={"why": why, "at": utc(time.time())})
+
+    @property
+    def why_aside(self) -> str:
+        """Why nobody resumes this run; '' if it was not set aside. Raises InputError as ``facts``."""
+        noted = self.facts().get("set_aside")
+        return str(noted.get("why", "")) or "it was set aside" if isinstance(noted, dict) else ""
 
     def note(self, **facts: Any) -> None:
         """Adds facts to ``run.json``, which then is on the disk: checkpoints are of no use without it."""
@@ -73,6 +139,11 @@ class RunFolder:
 
         return note
 
+    @property
+    def written_ns(self) -> int:
+        """When ``run.json`` was written last, in nanoseconds since the epoch."""
+        return (self.path / "run.json").stat().st_mtime_ns
+
     def facts(self) -> dict[str, Any]:
         """Reads ``run.json``; empty before it is written. Raises InputError if it is damaged."""
         return _facts(self.path / "run.json")
@@ -92,46 +163,77 @@ class RunFolder:
         raise InputError(Code.FILE_INVALID, text)
 
 
-def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
-    """Makes the folder, or opens that of an unfinished run of the same recipe; writes the recipe into it.
+_OVER = {"trained": "has been finished", "finished": "has been finished", "set_aside": "has been set aside"}
 
-    Raises InputError if it cannot be written, or if it holds a finished run or another recipe: nothing is overwritten.
+
+def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
+    """Makes the folder, or opens that of an unfinished run of the same recipe; locks it, writes the recipe into it.
+
+    Raises InputError if it cannot be written, if another process has it, or if it holds a run that is finished or set
+    aside, or another recipe: nothing is overwritten.
     """
     path = out / run_id / name
     folder = RunFolder(path, run_id)
     try:
         facts = folder.facts()
-        if facts and (facts.get("trained") or facts.get("finished") or facts.get("recipe_digest") != recipe.digest()):
-            what = "has been finished" if facts.get("finished") or facts.get("trained") else "has another recipe"
+        over = next((what for key, what in _OVER.items() if facts.get(key)), None)
+        if over or (facts and facts.get("recipe_digest") != recipe.digest()):
+            what = over or "has another recipe"
             raise InputError(Code.FILE_INVALID, f"{path}: this run {what}; give the new run another name")
         path.mkdir(parents=True, exist_ok=True)
+        folder.lock()
+        folder.note(run_id=run_id, recipe_digest=recipe.digest())  # first: without it, what else lies here is damaged
         write_atomic(path / "recipe.json", _text(recipe))
-        folder.note(run_id=run_id, recipe_digest=recipe.digest())
     except OSError as error:
         raise unwritable(path, error) from None
     return folder
 
 
 def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
-    """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe.
+    """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe, unless it was set aside.
 
     Raises InputError if a ``run.json`` is damaged that may be this run's: without it, all parties would begin anew.
     """
+
+    def damaged(path: Path, error: InputError) -> None:
+        if _may_be(path, recipe):
+            raise error
+
+    found = [(folder.written_ns, folder.path) for folder in _unfinished(out, name, recipe, damaged)]
+    return RunFolder(path := max(found)[1], path.parent.name) if found else None
+
+
+def set_all_aside(out: Path, name: str, recipe: Recipe, why: str, *, but: str) -> list[str]:
+    """Sets aside all unfinished runs that ``find_unfinished`` could find, but one; returns their ids.
+
+    Not those that another process has, and not those whose ``run.json`` is damaged: nobody can resume them.
+    """
+    aside = []
+    for folder in list(_unfinished(out, name, recipe, lambda _path, _error: None)):
+        with contextlib.suppress(InputError):
+            if folder.run_id != but:
+                folder.lock()
+                folder.set_aside(why)
+                aside.append(folder.run_id)
+        folder.unlock()
+    return aside
+
+
+def _unfinished(
+    out: Path, name: str, recipe: Recipe, damaged: Callable[[Path, InputError], None]
+) -> Iterator[RunFolder]:
+    """Finds all unfinished runs; calls ``damaged`` with each folder whose ``run.json`` is, and with the error."""
     digest = recipe.digest()
-    found = []
-    for path in (folder / "run.json" for folder in out.glob(f"*/{name}") if folder.is_dir()):
+    for path in (path for path in out.glob(f"*/{name}") if path.is_dir()):
+        folder = RunFolder(path, path.parent.name)
         try:
-            facts = _facts(path)
-        except InputError:
-            if _may_be(path.parent, recipe):
-                raise
+            facts = folder.facts()
+        except InputError as error:
+            damaged(path, error)
             continue
-        if facts.get("recipe_digest") == digest and not facts.get("finished") and facts.get("job") == "train":
-            found.append((path.stat().st_mtime_ns, path.parent))
-    if not found:
-        return None
-    path = max(found)[1]
-    return RunFolder(path, path.parent.name)
+        over = facts.get("finished") or facts.get("set_aside")
+        if facts.get("recipe_digest") == digest and not over and facts.get("job") == "train":
+            yield folder
 
 
 def find_finished(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder | None:
@@ -154,9 +256,10 @@ def _facts(path: Path) -> dict[str, Any]:
         if isinstance(facts, dict):
             return facts
     except FileNotFoundError:
-        if not (path.parent / "checkpoints").is_dir():
+        beside = [name for name in _WRITTEN if (path.parent / name).exists()]
+        if not beside:
             return {}
-        why = "is missing, and checkpoints lie beside it"
+        why = f"is missing, and {listed(beside)} {'lies' if len(beside) == 1 else 'lie'} beside it"
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
@@ -166,7 +269,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path, why: str) -> InputError:
     what = f"restore it, or remove {path.parent} to go on without it"
-    text = f"{path}: {why}; {what}, or begin a new run with --fresh at the server and every party"
+    text = f"{path}: {why}; {what}, or begin a new run with --fresh at the server and here"
     return InputError(Code.FILE_INVALID, text)
 
 
@@ -176,7 +279,7 @@ def _may_be(folder: Path, recipe: Recipe) -> bool:
         text = (folder / "recipe.json").read_text(encoding="utf-8")
         return text == _text(recipe) or not isinstance(json.loads(text), dict)
     except FileNotFoundError:
-        return (folder / "checkpoints").is_dir()
+        return any((folder / name).exists() for name in _WRITTEN)
     except (OSError, ValueError, RecursionError):
         return True
 

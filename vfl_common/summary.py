@@ -46,10 +46,12 @@ class PhaseTimes(_Model):
 class PartySummary(_Model):
     """One process of the run; the server is one of them.
 
-    ``device_name``: the maker's name for the device; empty for the server. ``peak_memory_bytes``: the most memory that
-    this process's tensors took on its GPU at once; None on a CPU. ``skipped_rounds``: the rounds whose updates of
-    its encoder this party lost, because the others resumed at a later checkpoint than it had. ``rows``,
-    ``common_rows``: how many rows it holds, in a baseline the party with the labels, and how many of them all parties
+    ``device_name``: the maker's name for the device; empty for the server. ``version``: of the program; empty in
+    summaries of older versions. ``peak_memory_bytes``: the most memory that this process's tensors took on its GPU at
+    once; None on a CPU. ``skipped_rounds``: the rounds that this party's encoder lacks in whole or in part, because the
+    others resumed at a later checkpoint than it had, or because it came back while they went on; ``returns``: how often
+    it did. ``rows``, ``common_rows``: how many rows it holds, in a baseline the party with the labels, and how many of
+    them all parties
     hold; 0 if these were known. ``times``: what its steps took their time for; empty in summaries of older versions.
     """
 
@@ -58,10 +60,12 @@ class PartySummary(_Model):
     pid: int
     device: Words
     device_name: Words = ""
+    version: Words = ""
     peak_memory_bytes: int | None = None
     steps: int = 0
     wall_s: Number = 0.0
     skipped_rounds: int = 0
+    returns: int = 0
     rows: int = 0
     common_rows: int = 0
     times: list[PhaseTimes] = []

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 _NAMES = 8  # in a list for a person
+_LONGEST_NAME = 80  # characters of a name in a sentence
 LINE = 2_000  # characters of a line for a person, and of a text in the log
 
 
@@ -24,9 +25,26 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_NAMES])} and {more} more" if more > 0 else ", ".join(names)
 
 
+def shortened(name: str) -> str:
+    """Returns a name for a sentence: the beginning of one that is longer than anybody reads."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+
+
 def printable(name: str) -> str:
-    """Returns a name as it is; if it holds what cannot be seen, such as a line break, as Python writes it in quotes."""
+    """Returns a name as it is; if it holds what cannot be seen, such as a line break, as Python writes it in quotes.
+
+    Of a long one it is the beginning.
+    """
+    name = shortened(name)
     return name if name.isprintable() else repr(name)
+
+
+def percent(count: int, total: int) -> str:
+    """Words the share that ``count`` is of ``total``; only all of them are 100 %, and only none are 0 %."""
+    found = round(100 * count / total) if total else 0
+    if found == 0 and count:
+        return "less than 1 %"
+    return "more than 99 %" if found == 100 and count < total else f"{found} %"
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, shown
+from vfl_common.text import percent
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,15 @@ def few_rows(rows: int, classes: int) -> str:
         return ""
     why = f"fewer than {least:,} ({LEAST_ROWS}, or {LEAST_OF_A_CLASS} for each class) teach a model little"
     return f"{rows:,} training rows: {why}, and its metrics depend on chance"
+
+
+def few_common(data: DataSettings, common: int, own: int) -> str:
+    """Words that few of a party's ``own`` rows are common to all parties; '' if they are enough, or it has none."""
+    if common >= data.expect_common * own:
+        return ""
+    what = f"only {percent(common, own)} of the rows of {shown(data.source)} are common to all parties"
+    compare = "compare how ids look at every party (vfl-party check)"
+    return f"{what}, fewer than data.expect_common = {data.expect_common:g}; {compare}, or lower the key"
 
 
 def advise(show: Callable[..., None], text: str) -> None:

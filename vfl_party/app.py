@@ -14,9 +14,10 @@ from torch import nn
 
 from vfl_common import garbage
 from vfl_common.config.data import DataSettings
+from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.ledger import Ledger
-from vfl_common.logs import Console, log_to
+from vfl_common.logs import Console, log_to, version
 from vfl_common.program import resumable
 from vfl_common.rpc.said import Start
 from vfl_common.rpc.service import ExchangeService
@@ -27,17 +28,17 @@ from vfl_party import versions
 from vfl_party.align import Aligned, Aligning, alignment_of, quota
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.context import MakeEncoder
-from vfl_party.devices import keep_freed_memory, set_threads
+from vfl_party.devices import float32_in_full, keep_freed_memory, set_threads
 from vfl_party.files import PartyFiles
-from vfl_party.job import Jobs
+from vfl_party.job import Jobs, new_secret
 from vfl_party.methods import handed_on
 from vfl_party.models import InputSpec
-from vfl_party.part import JobName, Part, training
+from vfl_party.part import JobName, Part, joining_of, training
 from vfl_party.party import Assembled, Opened, Spread, Work, assemble, check_ranks, open_party
 from vfl_party.prediction import Prediction, TrainedRun, unseen
 from vfl_party.progress import Progress
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
-from vfl_party.results import Predicted, id_names
+from vfl_party.results import Output, Predicted, id_names
 from vfl_party.runner import Outcome
 from vfl_party.transport import Transports
 
@@ -74,6 +75,7 @@ class PartyApp:
         out = Path(files.file.out)
         resume = None if fresh else find_unfinished(out, files.name, files.recipe)
         if resume is not None:
+            resume.lock()
             log_to(resume.path / "log.jsonl", run=resume.run_id, party=files.name)  # for what is damaged there
             resume.checkpoints = self._store(resume)
             versions.require_same(resume.path, resume.facts().get("plugins", {}), plugins)
@@ -87,13 +89,16 @@ class PartyApp:
         with resumable(fresh=fresh):
             return self._run("train", opened, training(files.recipe, files.name, out), open_folder, resume)
 
-    def predict(self, trained: TrainedRun, data: DataSettings, output: Path) -> tuple[Predicted, RunFolder]:
+    def predict(self, trained: TrainedRun, data: DataSettings, output: Output) -> tuple[Predicted, RunFolder]:
         """Takes part in a joint prediction for the rows of ``data``; the active party writes ``output``.
 
         Returns how many rows of this party's are predicted, too.
         """
         files = self.files
         opened = open_party(files.recipe, files.name, data, files.encoder, labels=False)
+        if len(opened.table) < (least := files.file.predict.at_least):
+            text = f"{opened.table.source}: has {len(opened.table):,} rows to predict; predict.at_least is {least:,}"
+            raise InputError(Code.DATA_INVALID, f"{text} in the party file: give more rows, or lower it")
         versions.require_same(trained.path, trained.plugins, versions.modelling(opened))
         for text in unseen(trained, opened.table) if files.settings.features else ():
             said = f"{opened.table.source}: {text}"
@@ -105,7 +110,7 @@ class PartyApp:
             folder.note(job="predict", trained_run=trained.run_id)
             return folder
 
-        work = Prediction(trained, files.settings, id_names(data), output)
+        work = Prediction(trained, files.settings, id_names(data), (output,))
         outcome, folder = self._run("predict", opened, work, open_folder, None)
         return Predicted.of(opened.table, outcome.common_rows if outcome.rows else len(opened.table)), folder
 
@@ -126,6 +131,7 @@ class PartyApp:
     ) -> tuple[Outcome, RunFolder]:
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
+        float32_in_full()
         keep_freed_memory()
         garbage.seldom()
         for table in (opened.table, opened.unaligned):
@@ -134,17 +140,21 @@ class PartyApp:
         if opened.advice:
             self.console.show("advice", said=opened.advice)
 
-        def make(aligned: Aligned, spread: Spread | None = None) -> Assembled:
-            return assemble(opened, aligned, work, device=files.device, policy=files.policy(), spread=spread)
+        def make(aligned: Aligned, secret: int | None, spread: Spread | None = None) -> Assembled:
+            of, policy, trees = (opened, aligned, work), files.policy(), files.file.trees
+            return assemble(*of, device=files.device, policy=policy, spread=spread, trees=trees, secret=secret)
 
         spread = partial(self._spread, make, self.ranks) if self.ranks is not None else None
         alignment = alignment_of(recipe, files.policy(), divides=opened.divides)
-        jobs = Jobs(opened, alignment, make, spread, resume, self._aligning)
+        secret = new_secret() if job == "train" and files.file.init == "secret" else None
+        jobs = Jobs(opened, alignment, make, spread, resume, partial(self._aligning, job), secret)
         if self.ranks is not None:
             check_ranks(jobs.expected.party, trains=job == "train")
         plan = jobs.expected.plan
         ledger, meter = Ledger(), TcpMeter()
-        transports = Transports(files, self.console, ledger, meter)
+        plugins = versions.shared(opened)
+        joining = joining_of(recipe, files.settings.role, plugins)
+        transports = Transports(files, self.console, ledger, meter, joining)
         session = Session(
             files.file.server,
             files.keyring,
@@ -176,7 +186,7 @@ class PartyApp:
                 files.device,
                 transport=lambda start: transports.transport(start, service),
                 open_folder=open_folder,
-                plugins=versions.shared(opened),
+                plugins=plugins,
                 trained=work.run_id,
                 devices="" if self.ranks is None else f"{self.ranks.size} x {files.device.type}",
                 address=files.file.advertise or address,
@@ -190,20 +200,27 @@ class PartyApp:
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
         return outcome, folder
 
-    def _aligning(self, at: Aligning) -> Aligning:
-        """Adds what this party computes with, and who it is."""
+    def _aligning(self, job: JobName, at: Aligning) -> Aligning:
+        """Adds what this party computes with, who it is, and what it asks of the others."""
         file = self.files.file
 
         def begins() -> None:
             path = Path(file.out) / f"alignments-{file.name}.json"
             quota.count(path, at.table.source, file.alignments_a_day, time.time())
 
-        return replace(at, workers=file.threads, credentials=self.files.keyring.current(), begins=begins)
+        return replace(
+            at,
+            workers=file.threads,
+            credentials=self.files.keyring.current(),
+            begins=begins,
+            at_least=file.predict.at_least if job == "predict" else 1,
+            peer_rows_at_most=file.peer_rows_at_most,
+        )
 
-    def _spread(self, make: Callable[..., Assembled], ranks: Ranks, aligned: Aligned) -> Assembled:
+    def _spread(self, make: Callable[..., Assembled], ranks: Ranks, aligned: Aligned, secret: int | None) -> Assembled:
         """Returns the party with its encoder on all ranks; a lost rank ends the process, and not the run."""
         precision = self.files.recipe.model.precision
-        found = make(aligned, spread=lambda encoder, spec: SpreadEncoder(ranks, encoder, spec, precision))
+        found = make(aligned, secret, spread=lambda encoder, spec: SpreadEncoder(ranks, encoder, spec, precision))
         found.phases = [Guarded(phase) for phase in found.phases]
         return found
 
@@ -232,6 +249,7 @@ class PartyApp:
                 "role": files.settings.role,
                 "recipe": files.recipe.name,
                 "device": str(files.device),
+                "version": version(),
             },
             progress.standing,
             session.ledger,
@@ -249,6 +267,7 @@ class PartyApp:
 def lend(files: PartyFiles, ranks: Ranks) -> None:
     """Runs a process of the party other than its first: its GPU computes for the first, until that one ends."""
     set_threads(files.file.threads)
+    float32_in_full()
 
     def make_encoder(spec: InputSpec) -> nn.Module:
         return handed_on(files.recipe, MakeEncoder(files.recipe, files.name, files.encoder, spec))

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vfl_common.bundle import BundleSpec, Kind
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.declared import spec_of
 from vfl_party.filter import NOWHERE, Filter, Passage, Tensors
+from vfl_party.plugins import where_it_failed
 from vfl_party.sent import SentBefore
 
 log = logging.getLogger(__name__)
@@ -49,8 +51,11 @@ class Chain:
         if self._noisy and at is not NOWHERE:
             self._renew_noise(at, tensors)
         for each in self._apply:
+            before = _generators(tensors) if each.of_plugin else ()
             with _worded(each, "cannot be applied to what leaves"):
                 found = dict(each.apply_at(at, found))
+            if each.of_plugin and before != _generators(tensors):
+                raise _drawn(each)
         given = tuple((name, x.dtype, x.shape) for name, x in tensors.items())
         if given not in self._agreeing:
             self._check(_as_sent(tensors), found)
@@ -163,6 +168,21 @@ def _overrides(each: Filter, what: str) -> bool:
     return any(getattr(type(each), name) is not getattr(Filter, name) for name in (what, f"{what}_at"))
 
 
+def _generators(tensors: Tensors) -> tuple[object, ...]:
+    """Returns the states of torch's generators from which noise on ``tensors`` might be drawn."""
+    devices = dict.fromkeys(x.device for x in tensors.values() if x.is_cuda)
+    states = [torch.default_generator.get_state(), *map(torch.cuda.get_rng_state, devices)]
+    return tuple(state.numpy().tobytes() for state in states)
+
+
+def _drawn(each: Filter) -> InputError:
+    """Returns the error of a transform that draws from torch's generators, whose seed follows from the recipe's."""
+    text = f"{each.text} draws from torch's generator, and every peer can draw the same from the recipe's seed"
+    return InputError(
+        Code.CONFIG_INVALID, f"{text}; derive it from vfl_party.noise.NoisyFilter, and draw from self._random"
+    )
+
+
 @contextlib.contextmanager
 def _worded(each: Filter, what: str) -> Iterator[None]:
     """Words an error of a filter, which may be somebody's own, with its name."""
@@ -171,7 +191,7 @@ def _worded(each: Filter, what: str) -> Iterator[None]:
     except VflError:
         raise
     except Exception as error:
-        text = f"{each.text} {what} ({type(error).__name__}: {error})"
+        text = f"{each.text} {what}: it failed {where_it_failed(error)}"
         raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it") from error
 
 

@@ -19,6 +19,7 @@ from vfl_party.chain import Chain, Chains
 from vfl_party.codecs.bits import BitsSettings
 from vfl_party.declared import Exchange, Role, Sent, Use
 from vfl_party.filter import Filter
+from vfl_party.plugins import where_it_failed
 from vfl_party.policies import Policy
 from vfl_party.seeds import derive_seed
 from vfl_party.sent import SentBefore
@@ -279,7 +280,7 @@ def _allowed(policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: 
     except VflError:
         raise
     except Exception as error:
-        text = f"{where}: the party's policy fails ({type(error).__name__}: {error})"
+        text = f"{where}: the party's policy failed {where_it_failed(error)}"
         raise InputError(Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file") from error
     if not isinstance(made, Filter):
         text = f"{where}: the party's policy gives a {type(made).__name__}, and a Filter is wanted"

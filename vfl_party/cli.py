@@ -16,7 +16,7 @@ from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, METRICS, NAMES, do_last, run_program
-from vfl_common.text import to_json
+from vfl_common.text import LINE, clean, to_json
 
 _DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
 _WAIT = click.option(
@@ -93,8 +93,9 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     """Check everything that the file PARTY names, without training: one line each, with what to do.
 
     It checks party file and recipe, certificate, device, data (columns, types, missing values, label), models, the
-    address to listen on, and whether server and active party can be reached. A line that begins with note is about
-    something that can be run, and is perhaps not meant.
+    address to listen on, and whether server and active party can be reached and would take this party: they compare
+    recipe, protocol and plug-ins. A line that begins with note is about something that can be run, and is perhaps not
+    meant.
     """
     from vfl_party.preflight import check as look
     from vfl_party.preflight import require
@@ -104,7 +105,9 @@ def check(party: Path, device: str | None, offline: bool) -> None:
         findings.append(finding)
         verdict = "FAIL" if not finding.fine else "SOON" if finding.soon else "note" if finding.note else "ok  "
         head = f"{verdict}  {finding.about:<12}  "
-        click.echo(_broken(head, finding.text) if finding.about == "leaves" else head + finding.text)
+        indent = " " * (len(finding.text) - len(finding.text.lstrip(" ")))
+        text = indent + clean(finding.text, LINE)  # a table's names and values may be anything
+        click.echo(_broken(head, text) if finding.about == "leaves" else head + text)
     require(findings)
 
 
@@ -125,15 +128,30 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     type=click.Path(path_type=Path),
     help="Active party: where to write ids, scores and classes; .csv or .parquet.",
 )
+@click.option(
+    "--like-input", is_flag=True, help="Active party: CSV with the separator and the decimal sign of its own table."
+)
+@click.option(
+    "--spreadsheet", is_flag=True, help="Active party: CSV with ' before text that a spreadsheet would compute."
+)
 @_DEVICE
 @_WAIT
 def predict(
-    party: Path, trained: Path, data: str | None, query: str | None, output: Path, device: str | None, wait_s: float
+    party: Path,
+    trained: Path,
+    data: str | None,
+    query: str | None,
+    output: Path,
+    like_input: bool,
+    spreadsheet: bool,
+    device: str | None,
+    wait_s: float,
 ) -> None:
     """Take part in a joint prediction with a trained run: every party runs this, beside vfl-server serve --predict.
 
     All parties must give the same ids, unless the recipe has rows.align = "psi". Only the active party gets and
-    writes the result. At the end every party says how many of its rows are predicted, and why the others are left out.
+    writes the result: a row for each row of its table, in its order, with its own ids. At the end every party says
+    how many of its rows are predicted, and why the others are left out.
 
     \b
     Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --out churn.csv
@@ -143,20 +161,21 @@ def predict(
     from vfl_party.files import read_files
     from vfl_party.prediction import load_joint, prediction_data
     from vfl_party.ranks import started_by_torchrun
-    from vfl_party.results import check_output, label_name, meaning
+    from vfl_party.results import Output, label_name, meaning
 
     name = load_party(party).name
     run_ = load_joint(trained, name)
     files = read_files(party, device=device, recipe=run_.recipe)
-    if files.is_active:
-        check_output(output)
     console = Console("vfl-party")
     rows = prediction_data(files.file.data, data, run_.state, query)
+    written = Output(output, like_input, spreadsheet)
+    if files.is_active:
+        written.check(rows)
     with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
         if ranks is not None and ranks.rank:
             lend(files, ranks)
             return
-        predicted, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, output)
+        predicted, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, written)
     result: dict[str, Any] = {"output": str(output)} if files.is_active else {}
     console.emit("predicted", **asdict(predicted), **result, said=str(predicted))
     if files.is_active and files.file.data is not None:
@@ -201,14 +220,17 @@ def health(party: Path, wait_s: float) -> None:
     Example: vfl-party health bank.toml
     """
     from vfl_common.identity.credentials import load_credentials
+    from vfl_common.identity.members import members_of
     from vfl_common.rpc.health import require_serving
 
     file = load_party(party)
-    place = load_recipe(Path(file.recipe)).party(file.name)
+    recipe = load_recipe(Path(file.recipe))
+    place = recipe.party(file.name)
     if place is None or place.role != "active" or file.listen.endswith(":0"):
         text = f"{party}: {file.name} has no known port; only an active party with `listen` can be asked"
         raise InputError(Code.CONFIG_INVALID, text)
-    address = require_serving(file.listen, load_credentials(file.tls, name=file.name), wait_s)
+    members = members_of(recipe, file.pins)
+    address = require_serving(file.listen, load_credentials(file.tls, name=file.name, members=members), wait_s)
     click.echo(f"{file.name} at {address} serves")
 
 
@@ -236,7 +258,7 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
 
 
 def main() -> None:
-    run_program(cli, "vfl-party")
+    run_program(cli, "vfl-party", private=True)
 
 
 if __name__ == "__main__":  # python -m vfl_party.cli, as torchrun starts modules

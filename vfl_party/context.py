@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.config.models import EncoderSettings
+from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
-from vfl_common.link import Hub, Link
+from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_party.absence import LatePolicy
 from vfl_party.chain import Chains
 from vfl_party.chains import make_chains
@@ -22,8 +23,9 @@ from vfl_party.data import Features, Labels
 from vfl_party.declared import Exchange, Role
 from vfl_party.devices import index_on
 from vfl_party.exchange import Answering, Asking, Ways
-from vfl_party.models import InputSpec, checked_encoder, forward, seeded, where_it_failed
+from vfl_party.models import InputSpec, checked_encoder, forward, seeded
 from vfl_party.pace import Clock
+from vfl_party.plugins import where_it_failed
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.privacy.plan import PrivacyPlan
@@ -35,12 +37,16 @@ Columns = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class MakeEncoder:
-    """Makes encoders of a party's kind and input, on the CPU. ``width``: of the embedding that the recipe asks for."""
+    """Makes encoders of a party's kind and input, on the CPU. ``width``: of the embedding that the recipe asks for.
+
+    ``secret``: see ``Party``.
+    """
 
     recipe: Recipe
     party: str
     settings: EncoderSettings
     spec: InputSpec
+    secret: int | None = None
 
     @property
     def width(self) -> int:
@@ -51,8 +57,8 @@ class MakeEncoder:
 
         ``width``: of its output. Raises InputError if it does not fit the party's rows.
         """
-        names = (label,) if shared else (self.party, label)
-        with seeded(derive_seed(self.recipe.seed, "init", *names)):
+        root = self.recipe.seed if shared or self.secret is None else self.secret
+        with seeded(derive_seed(root, "init", *((label,) if shared else (self.party, label)))):
             return checked_encoder(self.settings, self.spec, width or self.width, party=self.party)
 
 
@@ -95,10 +101,12 @@ class Party:
     ``columns``: gives the aligned rows' cells as the table has them, see ``Prepared.cells``; None without features.
     ``tick``, ``lenient``, ``show``: see ``Hooks``.
     ``policy``: decides what may leave this party. ``sent``: what has left in earlier generations.
+    ``trees``: what the party file asks of trees; None in a rehearsal, which asks for nothing.
     ``privacy``: the budget of the phases with differential privacy; None if there are none.
     ``late_policy``: of the first phase that goes on without a party; ``wait`` if there is none.
     ``sent_noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction.
     ``protected``: how its encoders protect embeddings, in words: see ``Method.protects``.
+    ``secret``: the root of the seeds that only this party can derive; None: all follow from the recipe's seed.
     ``ways``: the links and the hub of this generation; None before the party is connected.
     ``exchanges``: {(phase, exchange's name): its asking or answering side}, as the phases have opened them.
     """
@@ -122,10 +130,12 @@ class Party:
     show: Callable[..., None] = field(default=lambda _event, **_facts: None)
     policy: Policy = field(default_factory=AllowAll)
     sent: SentBefore = field(default_factory=SentBefore)
+    trees: TreeLimits | None = None
     privacy: PrivacyPlan | None = None
     late_policy: LatePolicy = "wait"
     sent_noise: float = 0.0
     protected: str = ""
+    secret: int | None = None
     ways: Ways | None = None
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
     _width: tuple[int, ...] = ()  # of the first embeddings
@@ -161,6 +171,11 @@ class Party:
         return self.encode == self._encode
 
     @property
+    def own_seed(self) -> int:
+        """The root of all seeds of what only this party draws: weights, targets, orders, views. It may be secret."""
+        return self.recipe.seed if self.secret is None else self.secret
+
+    @property
     def role(self) -> Role:
         return "active" if self.name == self.recipe.active.name else "passive"
 
@@ -183,6 +198,11 @@ class Party:
     def clock(self) -> Clock:
         """See ``Ways``."""
         return self.ways.clock if self.ways is not None else Clock()
+
+    @property
+    def protocol(self) -> int:
+        """See ``Ways``."""
+        return self.ways.protocol if self.ways is not None else PROTOCOL
 
     def chains(self, phase: str, exchange: Exchange) -> Chains:
         """Makes the chains of an exchange of ``phase``: transforms, this party's policy, the phase's codec.

@@ -18,6 +18,7 @@ from vfl_common.config.base import parse
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_party import transforms
 from vfl_party.filter import Filter, Passage, Tensors
+from vfl_party.plugins import where_it_failed
 
 TORCH: dict[DType, torch.dtype] = {
     DType.FLOAT32: torch.float32,
@@ -78,8 +79,9 @@ class Use:
         except VflError:
             raise
         except Exception as error:
-            text = f"{where}: transform {self.kind} cannot be made ({type(error).__name__}: {error})"
+            text = f"{where}: transform {self.kind} cannot be made: it failed {where_it_failed(error)}"
             raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+        made.of_plugin = not transforms.ROOM.is_ours(self.kind)
         return Leaving(made, self.leave) if self.leave else made
 
 
@@ -88,6 +90,7 @@ class Leaving(Filter):
 
     def __init__(self, of: Filter, leave: frozenset[str]) -> None:
         self._of, self._leave, self.text, self.knows, self.draws = of, leave, of.text, of.knows, of.draws
+        self.of_plugin = of.of_plugin
 
     def tell(self, beside: Tensors) -> None:
         self._of.tell(beside)
@@ -168,6 +171,15 @@ class Exchange:
     asks: Literal["active", "server"] = "active"
     passive: bool = False
     when: str = "every step"
+
+    def spec(self, sent: Sent, phase: str, sizes: Mapping[str, int]) -> BundleSpec:
+        """Returns ``Sent.spec`` of one of the directions. Raises InputError if a word has no size."""
+        try:
+            return sent.spec(**sizes)
+        except KeyError as missing:
+            text = f"phase {phase}: exchange {self.name}: the word {missing} in the shapes of {sent} has no size"
+            ways = f"give {missing.args[0]}= where the exchange is opened, or at each step"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}") from None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ import ctypes
 import os
 import platform
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +84,51 @@ def set_threads(n: int) -> None:
     if torch.get_num_interop_threads() != 1:
         with suppress(RuntimeError):  # torch allows this once, before the first parallel work
             torch.set_num_interop_threads(1)
+
+
+def float32_in_full() -> Callable[[], None]:
+    """Has float32 multiplied in float32, and not in TF32 or bfloat16; returns what puts torch back as it was.
+
+    cuDNN takes TF32, with 10 bits of precision, for convolutions and recurrent layers unless it is told not to.
+    ``model.precision`` does not depend on this.
+    """
+    backends: Any = torch.backends
+    old = [_flag(torch.get_float32_matmul_precision), _flag(lambda: backends.cudnn.allow_tf32)]
+    operations = [
+        *(backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul),
+        *(backends.mkldnn.conv, backends.mkldnn.rnn, backends.mkldnn.matmul),
+    ]
+    before = [each.fp32_precision for each in operations]
+
+    def flags(matmul: Any, cudnn: Any) -> None:
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        if cudnn is not None:
+            backends.cudnn.allow_tf32 = cudnn
+
+    def each_is(words: list[str]) -> None:
+        for each, word in zip(operations, words, strict=True):
+            if each.fp32_precision != word:
+                each.fp32_precision = word
+
+    # Both: the flags alone give way to what torch.backends.fp32_precision says, and reading a flag of another value
+    # than that of its operations is an error in torch.
+    flags("highest", False)
+    each_is(["ieee"] * len(operations))
+
+    def back() -> None:
+        flags(*old)
+        each_is(before)
+
+    return back
+
+
+def _flag(read: Callable[[], Any]) -> Any:
+    """Returns a flag of torch; None if somebody has set its operations apart, which torch refuses to read as one."""
+    try:
+        return read()
+    except RuntimeError:
+        return None
 
 
 def keep_freed_memory() -> None:

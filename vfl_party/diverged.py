@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from vfl_common.bundle import StepKey
+from vfl_common.bundle import HUGE, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.context import Party
 from vfl_party.exchange import nonfinite
 
 _DO = "; take a lower learning rate"
-HUGE = 1e18  # the square of a larger number is near the end of float32
 
 
 def check_own(party: Party, step: StepKey, tensors: Mapping[str, Tensor]) -> None:

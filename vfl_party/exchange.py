@@ -23,10 +23,18 @@ from vfl_party.pace import DECODE, ENCODE, WAIT, Clock, spends
 class Tap(Protocol):
     """Hears what a rehearsal of attacks records (``vfl_party.rehearsal``); in a real run nobody listens."""
 
-    def __call__(self, what: Literal["came", "meant", "sent"], step: StepKey, peer: str, tensors: Tensors) -> None:
+    def __call__(
+        self,
+        what: Literal["came", "meant", "sent"],
+        step: StepKey,
+        peer: str,
+        tensors: Tensors,
+        payload_bytes: int = 0,
+        /,
+    ) -> None:
         """Hears what has come from ``peer``, what was meant for it before this party's chain, or what is asked of it.
 
-        ``sent``: of an asking side, as it leaves, after the chain.
+        ``sent``: of an asking side, as it leaves, after the chain. ``payload_bytes``: of what has come, on the wire.
         """
         ...
 
@@ -52,6 +60,11 @@ class Ways(Protocol):
     @property
     def clock(self) -> Clock:
         """Divides this party's time among encoding, waiting, decoding and computing."""
+        ...
+
+    @property
+    def protocol(self) -> int:
+        """The protocol that all parties speak in this generation: this release's, or that of the release before."""
         ...
 
 
@@ -104,9 +117,10 @@ class Asking:
     @spends(WAIT)
     def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
         """Waits for the reply and returns the peer's tensors, without gradient. Raises as ``Link.receive``."""
-        spec = self.exchange.down.spec(**{**self._sizes, **sizes})
+        spec = self.exchange.spec(self.exchange.down, self.phase, {**self._sizes, **sizes})
         try:
-            bundle = self.link.receive(step, self.chains.down.wire_spec(spec))
+            wire = self.chains.down.wire_spec(spec)
+            bundle = self.link.receive(step, wire)
         except StepPassed as passed:
             if self.lenient:
                 raise
@@ -116,7 +130,7 @@ class Asking:
         at = Passage(step, self.peer, self.chains.party)
         found = _arrived(self.chains.down, bundle, at, spec, self._device)
         if self.tap is not None:
-            self.tap("came", step, self.peer, found)
+            self.tap("came", step, self.peer, found, wire.payload_bytes)
         return found
 
 
@@ -168,7 +182,7 @@ class Answering:
         up = self.chains.up
 
         def spec_of(own: Mapping[str, int]) -> BundleSpec:
-            return self.exchange.up.spec(**{**self._sizes, **sizes, **own})
+            return self.exchange.spec(self.exchange.up, self.phase, {**self._sizes, **sizes, **own})
 
         spec = spec_of({}) if each is None else {party: spec_of(own) for party, own in each.items()}
         wire = up.wire_spec(spec) if isinstance(spec, BundleSpec) else {name: up.wire_spec(spec[name]) for name in spec}
@@ -179,7 +193,8 @@ class Answering:
             at, of = Passage(step, party, self.chains.party), spec if isinstance(spec, BundleSpec) else spec[party]
             received[party] = _arrived(up, bundle, at, of, self._device)
             if self.tap is not None:
-                self.tap("came", step, party, received[party])
+                crossed = wire if isinstance(wire, BundleSpec) else wire[party]
+                self.tap("came", step, party, received[party], crossed.payload_bytes)
             self.clock.to(WAIT)
 
         return {party: received[party] for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)}

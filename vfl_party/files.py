@@ -10,10 +10,12 @@ import torch
 
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.models import EncoderSettings
-from vfl_common.config.party import PartyFile, load_party
+from vfl_common.config.party import PartyFile, check_code, load_party
 from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
 from vfl_common.errors import Code, InputError
+from vfl_common.identity.credentials import BOTH, DIALS
 from vfl_common.identity.keyring import Keyring
+from vfl_common.identity.members import members_of
 from vfl_common.rpc.channel import means_all_addresses
 from vfl_party.devices import resolve_device
 from vfl_party.party import Load, Opened, encoder_settings, load, open_party
@@ -72,7 +74,10 @@ def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None =
             Code.NOT_IN_RECIPE, f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
         )
     _check_relayed(path, file, recipe)
-    keyring = Keyring(file.tls, file.name)
+    check_code(path, file, recipe)
+    uses = BOTH if settings.role == "active" else DIALS
+    members = members_of(recipe, file.pins)
+    keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
     resolved = resolve_device(device or file.device)
     encoder = encoder_settings(recipe, file.name, file.encoder)
     files = PartyFiles(file, recipe, settings, keyring, resolved, encoder)

@@ -31,12 +31,14 @@ class Filter:
     whose receiver must know what was sent overrides ``undo_at`` instead of ``undo``. ``on_host``: what arrives passes
     ``undo_at`` before it is copied to a GPU, if no other filter comes first.
     ``repeats``: the same tensors at the same step become the same for every receiver. ``draws``: it adds noise.
+    ``of_plugin``: it is a transform of somebody else's; set when it is made.
     """
 
     text = "nothing"
     on_host = False
     repeats = False
     draws = False
+    of_plugin = False
     knows: frozenset[str] = frozenset()  # names of tensors that it must be told before each ``apply``
 
     def tell(self, beside: Tensors) -> None:

@@ -32,7 +32,7 @@ from vfl_party.attacks.inversion import MOST_IMAGES, PRIVATE_IMAGES, InversionSe
 from vfl_party.attacks.likeness import window
 from vfl_party.context import MakeEncoder
 from vfl_party.data import Features, Preprocessor, Table, load_table
-from vfl_party.devices import resolve_device
+from vfl_party.devices import float32_in_full, resolve_device
 from vfl_party.methods import parse_settings
 from vfl_party.models import forward
 from vfl_party.party import Training, build_models, expected_rows, load_models, open_party
@@ -312,6 +312,7 @@ def cli(run: Path, party: str, data: str, auxiliary: str, out: Path, epochs: int
         raise InputError(Code.FILE_INVALID, f"{out}: the name of the result must end in .json")
     if not out.absolute().parent.is_dir():
         raise InputError(Code.FILE_INVALID, f"{out}: its folder does not exist; make it, or give another")
+    float32_in_full()
     resolved_device, settings = resolve_device(device), InversionSettings(epochs=epochs, seed=seed)
     sources = read_data(data, "--data", party), read_data(auxiliary, "--auxiliary")
     errors = Console(stderr=True)
@@ -337,7 +338,7 @@ def cli(run: Path, party: str, data: str, auxiliary: str, out: Path, epochs: int
 
 
 def main() -> None:
-    run_program(cli, "python -m vfl_party.invert")
+    run_program(cli, "python -m vfl_party.invert", private=True)
 
 
 if __name__ == "__main__":

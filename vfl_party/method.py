@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vfl_common.config.base import Section
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
+from vfl_common.link import OLDEST
 from vfl_party.absence import LatePolicy
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.declared import Traffic
@@ -41,8 +42,9 @@ class Method(Generic[S]):
     next phase's method is asked, and in the end it is a single encoder.
     ``part``: (that encoder, a name) -> one of its parts, for a run that starts with only that part; raises ValueError
     that says what is wrong and what to do.
-    ``upper``: makes what the active party has of a network whose lower half is the encoder, {name: model}: the top
-    model gets the features of ``tail``; ``bottom``, if any, starts as the encoder of the run that this one starts from.
+    ``upper``: makes what the active party has of a network whose lower half is the encoder, {name: model}, from its
+    settings, the recipe and the root of the party's own seeds (see ``Party.own_seed``): the top model gets the features
+    of ``tail``; ``bottom``, if any, starts as the encoder of the run that this one starts from.
     ``own``: makes a model of every party that is no encoder and no top, {name: model}; its phase must be the only one.
     ``scores``: a party's side of the joint prediction with that model; the phase's name is that of the prediction's.
     ``rows``: what it trains on: ``aligned`` rows, of which each party has other columns, or each party's ``own``, with
@@ -57,6 +59,7 @@ class Method(Generic[S]):
     ``kept``: whether the party's models hold what it learns; if not, it must be the recipe's only phase.
     ``traffic``: the exchanges of the phase, for a forecast; the function exchanges nothing, and must work for a party
     without features and models.
+    ``protocol``: the oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run, training and prediction.
     ``encodes``: all its forward passes are ``Party.encode`` and ``Party.outputs``, which apply the recipe's precision
     and use all of a party's GPUs.
     """
@@ -66,7 +69,7 @@ class Method(Generic[S]):
     passive: Callable[[Party, str, S], Phase]
     encoder: Callable[[S, MakeEncoder], nn.Module | None] | None = None
     part: Callable[[nn.Module, str], nn.Module] | None = None
-    upper: Callable[[S, Recipe], dict[str, nn.Module]] | None = None
+    upper: Callable[[S, Recipe, int], dict[str, nn.Module]] | None = None
     own: Callable[[], dict[str, nn.Module]] | None = None
     scores: Callable[[Party, str, S], Scores] | None = None
     rows: Literal["aligned", "own"] = "aligned"
@@ -78,6 +81,7 @@ class Method(Generic[S]):
     trains: bool = True
     kept: bool = True
     traffic: Callable[[Party, str, S], Traffic] | None = None
+    protocol: int = OLDEST
     encodes: bool = False
 
 

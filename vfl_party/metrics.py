@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import TaskSettings
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.plugins import PlugIns
+from vfl_party.plugins import PlugIns, where_it_failed
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _WHERE = "recipe: task.metrics"
@@ -114,17 +114,19 @@ def _others(
         metric = load_metric(name)
         try:
             value = metric.compute(scores_NO.clone(), targets.clone())
-            number = None if value is None else float(value)
         except VflError:
             raise
         except Exception as error:
-            why = f"{type(error).__name__}: {error}".partition("\n")[0]
-            text = f"{_WHERE}: the metric {name!r} fails ({why})"
+            text = f"{_WHERE}: the metric {name!r} failed {where_it_failed(error)}"
             raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it") from error
-        if number is None:
+        if value is None:
             continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):  # no number, or a tensor of several
+            number = math.nan
         if not math.isfinite(number):
-            text = f"{_WHERE}: the metric {name!r} gives {number}, and a finite number, or None, is wanted"
+            text = f"{_WHERE}: the metric {name!r} gives {str(value)[:40]}, and a finite number, or None, is wanted"
             raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it")
         found[name] = number
     return found

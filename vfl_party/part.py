@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -12,13 +13,16 @@ from typing import Literal
 import torch
 
 from vfl_common.config.recipe import Recipe
-from vfl_common.logs import Console
+from vfl_common.link import OLDEST
+from vfl_common.logs import Console, version
 from vfl_common.rpc.said import Joining, Membership, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned
+from vfl_party.align import alignment_of
 from vfl_party.context import Hooks
 from vfl_party.devices import device_name, peak_memory
 from vfl_party.job import Jobs, PartyJob, Transport
+from vfl_party.methods import filled, oldest_protocol
 from vfl_party.party import Training, load_encoder
 from vfl_party.prediction import load_start
 from vfl_party.progress import Progress
@@ -34,6 +38,23 @@ def training(recipe: Recipe, name: str, out: Path) -> Training:
         return Training(recipe)
     begin = partial(load_encoder, tree=start.state, run_id=start.run_id, tower=recipe.start.tower)
     return Training(recipe, begin)
+
+
+def joining_of(recipe: Recipe, role: str, plugins: Mapping[str, str]) -> Joining:
+    """Returns what the server compares when a party joins; ``plugins``: those that others have too."""
+    spelling = filled(recipe)
+    return Joining(
+        role=role,
+        recipe_json=recipe.canonical_json(),
+        job="train",
+        pid=0,
+        device="",
+        plugins=plugins,
+        filled_json=json.dumps(spelling.filled, sort_keys=True, separators=(",", ":")),
+        written=tuple(sorted(spelling.written)),
+        oldest=max(OLDEST, oldest_protocol(recipe), alignment_of(recipe).protocol),
+        version=version(),
+    )
 
 
 @dataclass
@@ -74,16 +95,14 @@ class Part:
         """Takes part in the run to its end. Raises VflError, after the server was informed of it."""
         settings = self.recipe.party(self.name)
         assert settings is not None  # noqa: S101 - the party's data were opened by its place in the recipe
-        joining = Joining(
-            role=settings.role,
-            recipe_json=self.recipe.canonical_json(),
+        joining = replace(
+            joining_of(self.recipe, settings.role, self.plugins),
             job=self.job,
             pid=os.getpid(),
             device=self.devices or str(self.device),
             device_name=device_name(self.device),
             run_id=self.trained,
             exchange_address=self.address,
-            plugins=self.plugins,
         )
         runner = Runner(
             self.session,

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from vfl_common.config.data import DataSettings, shown, unaligned_of
 from vfl_common.config.models import EncoderSettings
+from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import ChangedError, Code, InputError
 from vfl_common.stages import AggregationPlan, Planned
 from vfl_common.summary import ExchangeSummary
 from vfl_party.advice import label_taken
@@ -30,7 +31,7 @@ from vfl_party.context import Hooks, MakeEncoder, Party
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.exchange import Ways
 from vfl_party.methods import build_phases, handed_on, own_of, upper_of, with_own_passes
-from vfl_party.models import InputSpec, build_top, check_encoder, combined_size, seeded
+from vfl_party.models import InputSpec, begin, build_top, check_encoder, combined_size, seeded
 from vfl_party.phase import Phase, Tree
 from vfl_party.policies import Policy
 from vfl_party.policies.allow_all import AllowAll
@@ -79,6 +80,8 @@ def open_party(
     if own_of(recipe):
         data = data.with_missing()
     active = name == recipe.active.name
+    if active:
+        data = data.keeping_rows()
     if not active and recipe.rows.align == "none" and data.split is not None:  # every party divides its own rows
         data = data.model_copy(update={"label": None})
     table = read_table(data, labels and active, load)
@@ -228,10 +231,10 @@ class Assembled:
         """Restores what ``state`` returned. Raises InputError if the data have changed since then."""
         party = self.party
         if tree["data"] != self._data:
-            raise InputError(
+            raise ChangedError(
                 Code.DATA_INVALID,
                 f"{self.prepared.table.source}: its rows or columns are not those that the unfinished run began with; "
-                "restore them, or begin a new run with --fresh at the server and every party",
+                "restore them, or begin a new run with --fresh at the server alone",
             )
         load_models(party.models, tree)
         torch.set_rng_state(tree["generators"]["cpu"])
@@ -250,6 +253,8 @@ def assemble(
     device: torch.device = CPU,
     policy: Policy | None = None,
     spread: Spread | None = None,
+    trees: TreeLimits | None = None,
+    secret: int | None = None,
 ) -> Assembled:
     """Prepares the rows and makes models and phases; the same result each time, whatever the network does.
 
@@ -260,16 +265,20 @@ def assemble(
         device: for models and rows.
         policy: decides what may leave the party; None: everything may.
         spread: puts the encoder on several GPUs.
+        trees: what the party file asks of trees; None: nothing.
+        secret: see ``Party``.
 
     Raises InputError.
     """
     recipe, name = opened.recipe, opened.name
     work = work if work is not None else Training(recipe)
     prepared = work.prepare(opened, aligned)
-    torch.manual_seed(derive_seed(recipe.seed, "torch", name))
+    seed = derive_seed(recipe.seed if secret is None else secret, "torch", name)  # of dropout
+    torch.manual_seed(seed % 2**63)
+    begin(torch.default_generator, seed)
     features = prepared.features
-    make = MakeEncoder(recipe, name, opened.encoder, features.spec) if features is not None else None
-    models = build_models(recipe, name, make)
+    make = MakeEncoder(recipe, name, opened.encoder, features.spec, secret) if features is not None else None
+    models = build_models(recipe, name, make, secret)
     work.begin(models)
     party = Party(
         name=name,
@@ -286,6 +295,8 @@ def assemble(
         columns=prepared.cells if features is not None else None,
         policy=policy if policy is not None else AllowAll(),
         sent=opened.sent,
+        trees=trees,
+        secret=secret,
     )
     if spread is not None and features is not None and "encoder" in party.models:
         party.encode = spread(party.models["encoder"], features.spec)
@@ -319,22 +330,25 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
     return found
 
 
-def build_models(recipe: Recipe, name: str, make_encoder: MakeEncoder | None) -> dict[str, nn.Module]:
-    """Makes this party's models on the CPU, with initial weights drawn from the recipe's seed and the party's name.
+def build_models(
+    recipe: Recipe, name: str, make_encoder: MakeEncoder | None, secret: int | None = None
+) -> dict[str, nn.Module]:
+    """Makes this party's models on the CPU, with initial weights that follow from a seed and the party's name.
 
-    ``make_encoder``: None for an active party with labels only. The phases share the one encoder. A method with a model
-    of its own needs neither encoder nor top.
+    ``make_encoder``: None for an active party with labels only. ``secret``: see ``Party``. The phases share the one
+    encoder. A method with a model of its own needs neither encoder nor top.
     """
+    seed = recipe.seed if secret is None else secret
     models, size = own_of(recipe), recipe.model.embedding_size
     if models:
         return models
     if make_encoder is not None:
         models["encoder"] = handed_on(recipe, make_encoder)
     if name == recipe.active.name:
-        models |= upper_of(recipe)
+        models |= upper_of(recipe, seed)
         parts = len(recipe.passives) + recipe.active.features
         width = size if "tail" in models else combined_size(recipe.model.combine, parts, size)
-        with seeded(derive_seed(recipe.seed, "init", name, "top")):
+        with seeded(derive_seed(seed, "init", name, "top")):
             models["top"] = build_top(recipe.model.top, width, recipe.task.outputs)
     return models
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +28,8 @@ class RoundReport:
     same on all sides); ``without``: parties that the model was trained without, because their data came too late;
     ``absences``: all steps of the phase so far that were computed without a party; ``predictions``: those behind the
     metrics of a trained model, which this party keeps in its folder and never sends; ``drift``: {party: how far its
-    embeddings have moved since the validation before}, which stays in this party's ``metrics.jsonl``.
+    embeddings have moved since the validation before}, which stays in this party's ``metrics.jsonl``; ``passed``: steps
+    that the others computed without this party.
     """
 
     steps: int
@@ -40,6 +42,7 @@ class RoundReport:
     absences: tuple[Absence, ...] = ()
     predictions: Predictions = field(default_factory=dict)
     drift: Mapping[str, float] = field(default_factory=dict)
+    passed: int = 0
 
 
 class Phase(ABC):
@@ -95,6 +98,12 @@ class Phase(ABC):
     def load_state(self, tree: Tree) -> None:
         """Restores what ``state`` returned."""
         _ = tree
+
+    def keep(self, folder: Path) -> None:  # noqa: B027 - most phases keep nothing
+        """Names the party's folder of the run, which outlives generations; called before a training run's phases run.
+
+        Checkpoints go back with the run. What must not be forgotten then is kept here.
+        """
 
     def finish(self) -> None:  # noqa: B027 - most phases have nothing to do
         """Does what is due once, after the last round and before the next phase."""

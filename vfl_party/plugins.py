@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import logging
 import pkgutil
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from vfl_common.errors import Code, InputError, VflError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_OURS = ("torch", "vfl", "vfl_common", "vfl_party", "vfl_server")
+_loaded: dict[str, str] = {}  # by the first part of a plug-in's module: who has made it
 
 
 @dataclass(frozen=True)
@@ -46,10 +56,11 @@ class PlugIns:
             known = f"known: {', '.join(names)}" if names else "none is installed"
             hint = f"did you mean {near[0]!r}?" if near else known
             raise InputError(Code.CONFIG_INVALID, f"{where}: there is no {self.what} {name!r}; {hint}")
+        _loaded[_root(found.module)] = found.dist.name if found.dist is not None else found.value
         try:
             return found.load()
         except Exception as error:
-            text = f"{where}: the plug-in {found.value} cannot be loaded ({type(error).__name__}: {error})"
+            text = f"{where}: the plug-in {found.value} cannot be loaded: it failed {where_it_failed(error)}"
             raise InputError(Code.CONFIG_INVALID, f"{text}; reinstall or remove it") from error
 
     def version(self, name: str) -> dict[str, str]:
@@ -71,7 +82,7 @@ class PlugIns:
         except VflError:
             raise
         except Exception as error:
-            text = f"{where}: the {self.what} {name!r} cannot be made ({type(error).__name__}: {error})"
+            text = f"{where}: the {self.what} {name!r} cannot be made: it failed {where_it_failed(error)}"
             raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
         return self.checked(made, name, where, wanted)
 
@@ -89,6 +100,48 @@ class PlugIns:
         if name in self.ours:
             return None
         return next((each for each in self._others() if each.name == name), None)
+
+
+@contextlib.contextmanager
+def blaming() -> Iterator[None]:
+    """Names the plug-in whose code an error of the block comes from; an error of ours is raised as it is.
+
+    Raises InputError. The log gets the traceback.
+    """
+    try:
+        yield
+    except VflError:
+        raise
+    except Exception as error:
+        maker = next((_loaded[root] for root, _ in reversed(_lines(error)) if root in _loaded), None)
+        if maker is None:
+            raise
+        log.exception("the plug-in %s failed", maker, extra={"event": "plug-in"})
+        text = f"the plug-in {maker} failed {where_it_failed(error)}; correct the plug-in"
+        raise InputError(Code.CONFIG_INVALID, text) from error
+
+
+def where_it_failed(error: Exception) -> str:
+    """Returns ``in my_model.py, line 12: ValueError: …``, with the last line of somebody's own code.
+
+    That is a plug-in's, or else code that is neither torch's nor ours; ``with ValueError: …`` if there is none.
+    """
+    why = next(iter(f"{type(error).__name__}: {error}".splitlines()), "")
+    lines = _lines(error)
+    theirs = [line for root, line in lines if root in _loaded] or [line for root, line in lines if root not in _OURS]
+    return f"{theirs[-1]}: {why}" if theirs else f"with {why}"
+
+
+def _lines(error: Exception) -> list[tuple[str, str]]:
+    """Returns the first part of each frame's module, and its line in words; the last one is where it was raised."""
+    return [
+        (_root(frame.f_globals.get("__name__", "")), f"in {Path(frame.f_code.co_filename).name}, line {number}")
+        for frame, number in traceback.walk_tb(error.__traceback__)
+    ]
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -111,6 +164,10 @@ class Room(PlugIns):
         if name in self._own():
             return getattr(importlib.import_module(f"{self.package.__name__}.{name}"), self.attribute)
         return super().load(name, where)
+
+    def is_ours(self, name: str) -> bool:
+        """Returns whether the export of that name is one of our own."""
+        return name in self._own()
 
     def version(self, name: str) -> dict[str, str]:
         return {} if name in self._own() else super().version(name)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
@@ -19,6 +18,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder, planned
 from vfl_common.stages import position_of
 from vfl_common.summary import ExchangeSummary
+from vfl_party.advice import advise
 from vfl_party.align import Aligned
 from vfl_party.chains import PASSIVES, summarised
 from vfl_party.checkpoint import CheckpointStore
@@ -29,7 +29,7 @@ from vfl_party.declared import Exchange
 from vfl_party.methods import nothing_kept, own_scores, protected, sent_noise
 from vfl_party.party import Opened, encoder_settings, load_models
 from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.results import id_values, result_columns, write_table
+from vfl_party.results import Output, listed_rows, result_columns
 from vfl_party.rows import Prepared
 from vfl_party.scoring import joint_outputs, scoring, send_embeddings
 
@@ -172,15 +172,29 @@ def _parts_of_training(settings: DataSettings, source: str | None, preprocessor:
 
 
 def unseen(trained: TrainedRun, table: Table) -> list[str]:
-    """Returns a sentence for each column of rows to predict with categories that training never had; they show none.
+    """Returns a sentence for each column of rows to predict that holds what training never had; they show no value.
 
-    Raises InputError if the table lacks a column of training.
+    That is categories, and numbers far outside those of training.
+
+    Raises InputError if the table lacks a column of training, or if more of a column's numbers are outside than
+    ``predict.refuse_outside`` of the recipe allows.
     """
     if trained.state["preprocessor"] is None:
         return []
-    found = Preprocessor.from_state(trained.state["preprocessor"]).unseen(table)
+    preprocessor = Preprocessor.from_state(trained.state["preprocessor"])
     what = "has categories that training never had, so the model knows nothing of them"
-    return [f"column {name!r} {what}: in {count:,} of {len(table):,} rows" for name, count in found.items()]
+    said = [
+        f"column {name!r} {what}: in {count:,} of {len(table):,} rows"
+        for name, count in preprocessor.unseen(table).items()
+    ]
+    share = trained.recipe.predict.refuse_outside
+    for name, count in preprocessor.outside(table).items():
+        text = f"column {name!r} has numbers far outside those of training: in {count:,} of {len(table):,} rows"
+        if share is not None and count > share * len(table):
+            text = f"{table.source}: {text}, and predict.refuse_outside of the recipe is {share:g}; correct them"
+            raise InputError(Code.DATA_INVALID, text)
+        said.append(f"{text}; are they in the unit of training?")
+    return said
 
 
 def embeddings(party: Party) -> Exchange:
@@ -222,14 +236,11 @@ class PassivePredict(Phase):
 
 
 class ActivePredict(Phase):
-    """Writes the scores of all rows to ``output``, with the rows' ids, in one round.
+    """Writes the scores of all rows, with the rows' ids, in one round. ``ids``: the names of the id columns."""
 
-    ``ids``: {name: column of ids}.
-    """
-
-    def __init__(self, party: Party, ids: Mapping[str, pa.Array], output: Path) -> None:
+    def __init__(self, party: Party, ids: Sequence[str], table: Table, outputs: Sequence[Output]) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
-        self._ids, self._output = ids, output
+        self._ids, self._table, self._outputs = ids, table, outputs
         self._own = own_scores(party, PHASE)
         if self._own is None:
             self._scores = party.answering(PHASE, embeddings(party), width=party.embedding_size)
@@ -243,7 +254,10 @@ class ActivePredict(Phase):
         if party.labels is None:
             raise InputError(Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes")
         columns = result_columns(party.recipe, party.labels, outputs)
-        write_table(self._output, pa.table({**self._ids, **columns}))
+        found = listed_rows(self._ids, self._table, columns)
+        for output in self._outputs:
+            output.write(found, self._table.own)
+            advise(party.show, output.advice(found))
         return RoundReport(0)
 
 
@@ -251,14 +265,14 @@ class ActivePredict(Phase):
 class Prediction:
     """See ``vfl_party.party.Work``: the joint prediction of new rows with a trained run.
 
-    ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``output``: where the active party
-    writes the result.
+    ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``: the files that the
+    active party writes.
     """
 
     trained: TrainedRun
     settings: PartySettings
     ids: Sequence[str]
-    output: Path
+    outputs: Sequence[Output]
 
     @property
     def run_id(self) -> str:
@@ -284,4 +298,4 @@ class Prediction:
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
         if party.role == "passive":
             return [PassivePredict(party)]
-        return [ActivePredict(party, id_values(self.ids, prepared.table.ids), self.output)]
+        return [ActivePredict(party, self.ids, prepared.table, self.outputs)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,23 +12,28 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import Recipe, load_recipe, naming
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.identity.credentials import ends_soon, load_credentials
-from vfl_common.rpc.channel import check_address, connect
-from vfl_common.rpc.said import SAID, SIGNS
+from vfl_common.identity.credentials import BOTH, DIALS, Credentials, ends_soon, load_credentials
+from vfl_common.identity.members import members_of
+from vfl_common.rpc.ask import ask
+from vfl_common.rpc.channel import check_address
+from vfl_common.rpc.said import SAID, SIGNS, Joining
+from vfl_common.rpc.service import SERVICE as EXCHANGE
+from vfl_common.rpc.session import SERVICE as SESSIONS
+from vfl_common.text import percent
 from vfl_party import versions
 from vfl_party.advice import few_rows
 from vfl_party.align import alignment_of
 from vfl_party.data import Table, describe, read_rows, tabulate
-from vfl_party.data.ids import choices
+from vfl_party.data.ids import Ids, about_zeros, choices, normalised
 from vfl_party.data.leaks import leaks
 from vfl_party.data.smells import smells
 from vfl_party.devices import resolve_device
 from vfl_party.files import PartyFiles, read_files
 from vfl_party.methods import check_fit, parse_settings
-from vfl_party.part import training
+from vfl_party.part import joining_of, training
 from vfl_party.party import Assembled, Opened, assemble
 from vfl_party.prediction import predicted
-from vfl_party.results import label_name
+from vfl_party.results import computed_cells, label_name
 
 _CONNECT_S = 3.0
 _REFUSED = ": refused"  # at the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason
@@ -63,7 +68,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         return
     found: list[Finding] = []
     looks: list[tuple[str, Callable[[], str]]] = [
-        ("certificate", lambda: f"for {file.name}, valid until {load_credentials(file.tls, name=file.name).not_after}"),
+        ("certificate", lambda: f"for {file.name}, valid until {_credentials(file, recipe).not_after}"),
         ("device", lambda: f"{resolve_device(device or file.device)}"),
         ("phases", lambda: _phases(recipe)),
     ]
@@ -74,7 +79,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         except VflError as error:
             found.append(Finding(about, False, str(error)))
     yield from found
-    yield from _ending(file)
+    yield from _ending(lambda: _credentials(file, recipe))
     if not all(finding.fine for finding in found):
         return
     try:
@@ -85,8 +90,9 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         yield Finding(about, False, str(error))
         return
     yield Finding("role", True, files.settings.role)
-    yield from _work(files)
-    yield from _network(files, offline)
+    plugins: dict[str, str] = {}
+    yield from _work(files, plugins)
+    yield from _network(files, offline, plugins)
 
 
 def _phases(recipe: Recipe) -> str:
@@ -96,10 +102,16 @@ def _phases(recipe: Recipe) -> str:
     return ", ".join(names)
 
 
-def _ending(file: PartyFile) -> Iterator[Finding]:
+def _credentials(file: PartyFile, recipe: Recipe) -> Credentials:
+    """Reads the party's credentials. Raises InputError if they cannot be used, or if a pin is for nobody."""
+    uses = BOTH if file.name == recipe.active.name else DIALS
+    return load_credentials(file.tls, name=file.name, members=members_of(recipe, file.pins), uses=uses)
+
+
+def _ending(load: Callable[[], Credentials]) -> Iterator[Finding]:
     """Yields which of this party's certificates end soon; if they cannot be used, another finding says so."""
     with contextlib.suppress(VflError):
-        credentials, now = load_credentials(file.tls, name=file.name), datetime.now(UTC)
+        credentials, now = load(), datetime.now(UTC)
         for about, path, certificate in (
             ("certificate", credentials.certificate_file, credentials.certificate),
             ("CA", credentials.ca_file, credentials.authority),
@@ -109,8 +121,11 @@ def _ending(file: PartyFile) -> Iterator[Finding]:
                 yield Finding(about, True, f"{path} {text}", soon=True)
 
 
-def _work(files: PartyFiles) -> Iterator[Finding]:
-    """Yields what is found while the party is made as for a run: its data, rows, models and phases."""
+def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
+    """Yields what is found while the party is made as for a run: its data, rows, models and phases.
+
+    ``plugins``: gets names and versions of those that other parties have, too.
+    """
     path = Path(files.file.recipe)
     ids: list[str] = []
     notes: list[Finding] = []
@@ -120,11 +135,21 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
         rows = read_rows(data, with_label)
         if data.id and not ids:  # the rows to align come first
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
+            zeros = about_zeros(Ids(normalised(rows.ids, data.id_rules or ()).drop_null()), data.id_rules or ())
+            notes.extend(Finding("ids", True, text, note=True) for text in [zeros] if text)
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
         found = list(smells(rows, data))
         if with_label and files.recipe.task.kind != "regression":
             found += leaks(rows, label_name(data))
         notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
+        computed = sum(map(computed_cells, (*rows.ids, *([rows.labels] if rows.labels is not None else []))))
+        if with_label and computed:
+            text = (
+                f"{computed:,} ids and labels begin with =, +, -, @ or a tab, and a spreadsheet computes them in a .csv"
+            )
+            notes.append(
+                Finding("data", True, f"{text} of predictions; see vfl-party predict --spreadsheet", note=True)
+            )
         return tabulate(rows, data, with_label)
 
     try:
@@ -138,7 +163,8 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
             yield Finding("data", True, line)
         if opened.advice:
             yield Finding("data", True, opened.advice, note=True)
-        yield from _plugins(opened)
+        plugins |= versions.shared(opened)
+        yield from _plugins(opened, plugins)
         with naming(path):
             yield from _assembled(files, opened)
     except VflError as error:
@@ -146,9 +172,8 @@ def _work(files: PartyFiles) -> Iterator[Finding]:
         yield Finding("ids" if refused else about, False, str(error))
 
 
-def _plugins(opened: Opened) -> Iterator[Finding]:
+def _plugins(opened: Opened, shared: Mapping[str, str]) -> Iterator[Finding]:
     """Yields names and versions of the plug-ins that the party needs."""
-    shared = versions.shared(opened)
     for name, version in shared.items():
         yield Finding("plug-in", True, f"{name}: {version} (the same version at every party that needs it)")
     for name, version in (versions.modelling(opened) | versions.reading(opened)).items():
@@ -160,7 +185,7 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
     work = training(files.recipe, files.name, Path(files.file.out))
     alignment = alignment_of(files.recipe)
-    party = assemble(opened, alignment.expected(opened.table), work, policy=files.policy())
+    party = assemble(opened, alignment.expected(opened.table), work, policy=files.policy(), trees=files.file.trees)
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
     if files.recipe.rows.split == "column" and not files.is_active:
         sizes = f"{len(opened.table)}; the active party's column says their splits (here: models as with {sizes})"
@@ -169,9 +194,8 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         sizes = f"{len(opened.table)} ids with labels; each passive party has rows of its own and divides them"
     found = alignment.found_before(Path(files.file.out), files.name, opened.table)
     if found is not None:
-        yield Finding(
-            "rows", True, f"{found} of {len(opened.table)} are common, as run {files.recipe.rows.alignment} found"
-        )
+        shares = f"{found} of {len(opened.table)} ({percent(found, len(opened.table))}) are common"
+        yield Finding("rows", True, f"{shares}, as run {files.recipe.rows.alignment} found")
     elif not alignment.certain and files.recipe.passives:
         sizes = f"at most {sizes}: those that all parties hold, which are found at the start of the run"
     yield Finding("rows", True, sizes)
@@ -213,7 +237,7 @@ def _rows(sizes: dict[str, int]) -> str:
     return ", ".join(said)
 
 
-def _network(files: PartyFiles, offline: bool) -> Iterator[Finding]:
+def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> Iterator[Finding]:
     if files.is_active:
         try:
             check_address(files.file.listen)
@@ -224,20 +248,28 @@ def _network(files: PartyFiles, offline: bool) -> Iterator[Finding]:
             yield Finding("listen", False, str(error))
     if offline:
         return
-    yield _reach(files, "server", files.file.server, files.recipe.server)
+    try:
+        joining = joining_of(files.recipe, files.settings.role, plugins)
+    except VflError:  # of the recipe, and said above: nobody can be asked
+        return
+    yield _ask("server", files.file.server, files.recipe.server, SESSIONS, files, joining)
     if not files.is_active:
         if files.file.active is None:
             yield Finding("active party", True, "its address comes from the server when the run starts: not tried")
         else:
-            yield _reach(files, "active party", files.file.active, files.recipe.active.name)
+            yield _ask("active party", files.file.active, files.recipe.active.name, EXCHANGE, files, joining)
 
 
-def _reach(files: PartyFiles, about: str, address: str, peer: str) -> Finding:
-    found = connect(address, files.keyring.current(), peer, _CONNECT_S)
-    if isinstance(found, VflError):
-        return Finding(about, False, str(found))
-    found.close()
-    return Finding(about, True, f"{peer} answers at {address}, certificates accepted")
+def _ask(about: str, address: str, peer: str, service: str, files: PartyFiles, joining: Joining) -> Finding:
+    """Asks a peer whether it would take this party: it compares recipe, protocol and plug-ins."""
+    try:
+        answered = ask(address, files.keyring.current(), peer, service, joining, _CONNECT_S)
+    except VflError as error:
+        return Finding(about, False, str(error))
+    said = "same recipe, protocol and plug-ins"
+    if not answered:
+        said = "it is of an older release: recipe and protocol are compared when the run starts"
+    return Finding(about, True, f"{peer} answers at {address}, certificates accepted; {said}", note=not answered)
 
 
 def require(findings: list[Finding]) -> None:

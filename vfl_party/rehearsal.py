@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,18 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.text import listed
 from vfl_party.attacks import kinds
 from vfl_party.attacks.record import Key, Record
-from vfl_party.attacks.scene import Attack, EncoderInputs, Figure, Heard, Image, Intercepted, Owner, Scene, UnfitError
+from vfl_party.attacks.scene import (
+    Attack,
+    Beginning,
+    EncoderInputs,
+    Figure,
+    Heard,
+    Image,
+    Intercepted,
+    Owner,
+    Scene,
+    UnfitError,
+)
 from vfl_party.attacks.sizes import MessageSizes, Seen, told
 from vfl_party.attacks.times import Passed, Times
 from vfl_party.attacks.times import told as told_by_times
@@ -31,10 +42,12 @@ from vfl_party.data.preprocess import HIDDEN, UNKNOWN, Preprocessor
 from vfl_party.declared import Exchange, Role, Sent
 from vfl_party.exchange import Answering, Asking
 from vfl_party.filter import Passage, Tensors
+from vfl_party.methods import handed_on, parse_settings
 from vfl_party.models import deterministic
 from vfl_party.party import Assembled
 from vfl_party.phase import Phase
-from vfl_party.seeds import derive_seed
+from vfl_party.plugins import blaming, where_it_failed
+from vfl_party.seeds import Rows, derive_seed
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +76,7 @@ class Rehearsal:
     parties: dict[str, Assembled] = field(default_factory=dict)
     _begun: dict[str, list[Tensor]] = field(default_factory=dict)  # each encoder's parameters before the first phase
     _passed: list[Passed] = field(default_factory=list)
+    _seen: list[tuple[Seen, int]] = field(default_factory=list)  # with the rows of the message
 
     def __post_init__(self) -> None:
         self.record = Record(self.folder, self.every)
@@ -76,7 +90,16 @@ class Rehearsal:
         for each in party.party.exchanges.values():
             each.tap = partial(self._hear, name, each.exchange)
 
-    def _hear(self, me: str, exchange: Exchange, what: str, step: StepKey, peer: str, tensors: Tensors) -> None:
+    def _hear(
+        self,
+        me: str,
+        exchange: Exchange,
+        what: str,
+        step: StepKey,
+        peer: str,
+        tensors: Tensors,
+        payload_bytes: int = 0,
+    ) -> None:
         asks = exchange.asks == "server" or self.parties[me].party.role == "passive"
         if asks and what != "meant":  # of two ends one is enough
             ends = (me, peer) if what == "sent" else (peer, me)
@@ -86,14 +109,18 @@ class Rehearsal:
             return
         if what == "sent":
             return
+        came = what == "came"
+        sender, receiver = (peer, me) if came else (me, peer)
         for tensor_name in _WHAT.values():
             if tensor_name in tensors:
-                came = what == "came"
-                sender, receiver = (peer, me) if came else (me, peer)
                 self.record.note(exchange.name, step, tensors[tensor_name], sender, receiver, meant=not came)
-        if what == "came" and exchange.name in self._phase(me, step.phase).overheard:
-            (tensor,) = tensors.values()
-            self.overheard.note(exchange.name, step, tensor, peer, me)
+        rows = {len(tensors[name]) for name in _WHAT.values() if name in tensors and tensors[name].dim() == 2}
+        if came and rows and step.round % self.every == 0:
+            message = Seen(step.phase, exchange.name, sender, receiver, step.round, payload_bytes)
+            self._seen.append((message, max(rows)))
+        if came and exchange.name in self._phase(me, step.phase).overheard:
+            for named, tensor in tensors.items():
+                self.overheard.note(exchange.name, step, tensor, peer, me, named=named if len(tensors) > 1 else "")
             behind = self._phase(peer, step.phase).behind(exchange.name)
             if behind is not None:
                 self.overheard.note(exchange.name, step, behind, peer, me, meant=True)
@@ -148,25 +175,15 @@ class Rehearsal:
                     found.append(Played(name, attack.about, attacker, why_not=str(why)))
                 except Exception as error:  # somebody's own: the figures of the others are kept
                     log.exception("the attack %s failed", name)
-                    words = f"it failed ({type(error).__name__}: {error}); correct the attack"
+                    words = f"it failed {where_it_failed(error)}; correct the attack"
                     found.append(Played(name, attack.about, attacker, why_not=words))
         return found
 
     def sizes(self) -> list[MessageSizes]:
         """Returns what the sizes of embeddings and gradients tell anybody on the network; of the recorded rounds."""
         seen: dict[int, list[Seen]] = {}
-        for key, tensor in self.record.messages():
-            if key.meant or tensor.dim() != 2:
-                continue
-            asked = self.parties[key.sender].party.role == "passive"
-            opened = self.parties[key.receiver].party.exchanges[key.phase, key.exchange]
-            chain, sent = (
-                (opened.chains.up, opened.exchange.up) if asked else (opened.chains.down, opened.exchange.down)
-            )
-            rows, width = tensor.shape
-            size = chain.wire_spec(sent.spec(rows=rows, width=width)).payload_bytes
-            message = Seen(key.phase, key.exchange, key.sender, key.receiver, key.round, size)
-            seen.setdefault(size // max(1, rows), []).append(message)
+        for message, rows in self._seen:
+            seen.setdefault(message.payload_bytes // max(1, rows), []).append(message)
         return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
 
     def times(self) -> list[Times]:
@@ -236,6 +253,26 @@ class Rehearsal:
             heard=partial(self._heard, attacker),
             columns={name: each for name in self.parties if (each := self._columns(name)) is not None},
             owners=owners,
+            beginnings={name: of for name in senders if (of := self._beginning(attacker, name)) is not None},
+        )
+
+    def _beginning(self, attacker: str, name: str) -> Beginning | None:
+        """Returns how a passive party's encoder began; None if it does not begin with split training."""
+        me, own = self.parties[attacker].party, self.parties[name].party
+        recipe, make = own.recipe, own.make_encoder
+        first = recipe.phases[0]
+        if me.role != "active" or make is None or first.kind != "splitnn" or recipe.start is not None:
+            return None
+        settings: Any = parse_settings(first)
+        return Beginning(
+            first.name,
+            lambda root: deterministic(handed_on(recipe, replace(make, secret=root))),
+            recipe.seed,
+            own.own_seed,
+            settings.optimizer,
+            settings.epochs_over(len(own.splits["train"])),
+            settings.plain,
+            partial(self._batches, attacker, name, "gradient"),
         )
 
     def _owner(self, name: str) -> Owner | None:
@@ -293,7 +330,7 @@ class Rehearsal:
             seen.add(place)
             party = self.parties[key.receiver]
             asked = next(each for each in party.phases if each.name == key.phase)
-            if asked.rows_at(key.exchange, StepKey(key.phase, key.round, key.batch)) is not None:
+            if _rows_of(asked, key) is not None:
                 role, exchange = party.party.role, party.party.exchanges[key.phase, key.exchange].exchange
                 kind = (exchange.down if role == "passive" else exchange.up).kind.label
                 found.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(f"{kind}s")
@@ -309,7 +346,7 @@ class Rehearsal:
             asks = exchange.asks == "active" and self.parties[sender].party.role == "passive"
             if (exchange.up if asks else exchange.down).kind.label != kind or key.phase not in phases:
                 continue
-            rows = phases[key.phase].rows_at(key.exchange, StepKey(key.phase, key.round, key.batch))
+            rows = _rows_of(phases[key.phase], key)
             if rows is None or len(rows) != len(tensor):
                 continue
             if key.meant:
@@ -336,6 +373,11 @@ class Rehearsal:
             image = _image(preprocessor)
             return EncoderInputs(tuple(f"x{number}" for number in range(values.shape[1])), values, image=image)
         return EncoderInputs(tuple(names), values, groups=groups)
+
+
+@blaming()
+def _rows_of(phase: Phase, message: Key) -> Rows | None:
+    return phase.rows_at(message.exchange, StepKey(message.phase, message.round, message.batch))
 
 
 def _checked(figures: Sequence[Figure]) -> tuple[Figure, ...]:

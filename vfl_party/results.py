@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
@@ -14,21 +17,28 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
-from vfl_common.config.data import DataSettings, is_path
+from vfl_common.config.data import TEXT_FILES, DataSettings, is_path, shown
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_party.data import Labels, Table
 from vfl_party.data.ids import SEPARATOR, Ids
 from vfl_party.data.sources.images import FILE
+from vfl_party.data.table import LEFT_OUT, InputRows
 from vfl_party.metrics import scores
 from vfl_party.phase import Predictions
 from vfl_party.rows import Prepared
+from vfl_party.seeds import Rows
 
 KEPT = "predictions.parquet"
 FORMATS = (".csv", ".parquet")
+_AT_ONCE = 1 << 14  # rows that are written at once
 _SCORE = "score_"  # before the name of a class
-_OURS = ("phase", "split", "truth", "score", "class", "value")  # columns of results; runs made before have ``score``
+_MATCHED = "matched_"  # before the name of an id column: the id by which the parties have found the row
+STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
+_OURS = ("phase", "split", "truth", "score", "class", "value", STATE)  # columns of results; older ones have ``score``
+_COMPUTED = r"^[=+\-@\t\r]"  # text that a spreadsheet takes for a formula
+_NUMBER = r"^[+-]?[0-9]+([.,][0-9]+)?$"  # which does no harm
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ def id_names(settings: DataSettings) -> tuple[str, ...]:
     settings = next(iter(settings.parts.values()), settings)  # joined tables have the ids of the first
     folder = is_path(settings.source) and Path(settings.source).is_dir()
     names = settings.id or (FILE if folder else "id",)
-    taken = any(name in _OURS or name.startswith(_SCORE) for name in names)
+    taken = any(name in _OURS or name.startswith((_SCORE, _MATCHED)) for name in names)
     return tuple(f"id_{name}" for name in names) if taken else names
 
 
@@ -86,6 +96,45 @@ def id_values(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
         return {names[0]: values}
     parts = pa.compute.split_pattern(values, SEPARATOR, max_splits=len(names) - 1)
     return {name: pa.compute.list_element(parts, at) for at, name in enumerate(names)}
+
+
+def _matched(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
+    return {f"{_MATCHED}{name}": values for name, values in id_values(names, ids).items()}
+
+
+def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.Array]:
+    """Returns the ids of some rows of a table: as its source has them, then as the parties have matched them.
+
+    ``names``: of the id columns.
+    """
+    matched = Ids.of(table.ids).taken(rows)
+    if table.own is None or table.places_N is None:
+        return {**id_values(names, matched), **_matched(names, matched)}
+    places = pa.array(table.places_N[rows])
+    own = {name: each.take(places) for name, each in zip(names, table.own.ids, strict=True)}
+    return {**own, **_matched(names, matched)}
+
+
+def listed_rows(names: Sequence[str], table: Table, columns: Mapping[str, Any]) -> pa.Table:
+    """Returns a result with a row for each row of the source, in its order; scores are null where there are none.
+
+    Args:
+        names: of the id columns.
+        table: the rows that are scored, [N].
+        columns: their scores and classes, [N] each.
+    """
+    own, places_N = table.own, table.places_N
+    if own is None or places_N is None:  # made by hand, and not read from a source
+        own = InputRows(tuple(id_values(names, table.ids).values()), np.zeros(len(table), np.uint8))
+        places_N = np.arange(len(table), dtype=np.int64)
+    row_S = np.full(len(own), -1, np.int64)
+    row_S[places_N] = np.arange(len(table))
+    rows = pa.array(row_S, mask=row_S < 0)
+    state_S = np.where(row_S >= 0, len(LEFT_OUT), np.where(own.left_out == 0, len(LEFT_OUT) + 1, own.left_out))
+    states = pa.array([*LEFT_OUT, SCORED, ELSEWHERE]).take(pa.array(state_S))
+    found = {name: pa.array(values).take(rows) for name, values in (_matched(names, table.ids) | dict(columns)).items()}
+    matched = {name: found.pop(name) for name in [*found][: len(names)]}
+    return pa.table({**dict(zip(names, own.ids, strict=True)), **matched, STATE: states, **found})
 
 
 def label_name(settings: DataSettings) -> str:
@@ -131,6 +180,90 @@ def check_output(path: Path) -> None:
         raise InputError(Code.FILE_INVALID, f"{path.absolute().parent}: no such folder")
 
 
+@dataclass(frozen=True)
+class Output:
+    """Where and how a prediction is written.
+
+    ``like_input``: CSV with the separator and the decimal sign of the active party's own file; ``spreadsheet``: with
+    ``'`` before text that a spreadsheet would compute.
+    """
+
+    path: Path
+    like_input: bool = False
+    spreadsheet: bool = False
+
+    def check(self, settings: DataSettings | None = None) -> None:
+        """Raises InputError if this cannot become a result of the rows of ``settings``, as far as these are known."""
+        check_output(self.path)
+        flags = [f for f, given in (("--like-input", self.like_input), ("--spreadsheet", self.spreadsheet)) if given]
+        if flags and self.path.suffix != ".csv":
+            raise InputError(
+                Code.CONFIG_INVALID, f"{flags[0]} is for a .csv result, and --out is {self.path}; remove it"
+            )
+        first = None if settings is None else next(iter(settings.parts.values()), settings)
+        if self.like_input and first is not None and not first.source.lower().endswith(TEXT_FILES):
+            text = f"--like-input: {shown(first.source)} is no text file, so it has no separator; remove the flag"
+            raise InputError(Code.CONFIG_INVALID, text)
+
+    def write(self, table: pa.Table, own: InputRows | None) -> None:
+        """Writes the result. ``own``: the rows of the active party's source. Raises InputError."""
+        table = _guarded(table) if self.spreadsheet else table
+        if not self.like_input or own is None or own.separator is None:
+            write_table(self.path, table)
+            return
+        with private_file(self.path) as file:
+            text = io.TextIOWrapper(file, "utf-8", newline="")
+            _write_like(text, table, own.separator, own.decimal or ".")
+            text.detach()  # which writes what is left, and leaves the file open
+
+    def advice(self, table: pa.Table) -> str:
+        """Words that a spreadsheet computes cells of this result; '' if it does not."""
+        if self.path.suffix != ".csv" or self.spreadsheet:
+            return ""
+        count = sum(map(computed_cells, table.columns))
+        what = f"{self.path}: {count:,} cells of text begin with =, +, -, @ or a tab, and a spreadsheet computes them"
+        return f"{what}; give --spreadsheet, which puts ' before them, or write .parquet" if count else ""
+
+
+def computed_cells(values: Any) -> int:
+    """Returns how many cells of a column a spreadsheet would compute; none of numbers. ``values``: Arrow's, or any."""
+    column = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    return (pa.compute.sum(_is_computed(column)).as_py() or 0) if _is_text(column) else 0
+
+
+def _is_computed(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    odd, number = (pa.compute.match_substring_regex(column, pattern) for pattern in (_COMPUTED, _NUMBER))
+    return pa.compute.and_not(odd, number)
+
+
+def _is_text(column: pa.ChunkedArray | pa.Array) -> bool:
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+def _guarded(table: pa.Table) -> pa.Table:
+    """Puts ``'`` before each text that a spreadsheet would compute."""
+    for at, name in enumerate(table.column_names):
+        column = table.column(at)
+        if _is_text(column):
+            guarded = pa.compute.replace_substring_regex(column, "^", "'")
+            table = table.set_column(at, name, pa.compute.if_else(_is_computed(column), guarded, column))
+    return table
+
+
+def _write_like(file: TextIO, table: pa.Table, separator: str, decimal: str) -> None:
+    """Writes CSV with the separator and decimal sign of another file. Numbers have no quotes."""
+    writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+    writer.writerow(table.column_names)
+    for batch in table.to_batches(_AT_ONCE):
+        columns = []
+        for column in batch.columns:
+            texts = pa.compute.cast(column, pa.large_string())
+            if pa.types.is_floating(column.type):
+                texts = pa.compute.replace_substring(texts, ".", decimal)
+            columns.append(texts.to_pylist())
+        writer.writerows(zip(*columns, strict=True))
+
+
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes CSV or Parquet, by the name's ending: the whole file or nothing. Only the owner may read the scores."""
     with private_file(path) as file:
@@ -143,7 +276,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 def kept_table(
     recipe: Recipe, ids: Sequence[str], prepared: Prepared, phase: str, predictions: Predictions
 ) -> pa.Table:
-    """Returns a row for each prediction: phase, split, id, the label as in the data, and the columns of a result.
+    """Returns a row for each prediction: phase, split, ids, the label as in the data, and the columns of a result.
 
     ``ids``: the names of the id columns. Scores are float64, so that they rank the rows as the logits do, from which
     the metrics were computed.
@@ -156,7 +289,7 @@ def kept_table(
         columns = {
             "phase": [phase] * len(rows),
             "split": [split] * len(rows),
-            **id_values(ids, Ids.of(prepared.table.ids).taken(rows)),
+            **row_columns(ids, prepared.table, rows),
             "truth": truth_N,
             **result_columns(recipe, labels, outputs_NO.cpu().double()),
         }
@@ -173,7 +306,8 @@ def keep(folder: Path, phase: str, table: pa.Table) -> None:
     if path.exists():
         try:
             before = pyarrow.parquet.read_table(path)
-            table = pa.concat_tables([before.filter(pa.compute.field("phase") != phase), table])
+            others = before.filter(pa.compute.field("phase") != phase)
+            table = pa.concat_tables([others, table], promote_options="default") if len(others) else table
         except (OSError, pa.ArrowException):
             text = f"{path}: cannot be read as the predictions of an earlier phase; remove it to go on without them"
             raise InputError(Code.FILE_INVALID, text) from None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from vfl_common.config.beside import has_no_encoder
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
@@ -162,6 +163,7 @@ def prepare(
             one_hot=encoder.kind != "tabular",
             flatten=encoder.kind in ("mlp", "tabular"),
             settings=settings,
+            tabular=not has_no_encoder(recipe.model_dump(include={"phases"})),
         )
         if recipe.rows.align == "none" and preprocessor.image_shape is not None and settings.scale == "standard":
             text = "every party would scale its images by its own rows, and the bottoms are averaged"

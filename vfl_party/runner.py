@@ -16,8 +16,13 @@ that is killed may hold none (``vfl_party.checkpoint`` says why). So a party tha
 purpose, cannot have the others begin again.
 
 A party that comes back while the others go on (``Phase.lenient``) joins the generation that is under way. It resumes at
-its own newest checkpoint, and the active party tells it the step to catch up to. If a generation begins in such a
-phase, a passive party may lack the rounds that the active party has: it offers their labels, too.
+its own newest checkpoint, shows the active party that its rows are still the same, and is told the step to catch up to.
+If a generation begins in such a phase, a passive party may lack the rounds that the active party has: it offers their
+labels, too, and says which of its labels it holds. The run resumes at a label that as many as possible hold.
+
+A party that is in a run takes no other one unless the server says why: because somebody began anew, or the run is over.
+It says so, and sets its own run aside. A party whose rows or columns have changed tells the server that it cannot
+resume; the server decides whether the run is set aside (``run.resume_within_s``), or the party must restore its data.
 
 A party may skip rounds that leave it unchanged (``Phase.skippable``: an upload). It offers the labels after them too;
 the run begins at one only if the peers' checkpoints hold the round's result.
@@ -38,7 +43,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
+from vfl_common.errors import ChangedError, Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.rpc.said import Done, Joining, Membership, PartyReport, Start
 from vfl_common.run_folder import RunFolder
@@ -46,6 +51,7 @@ from vfl_common.stages import AggregationPlan, Planned, ahead, alone_after, labe
 from vfl_common.summary import Absence, PhaseTimes
 from vfl_common.text import to_json
 from vfl_party.phase import Phase, Predictions, RoundReport, Tree
+from vfl_party.plugins import blaming
 
 MOST_LOST = 2  # checkpoints that a death may cost a party
 
@@ -66,6 +72,10 @@ class Job(ABC):
 
         ``returning``: the others have aligned, and go on; this party takes the rows that it had.
         """
+
+    @abstractmethod
+    def show_rows(self) -> None:
+        """Shows the active party, which goes on, that the rows of this party, which returns, are those that it had."""
 
     @property
     @abstractmethod
@@ -111,9 +121,10 @@ class Outcome:
     label: str = ""  # of the last checkpoint
     without: tuple[str, ...] = ()  # parties that the model was trained without
     absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)  # of each phase
-    skipped: int = 0  # rounds whose updates this party has lost
+    skipped: int = 0  # rounds whose updates this party has lost, or missed while it was away
     rows: int = 0  # see PartyReport
     common_rows: int = 0
+    catches_up: bool = False  # this party has returned, and not yet come to the step that is under way
 
 
 @dataclass(frozen=True)
@@ -175,22 +186,35 @@ class Runner:
         """Runs to the end. Raises VflError, after the server was informed of it."""
         folder = self.resume
         started_s: float | None = None
+        changed: ChangedError | None = None
         try:
             while True:
-                offer = self._offer(folder)
-                start = self._join(offer, folder)
+                offer = self._offer(folder) if changed is None else self._unfit(folder)
+                try:
+                    start = self._join(offer, folder)
+                except VflError:
+                    if changed is not None:  # the server keeps the run: this party's own words say more
+                        raise changed from None
+                    raise
                 if isinstance(start, Done):
                     return self._done(start, folder)
-                self._check(start, offer)
+                self._check(start, offer, folder)
                 started_s = started_s or time.monotonic()
                 if folder is None or folder.run_id != start.run_id:
-                    folder = self.open_folder(start.run_id)
+                    if folder is not None:
+                        self._leave(folder, start)
+                    folder, changed = self.open_folder(start.run_id), None
                 elif folder is self.resume:
                     self.ledger.carry(load_entries(folder.path / "ledger.json"))
                     self.resume = None
                 outcome: Outcome | None = None
                 try:
                     outcome = self._generation(start, folder, started_s)
+                except ChangedError as error:
+                    if changed is not None or start.returning:
+                        raise
+                    changed = error
+                    log.warning("%s", error, extra={"event": "changed"})
                 except InterruptedRun as reason:
                     log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
                     self.show("interrupted", reason=str(reason))
@@ -234,27 +258,79 @@ class Runner:
             raise PeerError(Code.NAME_TAKEN, text, party=self.session.server)
         return Outcome(summary_json=done.summary_json), folder
 
-    def _check(self, start: Start, offer: Joining) -> None:
-        """Raises PeerError if the run would resume at a label that this party has not offered."""
+    def _check(self, start: Start, offer: Joining, folder: RunFolder | None) -> None:
+        """Raises PeerError if the run would resume at a label that this party has not offered, or is another run.
+
+        Also if the server has this party return although the others cannot be in the middle of this run: then nobody
+        would compare the rows.
+        """
         same = start.run_id == offer.run_id and offer.job == "train"
-        if start.returning and same and self.joining.role == "passive":
+        if start.returning:
+            if not (same and folder is not None and self._may_return(folder)):
+                text = f"the server has {self.session.me} return to run {start.run_id}, which cannot go on without it"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
             return
+        if folder is not None and not same and offer.job == "train" and not start.anew and self._holds(folder):
+            text = (
+                f"the server begins run {start.run_id}, but {self.session.me} is in run {folder.run_id}, which has not "
+                "ended; start the server with the folder of runs that it had before, or begin a new run with "
+                "vfl-server serve --fresh"
+            )
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
         if start.checkpoint not in (offer.checkpoints if same else ("",)):
             text = f"the server starts run {start.run_id} at {start.checkpoint or 'its beginning'}"
             text = f"{text}, which {self.session.me} has not offered"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
 
+    def _holds(self, folder: RunFolder) -> bool:
+        """Whether this party would lose anything with a run: it is in it, or has written a checkpoint."""
+        return folder is not self.resume or (folder.checkpoints is not None and folder.checkpoints.saved() > 0)
+
+    def _may_return(self, folder: RunFolder) -> bool:
+        """Whether the others may be in the middle of a run that this party has been in: in a phase that is lenient."""
+        if self.joining.role != "passive" or "data" not in folder.facts():
+            return False
+        own = self._newest(folder) or self._beginning()
+        first, begin = position_of(own), 0
+        last = max([first, *map(position_of, ahead(own, self.plan))])
+        for phase in self.plan:
+            end = begin + phase.rounds
+            if phase.lenient and begin <= last and first <= end:
+                return True
+            begin = end
+        return False
+
+    def _leave(self, folder: RunFolder, start: Start) -> None:
+        """Leaves a run for another one, because the server has said why; it is set aside, or over for this party."""
+        if not (start.anew and self._holds(folder)):
+            return
+        text = "run %s is not resumed, and run %s begins: %s"
+        log.warning(text, folder.run_id, start.run_id, start.anew, extra={"event": "set_aside"})
+        self.show("set_aside", run=folder.run_id, why=start.anew)
+        self._flush(folder)
+        if folder.facts().get("trained"):
+            folder.note(finished=True)
+        else:
+            folder.set_aside(start.anew)
+
+    def _unfit(self, folder: RunFolder | None) -> Joining:
+        """Returns what this party says if its data have changed since the run began."""
+        run_id = folder.run_id if folder is not None else ""
+        why = "its rows or columns are not those that the run began with"
+        return replace(self.joining, run_id=run_id, checkpoints=(), unfit=why)
+
     def _offer(self, folder: RunFolder | None) -> Joining:
         if folder is None or folder.checkpoints is None or self.joining.job != "train":
             return replace(self.joining, checkpoints=("",))  # a prediction names the trained run, and never resumes
         store = folder.checkpoints
-        offered = ((*reachable(each, self.plan), each, *ahead(each, self.plan)) for each in store.whole())
-        labels = dict.fromkeys(label for each in offered for label in each)
-        if not labels:
-            labels = dict.fromkeys(ahead(self._beginning(), self.plan))
-        if store.saved() <= MOST_LOST:
-            labels[""] = None
-        return replace(self.joining, run_id=folder.run_id, checkpoints=tuple(labels))
+        whole = store.whole()
+        strict = [replace(phase, lenient=False) for phase in self.plan]  # skips only what leaves this party unchanged
+        held = [label for each in whole for label in (*reachable(each, self.plan), each)]
+        held += [label for each in whole or [self._beginning()] for label in ahead(each, strict)]
+        held += [""] if store.saved() <= MOST_LOST else []
+        skips = [label for each in whole or [self._beginning()] for label in ahead(each, self.plan)]
+        offered = tuple(dict.fromkeys([*held, *skips]))
+        return replace(self.joining, run_id=folder.run_id, checkpoints=offered, held=tuple(dict.fromkeys(held)))
 
     def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
         """Runs one generation, from the checkpoint that the server names to the end of the last phase."""
@@ -272,9 +348,12 @@ class Runner:
             job.open(returning=start.returning)
             said = job.statement
             self.plan = said.plan
-            if start.returning and folder.facts().get("data", said.data) != said.data:
-                text = f"{folder.path}: the rows or columns are not those that the run began with; restore them"
-                raise InputError(Code.DATA_INVALID, text)
+            if start.returning:
+                if folder.facts().get("data") != said.data:
+                    text = f"{folder.path}: the rows or columns are not those that the run began with; restore them"
+                    raise InputError(Code.DATA_INVALID, text)
+                job.show_rows()
+                folder.note(returns=_returns(folder) + 1)
             # The plan gives the labels of checkpoints a meaning.
             folder.note(plan=[asdict(phase) for phase in said.plan], data=said.data)
             if label:
@@ -285,7 +364,7 @@ class Runner:
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
             self.session.plan(said.aggregations)  # once nothing is left here of a course that was given up
-            outcome = self._phases(job, folder, label, tree, start.checkpoint)
+            outcome = self._phases(job, folder, label, tree, start)
             outcome.rows, outcome.common_rows = said.rows, said.common_rows
             self.session.check()
             self._flush(folder)
@@ -309,6 +388,7 @@ class Runner:
                     rows=said.rows,
                     common_rows=said.common_rows,
                     times_json=to_json([each.model_dump() for each in self.times()]),
+                    returns=_returns(folder),
                 )
             )
             return outcome
@@ -320,17 +400,19 @@ class Runner:
             if error is not None:
                 if not isinstance(error, Exception):
                     self.session.stopping()  # first, so that the others read that this party was stopped
+                if isinstance(error, ChangedError) and not start.returning:  # the server decides what follows
+                    error = InterruptedRun(f"{self.session.me} cannot resume the run")
                 job.close(error)
 
-    def _phases(self, job: Job, folder: RunFolder, label: str, tree: Tree, begun: str) -> Outcome:
+    def _phases(self, job: Job, folder: RunFolder, label: str, tree: Tree, start: Start) -> Outcome:
         """Runs what is left after this party's checkpoint ``tree`` with ``label``; both are empty at the beginning.
 
-        ``begun``: the label at which the run resumes; this party skips the rounds between.
+        ``start``: has the label at which the run resumes; this party skips the rounds between.
         """
-        outcome = Outcome()
+        outcome, begun = Outcome(catches_up=start.returning), start.checkpoint
         if tree:
-            outcome = Outcome(dict(tree["metrics"]), tree["steps"], label=label, without=tuple(tree.get("without", ())))
-            outcome.skipped = tree.get("skipped", 0)
+            outcome.metrics, outcome.steps, outcome.label = dict(tree["metrics"]), tree["steps"], label
+            outcome.without, outcome.skipped = tuple(tree.get("without", ())), tree.get("skipped", 0)
             outcome.absences = {
                 phase: tuple(Absence(**each) for each in found) for phase, found in tree.get("absences", {}).items()
             }
@@ -346,7 +428,8 @@ class Runner:
                 self.show("skipped", phase=phase.name, rounds=lost, to=begun)
             if first < end:  # a position names the next round to run
                 if own > begin:
-                    phase.load_state(tree["phase"])
+                    with blaming():
+                        phase.load_state(tree["phase"])
                 if first >= begin and tree:  # others may have to repeat what this party did alone
                     job.unhurried()
                 self._rounds(phase, job, folder, outcome, begin, max(first, begin))
@@ -362,9 +445,13 @@ class Runner:
         """Runs the rounds of one phase from position ``first``; the phase's round 0 is at position ``begin``."""
         for round_ in range(first - begin, phase.rounds):
             self.begin_round(phase.name, round_, phase.rounds)
-            report = phase.run_round(round_)
+            with blaming():
+                report = phase.run_round(round_)
             self.session.check()
             outcome.steps += report.steps
+            if outcome.catches_up:
+                outcome.skipped += bool(report.passed)
+                outcome.catches_up = not report.steps
             outcome.metrics |= report.kept or report.metrics
             outcome.without = tuple(dict.fromkeys((*outcome.without, *report.without)))
             if report.absences:
@@ -374,14 +461,16 @@ class Runner:
             done = report.done or round_ + 1 == phase.rounds
             self.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
             if done:
-                phase.finish()
+                with blaming():
+                    phase.finish()
             due = done or report.checkpoint or (round_ + 1) % self.checkpoint_every == 0
             if phase.lenient and not (done or report.steps):
                 due = False  # a party that catches up has nothing new to keep
             if folder.checkpoints is not None and due:
                 outcome.label = label_of(begin + (phase.rounds if done else round_ + 1), phase.name, round_ + 1)
-                state = {} if done else phase.state()
-                tree = {"job": job.state(), "phase": state, "steps": outcome.steps, "metrics": outcome.metrics}
+                with blaming():
+                    state = {"job": job.state(), "phase": {} if done else phase.state()}
+                tree = state | {"steps": outcome.steps, "metrics": outcome.metrics}
                 tree |= {"without": outcome.without, "skipped": outcome.skipped}
                 tree["absences"] = {
                     name: [each.model_dump() for each in found] for name, found in outcome.absences.items()
@@ -436,3 +525,8 @@ class Runner:
 
     def _save_ledger(self, folder: RunFolder) -> None:
         self.ledger.save(folder.path / "ledger.json", self.session.meter.counts())
+
+
+def _returns(folder: RunFolder) -> int:
+    """How often this party has come back to others that had gone on."""
+    return int(folder.facts().get("returns", 0))

@@ -1,7 +1,12 @@
-"""Derives seeds, orders and splits at every party by itself, so that they never cross the wire."""
+"""Derives seeds, orders and splits at every party by itself, so that they never cross the wire.
+
+What several parties must have alike (splits, the order of common batches, weights that start equal) follows from the
+recipe's seed. What only one party needs follows from ``Party.own_seed``, which may be secret: decision 29.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 import numpy as np
@@ -14,9 +19,26 @@ Rows = npt.NDArray[np.int64]  # row numbers
 _MOST_KEPT = 1 << 20  # numbers of a permutation that is kept: 8 MiB
 
 
+SECRET = 1 << 127  # seeds from here on are secret, and have 128 bits: too many to try them all
+
+
 def derive_seed(root: int, *names: object) -> int:
-    """Derives a 63-bit seed from the recipe's seed and a path of names: equal at all parties, unrelated per path."""
-    return derive(root, *names)
+    """Derives a seed from another one and a path of names: equal wherever ``root`` is known, unrelated per path.
+
+    It has 63 bits if ``root`` follows from the recipe's seed, which all parties know. If ``root`` is secret, so is it.
+    """
+    if root < SECRET:
+        return derive(root, *names)
+    return _secret("\x1f".join([str(root), *map(str, names)]).encode())
+
+
+def secret_seed(secret: bytes) -> int:
+    """Returns the root of the seeds that only the holder of ``secret`` can derive."""
+    return _secret(secret)
+
+
+def _secret(text: bytes) -> int:
+    return SECRET | int.from_bytes(hashlib.sha256(text).digest()[:16], "little")
 
 
 def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:

@@ -12,13 +12,13 @@ import torch
 from vfl_common.errors import Code, InternalError, InterruptedRun, PeerError, VflError
 from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
-from vfl_common.link import Hub, Link
+from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.logs import Console
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.rpc.link import ExchangeLink
-from vfl_common.rpc.said import Start
+from vfl_common.rpc.said import Joining, Start
 from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_common.rpc.tcp import TcpMeter
@@ -45,6 +45,7 @@ class GrpcTransport:
     grpc_links: Sequence[ExchangeLink] = ()
     roll_call: threading.Timer | None = None
     clock: Clock = field(default_factory=Clock)
+    protocol: int = PROTOCOL
 
     def end(self, error: VflError) -> None:
         if self.grpc_hub is not None:
@@ -83,12 +84,14 @@ class Transports:
     Args:
         files: the party file and all that it names.
         console: reports missing parties to a person.
+        joining: what this party says when it joins; the active party answers with it whether a passive one fits.
     """
 
     files: PartyFiles
     console: Console
     ledger: Ledger
     meter: TcpMeter
+    joining: Joining | None = None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[tuple[ExchangeService | None, str]]:
@@ -99,7 +102,13 @@ class Transports:
         recipe = self.files.recipe
         roster = [party.name for party in recipe.passives]
         service = ExchangeService(
-            roster, self.files.keyring, self.ledger, self.meter, attach_timeout_s=recipe.run.rejoin_deadline_s
+            roster,
+            self.files.keyring,
+            self.ledger,
+            self.meter,
+            phases=[phase.name for phase in recipe.phases],
+            attach_timeout_s=recipe.run.rejoin_deadline_s,
+            joining=self.joining,
         )
         health = Health({EXCHANGE: lambda: True}, self.files.keyring, may_ask=[self.files.name, recipe.server, *roster])
         threads = MAX_STREAMS * len(roster) + 4  # four more for callers to refuse
@@ -129,6 +138,7 @@ class Transports:
                 timeout_s=recipe.run.step_timeout_s,
                 allocate=self._allocate,
                 in_flight=in_flight(recipe),
+                protocol=start.protocol,
             )
             service.use(hub)
             roll_call = self._roll_call(hub)
@@ -141,6 +151,7 @@ class Transports:
                 grpc_hub=hub,
                 grpc_links=[server],
                 roll_call=roll_call,
+                protocol=start.protocol,
             )
         address, peer = files.file.active or start.exchange_address, recipe.active.name
         if not address:
@@ -148,7 +159,10 @@ class Transports:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=recipe.server)
         self.meter.name_address(address, peer)
         link = self._link(address, peer, start, recipe.run.step_timeout_s)
-        return GrpcTransport(files.name, None, self.meter, link=link, server=server, grpc_links=[link, server])
+        links = [link, server]
+        return GrpcTransport(
+            files.name, None, self.meter, link=link, server=server, grpc_links=links, protocol=start.protocol
+        )
 
     def _roll_call(self, hub: ExchangeHub) -> threading.Timer:
         """Reports after ``_COME_S`` who is missing: this side can only name them, the passive parties know why."""
@@ -187,6 +201,7 @@ class Transports:
             allocate=self._allocate,
             explain=lambda: str(diagnose(address, files.keyring.current(), peer, _DIAGNOSIS_S)),
             on_waiting=lambda left_s, why: self.waiting([peer], left_s, why),
+            protocol=start.protocol,
         )
 
 

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from greenlet import getcurrent, greenlet
@@ -19,7 +20,53 @@ from torch import Tensor
 
 from vfl_common.errors import InternalError
 from vfl_common.rpc.memory import Turns
-from vfl_party.devices import set_threads
+from vfl_party.devices import float32_in_full, set_threads
+
+_MKLDNN: Any = torch.backends.mkldnn
+_CAST = ("cpu", "cuda")  # types of devices on which parties compute, each with an autocast of its own
+
+
+class _Modes(NamedTuple):
+    """What a party can set in torch, beside the generators, for all that its thread or process computes next.
+
+    ``nested``: how many ``torch.autocast`` it is in. torch keeps the weights that autocast has cast until the outermost
+    one ends, though an optimizer may change them meanwhile.
+    """
+
+    grad: bool = True
+    dtype: torch.dtype = torch.float32
+    nested: int = 0
+    kept: bool = True  # whether the weights that are cast are kept
+    cast: tuple[tuple[bool, torch.dtype], ...] = ((False, torch.bfloat16), (False, torch.float16))  # by _CAST
+    mkldnn: bool = True
+
+    @classmethod
+    def now(cls) -> _Modes:
+        """Returns the modes that torch is in."""
+        torch.autocast_increment_nesting()
+        return cls(
+            torch.is_grad_enabled(),
+            torch.get_default_dtype(),
+            torch.autocast_decrement_nesting(),
+            torch.is_autocast_cache_enabled(),
+            tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _CAST),
+            _MKLDNN.enabled,
+        )
+
+    def set(self) -> None:
+        """Gives torch these modes. It forgets the weights that were cast in others: they are cast anew."""
+        torch.set_grad_enabled(self.grad)
+        torch.set_default_dtype(self.dtype)
+        while torch.autocast_increment_nesting() <= self.nested:
+            pass
+        while torch.autocast_decrement_nesting() > self.nested:
+            pass
+        torch.set_autocast_cache_enabled(self.kept)
+        for kind, (on, dtype) in zip(_CAST, self.cast, strict=True):
+            torch.set_autocast_enabled(kind, on)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.clear_autocast_cache()
+        _MKLDNN.enabled = self.mkldnn
 
 
 @dataclass(eq=False)
@@ -30,7 +77,7 @@ class _Player:
     body: greenlet
     helps: bool
     generators: list[Tensor]
-    grad: bool = True
+    modes: _Modes
     is_so: Callable[[], object] = field(default=lambda: True)  # what it waits for
 
 
@@ -51,7 +98,7 @@ class TakingTurns(Turns):
 
     def join(self, name: str, act: Callable[[], None], *, helps: bool = False) -> None:
         """Lets ``act`` take turns with the others. It must not raise. ``helps``: the round may end without it."""
-        self._players.append(_Player(name, greenlet(act, self._home), helps, self._generators()))
+        self._players.append(_Player(name, greenlet(act, self._home), helps, self._generators(), _Modes.now()))
 
     def play(self) -> None:
         """Lets all play until those who do not only help have ended.
@@ -77,13 +124,12 @@ class TakingTurns(Turns):
 
     def aside(self, act: Callable[[], None]) -> None:
         """Calls ``act`` in a party's turn, and gives torch back as it was before: what it draws changes no run."""
-        generators, grad, dtype = self._generators(), torch.is_grad_enabled(), torch.get_default_dtype()
+        generators, modes = self._generators(), _Modes.now()
         try:
             act()
         finally:
             self._set(generators)
-            torch.set_grad_enabled(grad)
-            torch.set_default_dtype(dtype)
+            modes.set()
 
     def wait_for(self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float) -> bool:
         """Waits until ``is_so`` is true, without a limit: who waits here gets its turn as soon as it can go on."""
@@ -101,10 +147,9 @@ class TakingTurns(Turns):
         if last is player:
             return
         if last is not None and not last.body.dead:
-            last.generators, last.grad = self._generators(), torch.is_grad_enabled()
+            last.generators, last.modes = self._generators(), _Modes.now()
         self._set(player.generators)
-        if torch.is_grad_enabled() is not player.grad:
-            torch.set_grad_enabled(player.grad)
+        player.modes.set()
 
     def _set(self, generators: Sequence[Tensor]) -> None:
         torch.default_generator.set_state(generators[0])
@@ -120,19 +165,17 @@ class TakingTurns(Turns):
 def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns]:
     """Gives the block torch as a process of its own would have it, with ``threads``; gives it back as it was."""
     gpus = sorted({device.index for device in devices if device.type == "cuda"})
-    before, dtype, mkldnn = torch.get_num_threads(), torch.get_default_dtype(), torch.backends.mkldnn.enabled
+    threads_before, modes_before = torch.get_num_threads(), _Modes.now()
     with contextlib.ExitStack() as modes:
         modes.enter_context(torch.random.fork_rng(devices=gpus))
         modes.enter_context(torch.inference_mode(False))
-        modes.enter_context(torch.enable_grad())
-        modes.enter_context(torch.autocast("cpu", enabled=False))
         if torch.get_default_device().type != "cpu":  # a mode of its own, which every call of torch would go through
             modes.enter_context(torch.device("cpu"))
+        modes.callback(float32_in_full())
         try:
-            torch.set_default_dtype(torch.float32)
+            _Modes(mkldnn=modes_before.mkldnn).set()
             set_threads(threads)
             yield TakingTurns(devices)
         finally:
-            torch.set_num_threads(before)
-            torch.set_default_dtype(dtype)
-            torch.backends.mkldnn.enabled = mkldnn
+            torch.set_num_threads(threads_before)
+            modes_before.set()

@@ -7,18 +7,22 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import VflError
-from vfl_common.files import write_atomic
+from vfl_common.errors import InputError, VflError
+from vfl_common.files import PLAIN_NAME, write_atomic
+from vfl_common.identity.credentials import ANSWERS
 from vfl_common.identity.keyring import Keyring
+from vfl_common.identity.members import members_of
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.logs import Console, log_to
 from vfl_common.program import Stopped, do_last, resumable
+from vfl_common.psi import MOST_ROWS
 from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.health import Health
 from vfl_common.rpc.limits import share_arenas
@@ -26,22 +30,27 @@ from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_common.rpc.session import SERVICE as SESSIONS
 from vfl_common.rpc.tcp import TcpMeter
-from vfl_common.run_folder import RunFolder, create, find_unfinished
+from vfl_common.run_folder import RunFolder, create, find_unfinished, set_all_aside
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import Summary, load_summary
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator, Job
 from vfl_server.control.departures import Departures
 from vfl_server.control.service import MAX_SESSIONS, ControlService
-from vfl_server.intersection import alignment_service
+from vfl_server.intersection import alignment_service, oldest_protocol
 from vfl_server.results import starts, summarise
 
 _TICK_S = 0.2
 _SAVE_S = 1.0
 _CLOSE_S = 5.0
+_NOTE_S = 60.0  # between two notes that the run trains
 _TELL_S = 60.0  # for parties that may not know that the run is complete, to come and hear it
 _STOP_S = 1.5  # allowed to the parties to hear that the server was stopped, or that the run has failed
 MAX_SUMMARY = 2_000_000  # characters; a larger summary is not sent to the active party
+
+
+class _SetAside(Exception):  # noqa: N818 - it says what happened
+    """The run cannot be resumed, and another one begins."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ class ServerApp:
         run_id: a name for a new run; if empty, it is made from time and recipe.
         fresh: begin a new run even if ``out`` has an unfinished one of the same recipe.
         metrics: the address for Prometheus: host:port, or only a port; '' for none.
+        pins: {party: ``sha256:…`` of its public key}; others may have any key.
+        rows_at_most: of a party, if the parties find the rows in common.
     """
 
     recipe: Recipe
@@ -82,19 +93,29 @@ class ServerApp:
     run_id: str = ""
     fresh: bool = False
     metrics: str = ""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    rows_at_most: int = MOST_ROWS
 
     def run(self) -> Summary:
         """Serves until the run is complete. Raises VflError if it fails."""
-        if self.job == "predict":
-            return self._run()
-        with resumable(fresh=self.fresh):
-            return self._run()
-
-    def _run(self) -> Summary:
         share_arenas()
-        keyring = Keyring(self.tls, self.recipe.server)
+        members = members_of(self.recipe, self.pins)
+        keyring = Keyring(self.tls, self.recipe.server, members, uses=ANSWERS, out=self.out)
         self._metrics_address()  # fails before a folder is made
-        folder = self._folder()
+        if self.job == "predict":
+            return self._run(keyring, self._folder())
+        with resumable(fresh=self.fresh):
+            folder = self._folder()
+            while True:  # a run that was set aside is followed by another, which is new
+                try:
+                    return self._run(keyring, folder)
+                except _SetAside as why:
+                    folder.set_aside(str(why))
+                    self.console.emit("set_aside", run=folder.run_id, why=str(why))
+                    folder.unlock()
+                    folder = self._new_folder(_new_run_id(self.recipe.name))
+
+    def _run(self, keyring: Keyring, folder: RunFolder) -> Summary:
         log_to(folder.path / "log.jsonl", run=folder.run_id, party=self.recipe.server)
         keyring.tell()
         parts = self._parts(keyring, folder)
@@ -110,24 +131,28 @@ class ServerApp:
         recipe, ledger, meter = self.recipe, Ledger(), TcpMeter()
         ledger.carry(load_entries(folder.path / "ledger.json"))
         roster = [party.name for party in recipe.parties]
-        exchange = ExchangeService(roster, keyring, ledger, meter, attach_timeout_s=recipe.run.step_timeout_s)
+        phases = [phase.name for phase in recipe.phases]
+        exchange = ExchangeService(
+            roster, keyring, ledger, meter, phases=phases, attach_timeout_s=recipe.run.step_timeout_s
+        )
         aggregator = Aggregator(
             exchange,
             folder.run_id,
             roster,
             [party.name for party in recipe.passives],
-            [phase.name for phase in recipe.phases],
+            phases,
             ledger,
             timeout_s=recipe.run.step_timeout_s,
             fail=lambda error: coordinator.fail(error),
-            align=alignment_service(recipe, trains=self.job == "train"),
+            align=alignment_service(recipe, trains=self.job == "train", rows_at_most=self.rows_at_most),
         )
         departures = Departures(folder.path / "left.json")
         completed = self._completed(folder)
 
         def planned(generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]) -> None:
-            if self.job == "train" and recipe.run.server_absent_s and not aggregations:
-                folder.note(goes_on=generation)
+            if self.job == "train":
+                goes_on = {"goes_on": generation} if recipe.run.server_absent_s and not aggregations else {}
+                folder.note(trained_s=time.time(), **goes_on)
             aggregator.begin(generation, checkpoint, aggregations)
 
         def started(generation: int, _checkpoint: str) -> None:
@@ -148,6 +173,9 @@ class ServerApp:
             completed=completed is not None,
             ran_s=ran_s(folder),
             under_way=generation > 0 and folder.facts().get("goes_on") == generation,
+            oldest=oldest_protocol(recipe),
+            released=partial(self._released, folder),
+            expired=lambda: time.time() - folder.facts().get("trained_s", 0.0) > recipe.run.resume_within_s,
             emit=self.console.emit,
         )
         control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
@@ -167,6 +195,7 @@ class ServerApp:
         threads = (MAX_SESSIONS + MAX_STREAMS) * len(roster) + 4
         services: list[Service] = [parts.control, parts.exchange, health]
         with self._exposed(parts), listening(self.listen, keyring, services, threads) as (_, address):
+            self.listen = address  # another run of this process is at the same place, also if its port was 0
             self.console.emit("ready", name=recipe.server, address=address, run_id=parts.folder.run_id)
             yield
 
@@ -186,6 +215,9 @@ class ServerApp:
             parts.aggregator.close()
             if coordinator.failure is None:
                 parts.save_ledger()
+        if coordinator.set_aside:
+            coordinator.wait_until_empty(_STOP_S)
+            raise _SetAside(coordinator.set_aside)
         if coordinator.failure is not None:
             with contextlib.suppress(KeyboardInterrupt, Stopped):  # it ends anyway, and says why
                 coordinator.wait_until_empty(_STOP_S)
@@ -244,25 +276,52 @@ class ServerApp:
             yield
 
     def _folder(self) -> RunFolder:
-        unfinished = None
-        if self.job == "train" and not self.fresh and not self.run_id:
-            unfinished = find_unfinished(self.out, self.recipe.server, self.recipe)
-        stem = self.recipe.name if self.job == "train" else f"{self.recipe.name}-predict"
-        run_id = self.run_id or (unfinished.run_id if unfinished is not None else _new_run_id(stem))
+        """Opens the folder of the run: the one that ``run_id`` names, the unfinished one, or a new one."""
+        if self.job == "predict":
+            return self._new_folder(self.run_id or _new_run_id(f"{self.recipe.name}-predict"))
+        if self.run_id:
+            known = RunFolder(self.out / self.run_id / self.recipe.server, self.run_id).facts()
+            return self._new_folder(self.run_id, "" if known else f"the new run {self.run_id} was asked for")
+        if self.fresh:
+            return self._new_folder(_new_run_id(self.recipe.name), "a new run was asked for (--fresh)")
+        unfinished = find_unfinished(self.out, self.recipe.server, self.recipe)
+        return self._new_folder(unfinished.run_id if unfinished is not None else _new_run_id(self.recipe.name))
+
+    def _new_folder(self, run_id: str, anew: str = "") -> RunFolder:
+        """Opens a folder. ``anew``: why the parties leave the runs in which they are; '' if they must not."""
         folder = create(self.out, run_id, self.recipe.server, self.recipe)
-        folder.note(job=self.job, server_starts=starts(folder) + 1)
+        folder.note(job=self.job, server_starts=starts(folder) + 1, **({"anew": anew} if anew else {}))
+        for each in set_all_aside(self.out, self.recipe.server, self.recipe, anew, but=run_id) if anew else ():
+            self.console.emit("set_aside", run=each, why=anew)
         return folder
+
+    def _released(self, folder: RunFolder, run_id: str) -> str:
+        """Returns why a party may leave run ``run_id``, in which it is; '' if it must not.
+
+        ``folder``: of the run that begins.
+        """
+        if PLAIN_NAME.fullmatch(run_id):
+            with contextlib.suppress(InputError):  # nobody resumes a run whose file is damaged
+                other = RunFolder(self.out / run_id / self.recipe.server, run_id)
+                if other.facts().get("finished"):
+                    return f"run {run_id} is complete"
+                if why := other.why_aside:
+                    return why
+        return str(folder.facts().get("anew", ""))
 
     @staticmethod
     def _tick(parts: _Parts) -> None:
         """Looks after the run until it is done."""
-        saved_s = time.monotonic()
+        saved_s = noted_s = time.monotonic()
         while not parts.coordinator.finished.wait(_TICK_S):
             parts.coordinator.tick()
             if time.monotonic() - saved_s > _SAVE_S:  # for a process that takes the generation up after this one
                 saved_s = time.monotonic()
                 with contextlib.suppress(VflError):  # it is only an account
                     parts.save_ledger()
+            if time.monotonic() - noted_s > _NOTE_S and parts.coordinator.at_work:  # for ``run.resume_within_s``
+                noted_s = time.monotonic()
+                parts.folder.note(trained_s=time.time())
             parts.keyring.tell_again()
             parts.meter.sample()
         parts.meter.sample()

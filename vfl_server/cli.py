@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
-from vfl_common.config.party import TlsSettings
+from vfl_common.config.party import Pin, TlsSettings
 from vfl_common.config.recipe import load_recipe
 from vfl_common.files import PLAIN_NAME
 from vfl_common.logs import Console
 from vfl_common.program import EXIT_CODES, METRICS, NAMES, run_program
 
 _LISTEN = "0.0.0.0:7000"
+_ROWS_AT_MOST = 10_000_000
 _RECIPE = click.argument("recipe", type=click.Path(path_type=Path))
 _CA = click.option("--ca", default="certs/ca.pem", show_default=True, type=click.Path(path_type=Path), help="CA, PEM.")
 _CERTIFICATE = click.option(
@@ -22,7 +24,13 @@ _KEY = click.option("--key", type=click.Path(path_type=Path), help="Its key, mod
 _REVOKED = click.option(
     "--revoked",
     type=click.Path(path_type=Path),
-    help="List of revoked certificates. [default: revoked.txt beside the CA, if it exists]",
+    help="List of revoked certificates. [default: revoked.txt and revoked.crl beside the CA, if they exist]",
+)
+_PASSPHRASE = click.option(
+    "--passphrase-file",
+    "passphrase",
+    type=click.Path(path_type=Path),
+    help="Its passphrase, mode 0600, if the key is encrypted. [default: the variable VFL_TLS_PASSPHRASE]",
 )
 
 
@@ -38,12 +46,21 @@ def cli() -> None:
 @_CA
 @_CERTIFICATE
 @_KEY
+@_PASSPHRASE
 @_REVOKED
 @click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
 @click.option("--run-id", default="", help="A name for a new run. [default: made from time and recipe]")
 @click.option("--fresh", is_flag=True, help="Begin a new run even if --out has an unfinished run of this recipe.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help=METRICS)
 @click.option("--predict", is_flag=True, help="Coordinate one joint prediction (vfl-party predict), not training.")
+@click.option("--pin", "pins", multiple=True, metavar="NAME=PIN", help="The key of a party, by `vfl certs show`.")
+@click.option(
+    "--rows-at-most",
+    default=_ROWS_AT_MOST,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="With rows.align = psi: refuse a party with more rows; each needs about 50 bytes of memory.",
+)
 def serve(
     recipe: Path,
     listen: str,
@@ -56,6 +73,9 @@ def serve(
     fresh: bool,
     metrics: str,
     predict: bool,
+    passphrase: Path | None,
+    pins: tuple[str, ...],
+    rows_at_most: int,
 ) -> None:
     """Wait for the parties of RECIPE, run it once, write <out>/<run id>/summary.json, and end.
 
@@ -72,7 +92,7 @@ def serve(
         raise click.BadParameter("letters, digits, '.', '_' and '-', at most 200", param_hint="--run-id")
     ServerApp(
         loaded,
-        _tls(loaded.server, ca, certificate, key, revoked),
+        _tls(loaded.server, ca, certificate, key, revoked, passphrase),
         listen,
         out,
         Console("vfl-server"),
@@ -80,6 +100,8 @@ def serve(
         run_id=run_id,
         fresh=fresh,
         metrics=metrics,
+        pins=_pins(pins),
+        rows_at_most=rows_at_most,
     ).run()
 
 
@@ -89,6 +111,7 @@ def serve(
 @_CA
 @_CERTIFICATE
 @_KEY
+@_PASSPHRASE
 @_REVOKED
 @click.option("--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer.")
 def health(
@@ -98,6 +121,7 @@ def health(
     certificate: Path | None,
     key: Path | None,
     revoked: Path | None,
+    passphrase: Path | None,
     wait_s: float,
 ) -> None:
     """Ask the server of RECIPE on this machine whether it serves (grpc.health.v1); exit code 0 if it does.
@@ -108,25 +132,44 @@ def health(
     Example: vfl-server health recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
     """
     from vfl_common.identity.credentials import load_credentials
+    from vfl_common.identity.members import members_of
     from vfl_common.rpc.health import require_serving
 
-    name = load_recipe(recipe).server
-    tls = _tls(name, ca, certificate, key, revoked)
-    address = require_serving(listen, load_credentials(tls, name=name), wait_s)
+    loaded = load_recipe(recipe)
+    name = loaded.server
+    tls = _tls(name, ca, certificate, key, revoked, passphrase)
+    address = require_serving(listen, load_credentials(tls, name=name, members=members_of(loaded)), wait_s)
     click.echo(f"{name} at {address} serves")
 
 
-def _tls(name: str, ca: Path, certificate: Path | None, key: Path | None, revoked: Path | None) -> TlsSettings:
+def _pins(texts: tuple[str, ...]) -> dict[str, str]:
+    """Reads ``NAME=PIN``, each name once. Raises click.BadParameter."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, pin = text.partition("=")
+        try:
+            found[name] = TypeAdapter(Pin).validate_python(pin)
+        except ValidationError:
+            raise click.BadParameter(f"write NAME=PIN, the pin as `vfl certs show` prints it: {text!r}") from None
+    if len(found) < len(texts):
+        raise click.BadParameter("a party has two pins; give one", param_hint="--pin")
+    return found
+
+
+def _tls(
+    name: str, ca: Path, certificate: Path | None, key: Path | None, revoked: Path | None, passphrase: Path | None
+) -> TlsSettings:
     return TlsSettings(
         ca=str(ca),
         certificate=str(certificate or ca.parent / f"{name}.pem"),
         key=str(key or ca.parent / f"{name}.key"),
+        passphrase_file=str(passphrase) if passphrase is not None else None,
         revoked=str(revoked) if revoked is not None else None,
     )
 
 
 def main() -> None:
-    run_program(cli, "vfl-server")
+    run_program(cli, "vfl-server", private=True)
 
 
 if __name__ == "__main__":

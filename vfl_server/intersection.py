@@ -15,21 +15,22 @@ import numpy.typing as npt
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
-from vfl_common.link import Hub
-from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, too_few
+from vfl_common.link import OLDEST, Hub
+from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, least_common, too_few
 
 _TAG = np.dtype([("high", "<u8"), ("low", "<u4")])  # two numbers are sorted faster than twelve bytes
 _DIGEST = BundleSpec(Kind.ROWS, {"digest": TensorSpec(DType.UINT8, (32,))})
 _SIZES = BundleSpec(Kind.ROWS, {"sizes": TensorSpec(DType.INT64, (2,))})
 
 
-def serve(hub: Hub, ring: Sequence[str], at_least: int) -> Callable[[], None]:
+def serve(hub: Hub, ring: Sequence[str], at_least: int | float, rows_at_most: int = MOST_ROWS) -> Callable[[], None]:
     """Serves the three steps of an alignment: sizes, tags, digests of the lists. Returns what answers the last one.
 
-    ``ring``: the parties; each sends the tags of the next one.
+    ``ring``: the parties; each sends the tags of the next one. ``rows_at_most``: of a party.
 
-    Raises PeerError: ROWS_DIFFER if fewer than ``at_least`` rows are common, or if the parties then hold different
-    lists; MALFORMED_MESSAGE if a party sends what does not fit what another one has said.
+    Raises PeerError: ROWS_DIFFER if fewer rows are common than ``at_least`` says, a count or a share of each party's
+    rows, or if the parties then hold different lists; REFUSED if a party has more than ``rows_at_most``;
+    MALFORMED_MESSAGE if a party sends what does not fit what another one has said.
     """
     sizes_step, tags_step, lists_step = (StepKey(PHASE, len(ring), number) for number in range(3))
     said = {
@@ -42,6 +43,9 @@ def serve(hub: Hub, ring: Sequence[str], at_least: int) -> Callable[[], None]:
         if not 0 < rows <= MOST_ROWS:
             text = f"{party} says that it has {rows} rows; 1 to {MOST_ROWS} can be aligned"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+        if rows > rows_at_most:
+            text = f"{party} announces {rows:,} rows, and the server compares at most {rows_at_most:,} of a party"
+            raise PeerError(Code.REFUSED, f"{text} (its option --rows-at-most)", party=party)
     for party, (_, sends) in said.items():
         if int(sends) != sizes[owner[party]]:
             text = f"{party} has {int(sends)} masked rows of {owner[party]}, which has {sizes[owner[party]]}"
@@ -52,9 +56,9 @@ def serve(hub: Hub, ring: Sequence[str], at_least: int) -> Callable[[], None]:
         for party in said
     }
     tags = {owner[party]: bundle.tensors["tags"].data for party, bundle in hub.collect(tags_step, specs).items()}
-    common = in_common(tags)
+    common = in_common(tags, {whose: party for party, whose in owner.items()})
     found = int(next(iter(common.values())).sum())
-    if found < at_least:
+    if found < max(least_common(at_least, own) for own in sizes.values()):
         raise too_few(at_least, found)
     hub.reply(tags_step, {party: _bits(mask) for party, mask in common.items()})
     lists = hub.collect(lists_step, _DIGEST)
@@ -65,21 +69,36 @@ def serve(hub: Hub, ring: Sequence[str], at_least: int) -> Callable[[], None]:
     return partial(hub.reply, lists_step, dict.fromkeys(digests, Bundle(Kind.ACK)))
 
 
-def alignment_service(recipe: Recipe, *, trains: bool) -> Callable[[Hub], Callable[[], None]] | None:
+PROTOCOL = 8  # the oldest with which an alignment can be served
+
+
+def oldest_protocol(recipe: Recipe) -> int:
+    """Returns the oldest protocol with which this server can serve the recipe."""
+    return PROTOCOL if recipe.rows.align == "psi" and recipe.passives else OLDEST
+
+
+def alignment_service(
+    recipe: Recipe, *, trains: bool, rows_at_most: int = MOST_ROWS
+) -> Callable[[Hub], Callable[[], None]] | None:
     """Returns what serves the recipe's alignment; None if the parties align without the server.
 
     ``trains``: false for a prediction, which may be for a single row, whatever ``rows.at_least`` says.
+    ``rows_at_most``: of a party; the server needs about 50 bytes for each.
     """
     if recipe.rows.align != "psi":
         return None
     ring = [recipe.active.name, *(party.name for party in recipe.passives)]
-    return partial(serve, ring=ring, at_least=recipe.rows.at_least if trains else 1)
+    return partial(serve, ring=ring, at_least=recipe.rows.at_least if trains else 1, rows_at_most=rows_at_most)
 
 
-def in_common(tags: Mapping[str, memoryview]) -> dict[str, npt.NDArray[np.bool_]]:
-    """Returns {party: for each of its tags, whether all parties have it}. Raises PeerError if one has a tag twice."""
+def in_common(tags: Mapping[str, memoryview], senders: Mapping[str, str]) -> dict[str, npt.NDArray[np.bool_]]:
+    """Returns {party: for each of its tags, whether all parties have it}.
+
+    ``senders``: {party: who has sent its tags}. Raises PeerError, naming the sender, if a party has a tag twice: who
+    masks a set refuses a point that is there twice, so the owner has not sent it so.
+    """
     sizes = [each.nbytes // TAG_BYTES for each in tags.values()]
-    owner = np.repeat(np.arange(len(sizes)), sizes)
+    owner = np.repeat(np.arange(len(sizes), dtype=np.uint32), sizes)
     found = np.frombuffer(b"".join(tags.values()), _TAG)
     order = np.lexsort((owner, found["low"], found["high"]))  # equal tags stand together, those of one party too
     found, owner = found[order], owner[order]
@@ -87,7 +106,9 @@ def in_common(tags: Mapping[str, memoryview]) -> dict[str, npt.NDArray[np.bool_]
     twice = np.flatnonzero(same & (owner[1:] == owner[:-1]))
     if len(twice):
         party = list(tags)[owner[twice[0]]]
-        raise PeerError(Code.MALFORMED_MESSAGE, f"the masked rows of {party} hold a row twice", party=party)
+        sender = senders[party]
+        text = f"{sender} sent a tag twice among those of {party}; run the same version of this program at all parties"
+        raise PeerError(Code.MALFORMED_MESSAGE, text, party=sender)
     first = np.flatnonzero(np.concatenate([[True], ~same]))  # of each run of equal tags
     length = np.diff(first, append=len(order))
     common = np.empty(len(order), bool)

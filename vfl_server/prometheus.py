@@ -9,6 +9,7 @@ from datetime import datetime
 from prometheus_client.core import InfoMetricFamily, Metric
 
 from vfl_common.ledger import Ledger
+from vfl_common.logs import version
 from vfl_common.prometheus import Labels, awaited, certificates, counter, gauge, state, traffic
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator, Status
@@ -33,7 +34,8 @@ class ServerMetrics:
         coordinator, status = self.coordinator, self.coordinator.status()
         roster = [party.name for party in coordinator.recipe.parties]
         info = InfoMetricFamily("vfl_server", "Which run this is.")
-        info.add_metric((), {"run_id": coordinator.run_id, "recipe": coordinator.recipe.name, "job": coordinator.job})
+        facts = {"run_id": coordinator.run_id, "recipe": coordinator.recipe.name, "job": coordinator.job}
+        info.add_metric((), facts | {"version": version()})
         yield info
         yield state(status.state.value, [each.value for each in RunState])
         yield gauge("vfl_generation", "How often the run has started or resumed.", {(): status.generation})

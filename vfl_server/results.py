@@ -6,6 +6,7 @@ import os
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount
+from vfl_common.logs import version
 from vfl_common.psi import PHASE
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
@@ -49,7 +50,7 @@ def summarise(
             interfaces=machines,
         ),
         parties=[
-            PartySummary(name=recipe.server, role="server", pid=os.getpid(), device="cpu"),
+            PartySummary(name=recipe.server, role="server", pid=os.getpid(), device="cpu", version=version()),
             *coordinator.parties(),
         ],
         steps=active.steps,

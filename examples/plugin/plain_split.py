@@ -54,6 +54,11 @@ class Side(Phase):
     def load_state(self, tree: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(tree["optimizer"])
 
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        """Returns the rows of a step, for the attacks of `vfl leaks`, which compare with the truth."""
+        epoch = steps(self.party, self.name, step.round, self.settings)
+        return epoch[step.batch][1] if exchange == EMBEDDING.name else None
+
 
 class Passive(Side):
     def __init__(self, party: Party, name: str, settings: PlainSettings) -> None:

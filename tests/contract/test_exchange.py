@@ -16,7 +16,7 @@ from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
-from vfl_common.link import Hub, Lenience, Link, StepPassed
+from vfl_common.link import PROTOCOL, Hub, Lenience, Link, StepPassed
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_party.chain import Chain, Chains
 from vfl_party.declared import TORCH, Exchange, Sent, f32
@@ -341,6 +341,7 @@ class Found:
     hub: Hub | None = None
     server: Link | None = None
     clock: Clock = field(default_factory=Clock)
+    protocol: int = PROTOCOL
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import ssl
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +17,15 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, GrpcExchange, credentials, soon
+from tests.harness.pki import company, dns, signer, written
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import wait_until
 from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.config.party import TlsSettings
 from vfl_common.errors import (
     CATALOGUE,
     AbortedError,
@@ -31,12 +36,17 @@ from vfl_common.errors import (
     LostError,
     PeerError,
 )
-from vfl_common.identity.credentials import load_credentials
+from vfl_common.identity.credentials import BOTH, load_credentials
+from vfl_common.identity.diagnose import certificate_of, diagnose
+from vfl_common.identity.keyring import Keyring
+from vfl_common.identity.members import Members
+from vfl_common.identity.pem import pin_of
 from vfl_common.ledger import Direction
-from vfl_common.link import Lenience
+from vfl_common.link import PROTOCOL, Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
 from vfl_common.rpc import channel
-from vfl_common.rpc.channel import PROTOCOL, connect, dial
+from vfl_common.rpc.channel import connect, dial, listening
+from vfl_common.rpc.health import Health
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.wire.frames import FRAME_BYTES, encode, parse_frame
 
@@ -122,7 +132,7 @@ def test_a_request_that_breaks_goes_on_where_it_broke(
         assert got["north"].tensors["w"].data == values
         found.hub.reply(FIRST, {"north": ACK})
         assert asked.result(WAIT_S).kind is Kind.ACK
-        assert proxy.connections == 1 + times
+        assert proxy.connections == 2 * (1 + times)  # a look at the certificate each time, then the link
         (entry,) = [each for each in found.ledger.entries() if (each.kind, each.direction) == ("weights", "received")]
         assert (entry.payload_bytes, entry.messages) == (SIZE, 3)
 
@@ -351,6 +361,95 @@ def test_a_link_refuses_a_revoked_peer_at_once(found: GrpcExchange) -> None:
     with pytest.raises(PeerError, match=r"the certificate of active .* is revoked") as caught:
         soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, ACTIVE)
+
+
+@pytest.mark.parametrize("names", [["ACTIVE"], ["active."], ["active", "north"], ["south", "active"], []])
+def test_a_link_takes_a_peer_for_nobody_but_exactly_itself(names: list[str], tmp_path: Path) -> None:
+    """gRPC alone would take all of these for ``active``, the last one by its common name."""
+    create_authority(tmp_path, "f")
+    members = Members(frozenset([ACTIVE, *PASSIVES]))
+    mine = load_credentials(issue(tmp_path, "north"), name="north", members=members)
+    leaf = signer(tmp_path).leaf(dns(*names), common_name=ACTIVE)
+    with plain_server(written(tmp_path, "false", leaf)) as address:
+        for _ in range(2):
+            error = connect(address, mine, ACTIVE, WAIT_S)
+            assert isinstance(error, InputError)
+            assert error.code is Code.IDENTITY_MISMATCH
+            assert "answers with a certificate for " in str(error)
+        with pytest.raises(InputError):
+            dial(address, mine, ACTIVE)
+    with plain_server(written(tmp_path, "right", signer(tmp_path).leaf(dns("host.example.org", ACTIVE)))) as address:
+        made = connect(address, mine, ACTIVE, WAIT_S)
+        assert isinstance(made, grpc.Channel)
+        made.close()
+
+
+def test_a_link_refuses_a_peer_of_another_key_than_is_pinned(found: GrpcExchange) -> None:
+    pins = {ACTIVE: pin_of(credentials(ACTIVE).certificate)}
+    for pinned, right in ((pins, True), ({ACTIVE: f"sha256:{'0' * 64}"}, False)):
+        knowing = replace(credentials("north"), members=Members(frozenset([ACTIVE, *PASSIVES]), pinned))
+        made = connect(found.address, knowing, ACTIVE, WAIT_S)
+        assert isinstance(made, grpc.Channel) == right
+        if isinstance(made, grpc.Channel):
+            made.close()
+        else:
+            assert isinstance(made, PeerError)
+            assert (made.code, made.party) == (Code.IDENTITY_MISMATCH, ACTIVE)
+
+
+def test_a_chain_is_enough_at_both_ends(tmp_path: Path) -> None:
+    """All have the root; each sends its intermediate. The keys of both are encrypted on the disk."""
+    below = company(tmp_path).intermediate()
+    rings = {}
+    (tmp_path / "passphrase").touch(mode=0o600)
+    (tmp_path / "passphrase").write_text("secret")
+    for name in (ACTIVE, "north"):
+        leaf = below.leaf([*dns(f"{name}.example.org", name), x509.UniformResourceIdentifier(f"spiffe://f/{name}")])
+        tls = written(tmp_path, name, leaf, below, passphrase=b"secret")
+        tls = tls.model_copy(update={"passphrase_file": str(tmp_path / "passphrase")})
+        rings[name] = Keyring(tls, name, Members(frozenset([ACTIVE, *PASSIVES])), uses=BOTH)
+    health = Health({"": lambda: True}, rings[ACTIVE], may_ask=["north"])
+    with listening("127.0.0.1:0", rings[ACTIVE], [health], 4) as (_, address):
+        made = connect(address, rings["north"].current(), ACTIVE, WAIT_S)
+        assert isinstance(made, grpc.Channel), made
+        with made:
+            check = made.unary_unary("/grpc.health.v1.Health/Check")
+            assert check(b"", timeout=WAIT_S) == b"\x08\x01"
+
+
+def test_a_look_needs_no_key_and_leaves_no_file(
+    found: GrpcExchange, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither the look nor the diagnosis of a failure writes the key anywhere; the peer counts no failed handshake."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    keyless = replace(credentials("north"), key_pem=b"", certificate_pem=b"")
+    opened: list[str] = []
+    real = os.open
+
+    def noting(path: str, *rest: Any, **more: Any) -> int:
+        opened.append(path)
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr("os.open", noting)
+    shown = certificate_of(found.address, keyless, ACTIVE, WAIT_S)
+    assert shown == credentials(ACTIVE).certificate
+    assert "works, but the service" in str(diagnose(found.address, credentials("north"), ACTIVE, WAIT_S))
+    assert (opened, list(tmp_path.iterdir())) == ([], [])
+
+
+@contextmanager
+def plain_server(tls: TlsSettings) -> Iterator[str]:
+    """A server of gRPC with any certificate; gives its address."""
+    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    root = Path(tls.ca).read_bytes()
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], root, require_client_auth=True))
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
 
 
 def test_connecting_takes_its_time_although_nobody_can_be_looked_at() -> None:
@@ -690,6 +789,37 @@ def test_a_party_whose_stream_breaks_before_it_is_told_is_told_over_the_next() -
             collected.result(WAIT_S)
 
 
+def test_invented_phases_do_not_make_the_ledger_grow() -> None:
+    """In a phase with a `late_policy` a step of any name is passed over, but its bytes are counted."""
+    with lenient_exchange() as exchange:
+        collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
+        south = Stream(exchange, "south")
+        for number in range(50):
+            south.say(*frames(StepKey(f"invented {number}", 0, 0), big(3)))
+            assert heard(south) == SECOND
+        south.say(*frames(SECOND, big(5)))
+        exchange_of_north = soon(lambda: exchange.link("north").swap(SECOND, big(2), NOTHING))
+        received = collected.result(WAIT_S)
+        exchange.hub.reply(SECOND, dict.fromkeys(received, ACK))
+        assert exchange_of_north.result(WAIT_S).kind is Kind.ACK
+        counted = {entry.phase: entry.messages for entry in exchange.ledger.entries() if entry.direction == "received"}
+        assert set(counted) == {"control", "train", "unknown"}
+        assert counted["unknown"] >= 50
+
+
+def test_what_is_compressed_is_not_unpacked(found: GrpcExchange) -> None:
+    """A message that is a thousand times as large afterwards would cost memory before anything looks at it."""
+    attach = exchange_pb2.Frame()
+    attach.attach.run_id, attach.attach.generation, attach.attach.protocol = "run", 1, PROTOCOL
+    attach.attach.resume.phase = "x" * 5_000  # so that it is worth compressing
+    with dial(found.address, credentials("north"), ACTIVE) as made:
+        swap = made.stream_stream("/vfl.v1.Exchange/Swap")
+        call = swap(iter([attach.SerializeToString()]), timeout=WAIT_S, compression=grpc.Compression.Gzip)
+        answer = exchange_pb2.Frame.FromString(next(call))
+    assert answer.failure.code == int(Code.MALFORMED_MESSAGE)
+    assert found.hub._ended is None
+
+
 def test_what_a_party_sent_before_it_came_back_counts_for_no_step() -> None:
     """Its embedding of the step under way is here already; then its next process asks from an earlier step on."""
     with lenient_exchange() as exchange:
@@ -736,6 +866,37 @@ def test_a_party_that_comes_back_between_its_embedding_and_the_reply_is_told_at_
         assert bytes(collected.result(WAIT_S)["south"].tensors["w"].data[:1]) == b"\x06"
         exchange.hub.reply(third, dict.fromkeys(PASSIVES, ACK))
         assert asked.result(WAIT_S).kind is Kind.ACK
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_party_that_comes_back_shows_again_what_it_has_shown(same: bool) -> None:
+    """The step under way hears nothing of it, and the party hears which step that is; if it is not the same, none."""
+    exchange, again = GrpcExchange(PASSIVES, WAIT_S), StepKey("train", 9, 9)
+    try:
+        asked = [soon(lambda party=party: exchange.link(party).swap(FIRST, big(1), NOTHING)) for party in PASSIVES]
+        exchange.hub.collect(FIRST, BIG)
+        exchange.hub.ask_again(again)
+        exchange.hub.reply(FIRST, dict.fromkeys(PASSIVES, ACK))
+        assert [each.result(WAIT_S).kind for each in asked] == [Kind.ACK] * 2
+        collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
+        south = Stream(exchange, "south")
+        south.say(*frames(again, big(1 if same else 2)))
+        if not same:
+            with pytest.raises(PeerError, match="south returned with other rows than it had") as refused:
+                collected.result(WAIT_S)
+            assert (refused.value.code, refused.value.party) == (Code.ROWS_DIFFER, "south")
+            return
+        assert heard(south) == SECOND
+        assert not exchange.hub._arrived
+        south.say(*frames(SECOND, big(3)))
+        north = soon(lambda: exchange.link("north").swap(SECOND, big(4), NOTHING))
+        assert [*collected.result(WAIT_S)] == [*PASSIVES]
+        exchange.hub.reply(SECOND, dict.fromkeys(PASSIVES, ACK))
+        assert north.result(WAIT_S).kind is Kind.ACK
+        assert south.hear().last
+    finally:
+        exchange.hub.end(InterruptedRun("the test is over"))
+        exchange.close()
 
 
 def test_the_end_of_a_phase_is_told_again_after_a_break_and_in_the_next_phase() -> None:

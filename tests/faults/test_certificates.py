@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from tests.harness.cases import digits, recipe
 from tests.harness.federation import Federation
@@ -30,6 +31,7 @@ from vfl.certs.authority import create_authority, issue, revoke
 from vfl_common.config.party import TlsSettings
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.identity.diagnose import certificate_of
+from vfl_common.identity.pem import pin_of
 from vfl_common.rpc.channel import split_address
 
 __all__ = ["undisturbed"]  # a fixture
@@ -249,6 +251,59 @@ def test_a_party_waits_for_a_server_although_certificates_are_revoked(federation
         assert "nothing listens at" in waiting["why"]
         free.close()
         federation.start_server(federation.address)
+        federation.start_party("p1")
+        federation.finish()
+
+
+def test_a_server_that_is_started_again_without_its_list_still_knows_who_is_revoked(federation: Federation) -> None:
+    with federation:
+        revoke(federation.folder / "certs", "p1")
+        server = federation.start_server()
+        server.signal(signal.SIGTERM)
+        assert server.wait(60) == 130
+        (federation.folder / "certs" / "revoked.txt").unlink()
+        federation.start_server(federation.address)
+        refused(federation.start_party("p1"), "server refused: the certificate of p1 (serial number", "is revoked")
+        texts = [line["message"] for line in log(federation, "server", "certificate")]
+        assert any("1 certificates that were revoked are in no list" in text for text in texts), texts
+        issue(federation.folder / "certs", "p1", force=True)
+        federation.start_party("p0")
+        federation.start_party("p1")
+        federation.finish()
+
+
+# -- pins -----------------------------------------------------------------------------------------------------------
+
+
+def pin(federation: Federation, name: str) -> str:
+    return pin_of(x509.load_pem_x509_certificate((federation.folder / "certs" / f"{name}.pem").read_bytes()))
+
+
+def test_a_pinned_key_is_asked_for_by_the_server_the_active_and_the_passive_party(federation: Federation) -> None:
+    with federation:
+        pins = {name: pin(federation, name) for name in ("server", "p0", "p1")}
+        federation.server_options = ("--pin", f"p1={pins['p1']}", "--pin", f"p0={pins['p0']}")
+        federation.extra = {name: {"pins": pins} for name in ("p0", "p1")}
+        forged = {"server": pins["p0"], "p0": pins["p0"]}
+        server = federation.start_server()
+        federation.extra["p1"] = {"pins": forged}
+        refused(federation.start_party("p1"), "error: the certificate of server has another key than the one pinned")
+        federation.extra["p1"] = {"pins": {"p2": pins["p1"]}}
+        refused(federation.start_party("p1"), "pins: 'p2' is neither the server nor a party of recipe")
+        issue(federation.folder / "certs", "p1", force=True)  # by whoever keeps the authority
+        federation.extra["p1"] = {}
+        refused(
+            federation.start_party("p1"), "server refused: the certificate of p1 has another key than the one pinned"
+        )
+        (line,) = log(federation, "server", "refused")
+        assert (line["party_"], line["code"]) == ("p1", "IDENTITY_MISMATCH")
+        server.signal(signal.SIGTERM)
+        assert server.wait(60) == 130
+        federation.server_options = ()
+        federation.start_server(federation.address)
+        federation.extra["p1"] = {"pins": {"p1": pin(federation, "p1"), "p0": pins["p0"]}}
+        federation.extra["p0"] = {"pins": {"server": pins["server"], "p1": pin(federation, "p1")}}
+        federation.start_party("p0")
         federation.start_party("p1")
         federation.finish()
 

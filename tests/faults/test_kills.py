@@ -56,6 +56,35 @@ def test_the_run_ends_as_undisturbed(
     assert kept(ended).equals(kept(undisturbed))
 
 
+@pytest.fixture(scope="module", params=["cached", "skip"])
+def lenient(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Federation]:
+    """A late_policy, and a run with it in which nobody died."""
+    policy: str = request.param
+    with Federation(tmp_path_factory.mktemp(policy), kills.recipe(policy=policy), kills.DATA) as federation:
+        federation.start_all()
+        federation.finish()
+        return policy, federation
+
+
+@pytest.mark.parametrize(
+    ("who", "moment"),
+    [
+        ("server", "progress"),
+        ("passive", "after-mid-epoch"),
+        ("two", "checkpoint-named"),
+        ("active", "checkpoint-unnamed"),
+    ],
+)
+def test_with_a_late_policy_the_summary_names_what_differs(
+    who: str, moment: str, tmp_path: Path, plugin: dict[str, str], lenient: tuple[str, Federation]
+) -> None:
+    policy, undisturbed = lenient
+    assert (who, moment) in set(kills.cells(policy))
+    ended = kills.run(tmp_path, plugin, who, moment, policy=policy)
+    if not (kills.named(ended) or kills.named(undisturbed)):
+        assert_equal(parameters(ended), parameters(undisturbed))
+
+
 def test_a_defect_in_a_stream_s_thread_ends_the_run_with_the_name_of_who_has_it(
     tmp_path: Path, plugin: dict[str, str]
 ) -> None:

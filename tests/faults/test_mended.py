@@ -18,8 +18,9 @@ from tests.harness.federation import Federation
 from tests.harness.hostile import HostilePassive
 from vfl_common.config.base import read_toml
 from vfl_common.errors import AbortedError, Code, InputError, VflError
+from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
-from vfl_common.rpc.channel import PROTOCOL, dial, split_address
+from vfl_common.rpc.channel import dial, split_address
 from vfl_common.rpc.failures import from_failure
 from vfl_common.rpc.service import MAX_STREAMS, SERVICE
 from vfl_common.text import clean
@@ -57,7 +58,7 @@ def test_a_prediction_survives_a_killed_party(tmp_path: Path) -> None:
         assert "output" not in federation.programs["p1"].wait_for("predicted", written=100)
     lines = (federation.folder / "predictions.csv").read_text().splitlines()
     assert len(lines) == 101
-    assert lines[0].startswith('"id","score_0"')
+    assert lines[0].startswith('"id","matched_id","state","score_0"')
 
 
 def test_a_finished_run_is_never_overwritten(tmp_path: Path) -> None:

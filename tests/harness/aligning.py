@@ -18,16 +18,17 @@ from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InternalError, InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.link import Hub, Link
+from vfl_common.link import PROTOCOL, Hub, Link
+from vfl_common.psi import MOST_ROWS
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
-from vfl_party.align import psi
+from vfl_party.align import digest, psi
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.psi import PsiAlignment
 from vfl_party.data import Table
 from vfl_party.pace import Clock
 from vfl_party.policies.allow_all import AllowAll
 from vfl_party.psi import curve
-from vfl_server.intersection import serve
+from vfl_server.intersection import alignment_service
 
 WAIT_S = 60.0  # nothing should come near it
 SERVER = "server"
@@ -84,13 +85,14 @@ class Direct:
 
 
 def small_batches(rows: int = 16) -> Any:
-    """Makes a module's fixture: batches of few rows, masked without processes."""
+    """Makes a module's fixture: batches of few rows, masked without processes, and digests that cost nothing."""
 
     @pytest.fixture(scope="module", autouse=True)
     def small() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(psi, "BATCH", rows)
             patch.setattr(psi, "Masking", Direct)
+            patch.setitem(digest._SCRYPT, "n", 2)
             yield
 
     return small
@@ -136,6 +138,9 @@ class Parties:
     credentials: Callable[[str], Credentials] | None = None
     tap: Tap = lambda _sender, _receiver, _step, bundle: bundle
     left: frozenset[str] = frozenset()  # parties that have left the run
+    rows_at_most: int = MOST_ROWS  # of a party, at the server
+    divides: bool = True  # false: the rows are to be predicted
+    asks: dict[str, dict[str, Any]] = field(default_factory=dict)  # {party: what it gives ``Aligning``}
 
     def folder_of(self, name: str) -> Path:
         return self.folder / self.run_id / name
@@ -149,7 +154,8 @@ class Parties:
         ids = self.sets[name]
         table = Table(f"{name}.csv", ids, labels=np.zeros(len(ids)) if name == next(iter(self.sets)) else None)
         mine = self.credentials(name) if self.credentials is not None else None
-        return Aligning(name, self.run_id, table, self.folder_of(name), ways, credentials=mine)
+        given = self.asks.get(name, {})
+        return Aligning(name, self.run_id, table, self.folder_of(name), ways, credentials=mine, **given)
 
     def kept(self, name: str) -> Aligned:
         """Returns what a party gets that comes back to a run under way."""
@@ -186,10 +192,12 @@ class Parties:
                 link = MemoryLink(hub, name, timeout_s=WAIT_S)
                 ways = _Ways(link=_Link(link, name, ring[0], self.tap), server=to_server)
             self.folder_of(name).mkdir(parents=True, exist_ok=True)
-            return PsiAlignment(recipe, AllowAll()).align(self._aligning(name, ways))
+            return PsiAlignment(recipe, AllowAll(), divides=self.divides).align(self._aligning(name, ways))
 
         def answer() -> None:
-            serve(_Hub(server, SERVER, self.tap), ring, recipe.rows.at_least)()
+            service = alignment_service(recipe, trains=self.divides, rows_at_most=self.rows_at_most)
+            assert service is not None
+            service(_Hub(server, SERVER, self.tap))()
 
         with ThreadPoolExecutor(len(ring) + 1) as threads:
             serving = threads.submit(guarded, answer)
@@ -210,6 +218,7 @@ class _Ways:
     hub: Hub | None = None
     server: Link | None = None
     clock: Clock = field(default_factory=Clock)
+    protocol: int = PROTOCOL
 
 
 class _Link(Link):
@@ -240,6 +249,9 @@ class _Hub(Hub):
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         tapped = {party: self._tap(self._me, party, step, bundle) for party, bundle in replies.items()}
         self._inner.reply(step, tapped)
+
+    def ask_again(self, step: StepKey) -> None:
+        self._inner.ask_again(step)
 
     def settle(self) -> None:
         self._inner.settle()

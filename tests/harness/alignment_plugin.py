@@ -1,18 +1,28 @@
 """The plug-in of the tests of private alignment: small batches, deaths within it, and a count of what is masked.
 
-As with ``crash_plugin``, only programs may import it.
+An empty file ``lie`` in the federation's folder makes the server mark one row fewer, or one more, at each party. As
+with ``crash_plugin``, only programs may import it.
 """
 
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from tests.harness import crash
 from vfl_common.bundle import StepKey
 from vfl_party.align import psi
 from vfl_party.psi.pool import Masking
+from vfl_server import intersection
 
 METHOD = None  # the entry point's object; only the import counts
 psi.BATCH = 20
-crash.STEPS |= {"ring": StepKey("align", 2, 8), "tags": StepKey("align", 3, 1)}
+crash.STEPS |= {"ring": StepKey("align", 2, 8), "tags": StepKey("align", 3, 1), "lists": StepKey("align", 3, 2)}
+
+
+def _lying(mask: npt.NDArray[np.bool_]) -> None:
+    if Path("lie").exists():
+        mask[0] = not mask[0]
 
 
 def _counted(*_: object) -> None:
@@ -22,3 +32,4 @@ def _counted(*_: object) -> None:
 
 crash.wrap_all()
 crash.wrap(Masking, "_ask", before=_counted)
+crash.wrap(intersection, "_bits", before=_lying)

@@ -2,8 +2,9 @@
 
 A test puts an empty file ``kill-<moment>-<name>`` into the federation's folder. The process of that name removes the
 file and sends itself SIGKILL when it comes to the moment. An empty file ``defect-<name>`` makes the process of that
-name fail in a stream's thread, as if the product had a defect there. The product has no such hooks: ``crash_plugin``
-wraps its functions in the launcher, before it forks.
+name fail in a stream's thread, as if the product had a defect there. With a file ``lie-returning`` the server tells the
+parties whose names are in it that the others are in the middle of the run. The product has no such hooks:
+``crash_plugin`` wraps its functions in the launcher, before it forks.
 """
 
 from __future__ import annotations
@@ -143,6 +144,14 @@ def _defect(*_: object) -> None:
         raise TypeError("a defect that a test asked for")
 
 
+def _lying(start: Callable[..., None]) -> Callable[..., None]:
+    def outer(self: Coordinator, member: Any, *, returning: bool = False) -> None:
+        asked = Path("lie-returning")
+        start(self, member, returning=returning or (asked.exists() and member.name in asked.read_text().split()))
+
+    return outer
+
+
 def wrap_all() -> None:
     """Wraps the product's functions in this process."""
     for say in ("_send", "_say"):
@@ -159,6 +168,7 @@ def wrap_all() -> None:
     wrap(Path, "rename", before=_renaming, after=_renamed)
     wrap(RunFolder, "note", before=_noted("before"), after=_dropping_result(_noted("after")))
     wrap(RunFolder, "finishing", before=_at("before-finished"))
+    Coordinator._start = _lying(Coordinator._start)  # type: ignore[method-assign]
     wrap(Coordinator, "_begin", before=_at("before-start"), after=_at("after-start"))
     wrap(Coordinator, "_lose", before=_at("lost"))
     wrap(Coordinator, "handle", after=_dropping_result(_handled))

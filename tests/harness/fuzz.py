@@ -29,10 +29,11 @@ from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, 
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.ledger import Entry, Ledger
+from vfl_common.link import PROTOCOL
 from vfl_common.logs import _sentence
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
 from vfl_common.rpc import session as sessions
-from vfl_common.rpc.channel import PROTOCOL, dial, listening
+from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.said import Done, Joining
 from vfl_common.rpc.session import SERVICE, Session
@@ -369,21 +370,28 @@ P1 = keyring("p1")
 JOINING = Joining("passive", RECIPE.canonical_json(), "train", 7, "cpu")
 
 
-def hear_server(outcomes: Outcomes, chance: Random) -> None:
-    """Lets a party hear mutated messages while it joins."""
-    heard = [mutated(chance.choice(TOLD), chance) for _ in range(4)]
+def hear(heard: list[bytes]) -> object:
+    """Lets a party hear messages of a server while it joins. Returns what its joining returns; raises VflError."""
     waiting: Callable[[list[str], float, str], None] = lambda missing, left_s, why: shown(  # noqa: E731
         "waiting", missing=missing, left_s=left_s, why=why
     )
     session = _Hearing("", P1, "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=1.0, on_waiting=waiting)
     session.heard = heard
-    with patch.object(sessions, "_PAUSE_S", 0.0), outcomes.judged("server messages", "Start"):
-        found = session.join(JOINING)
-        if isinstance(found, Done):
+    try:
+        with patch.object(sessions, "_PAUSE_S", 0.0):
+            return session.join(JOINING)
+    finally:
+        session._closed.set()
+
+
+def hear_server(outcomes: Outcomes, chance: Random) -> None:
+    """Lets a party hear mutated messages while it joins."""
+    heard = [mutated(chance.choice(TOLD), chance) for _ in range(4)]
+    with outcomes.judged("server messages", "Start"):
+        if isinstance(hear(heard), Done):
             outcomes.add("server messages", "Done")
             outcomes.add("server messages", "Start", -1)
     outcomes.add("server messages", "(of the same session)", len(heard) - 1)
-    session._closed.set()
 
 
 # -- live services --------------------------------------------------------------------------------------------------

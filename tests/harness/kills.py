@@ -22,6 +22,16 @@ VICTIMS = {
     "two": ("p0", "p2"),
     "all": (*PARTIES, "server"),
 }
+# With a late_policy: moments of training, and of what surrounds it.
+LENIENT = {
+    "server": ("after-start", "planned", "progress", "report"),
+    "party": (
+        *("start-received", "plan-sent", "before-first-step", "after-first-step", "before-mid-epoch"),
+        *("after-mid-epoch", "round-done", "checkpoint-begun", "checkpoint-unnamed", "checkpoint-named"),
+    ),
+}
+POLICIES = {"wait": {}, "cached": {"combine": "concat"}, "skip": {"combine": "mean"}}  # {late_policy: of the model}
+DEADLINE_S = 1.0
 RUN_S = 120.0
 WAIT_S = 15.0  # for whom others wait: for a party, for a server
 ALONE_S = 5.0  # if a victim comes back when all others have ended: it waits for them in vain
@@ -30,25 +40,33 @@ REPO = Path(__file__).parents[2]
 DATA = cases.columns("sklearn:digits", 3, limit=100)
 
 
-def recipe(seed: int = 7, wait_s: float = WAIT_S) -> dict[str, object]:
+def recipe(seed: int = 7, wait_s: float = WAIT_S, policy: str = "wait") -> dict[str, object]:
     """State of every sort: Adam's moments, dropout's generators; an evaluation at the end."""
     made = cases.recipe(
         3,
         seed=seed,
-        model={"encoder": {"kind": "mlp", "hidden": [16], "dropout": 0.2}},
+        model={"encoder": {"kind": "mlp", "hidden": [16], "dropout": 0.2}} | POLICIES[policy],
         run={"heartbeat_s": 0.2, "lost_after_s": 5.0, "rejoin_deadline_s": wait_s},
     )
     phase = {"kind": "splitnn", "epochs": 4, "batch_size": 24, "optimizer": {"kind": "adam", "lr": 0.01}}
-    return made | {"phases": [phase, {"kind": "evaluate"}]}
+    late = {} if policy == "wait" else {"late_policy": policy, "deadline_s": DEADLINE_S}
+    return made | {"phases": [phase | late, {"kind": "evaluate"}]}
 
 
-def cells() -> Iterator[tuple[str, str]]:
-    """(victims, moment): all moments to which these victims come."""
+def cells(policy: str = "wait") -> Iterator[tuple[str, str]]:
+    """(victims, moment): all moments to which these victims come; with a late_policy some."""
+    moments = {"server": SERVER, "party": PARTY} if policy == "wait" else LENIENT
     for who in VICTIMS:
-        if who == "server":
-            yield from itertools.product([who], SERVER)
-        else:
-            yield from itertools.product([who], PARTY)
+        yield from itertools.product([who], moments["server" if who == "server" else "party"])
+
+
+def named(federation: Federation) -> list[str]:
+    """What the summary says of parties that have not taken part in all of the training."""
+    summary = json.loads((federation.run_folder / "summary.json").read_text())
+    found = [f"{each['steps']} steps without {each['party']}" for each in summary["absences"]]
+    for party in summary["parties"]:
+        found += [f"{party[key]} {key} of {party['name']}" for key in ("returns", "skipped_rounds") if party[key]]
+    return found
 
 
 def plugged(folder: Path) -> dict[str, str]:
@@ -80,13 +98,13 @@ def killed(federation: Killed, victim: str, moment: str) -> None:
     assert federation.programs[victim].wait() == -signal.SIGKILL, federation.programs[victim].stderr
 
 
-def run(folder: Path, plugin: dict[str, str], who: str, moment: str, seed: int = 7) -> Killed:
+def run(folder: Path, plugin: dict[str, str], who: str, moment: str, seed: int = 7, policy: str = "wait") -> Killed:
     """Runs to the end; returns the federation, closed. Fails unless all end with 0, in one run.
 
     The first of the VICTIMS dies when it comes to ``moment``, and must come to it; the others are killed then.
     """
     wait_s = ALONE_S if (who, moment) in ALONE else WAIT_S
-    with Killed(folder, recipe(seed, wait_s), DATA) as federation:
+    with Killed(folder, recipe(seed, wait_s, policy), DATA) as federation:
         federation.plugin, federation.wait_s = plugin, wait_s
         survive(federation, VICTIMS[who], moment)
         return federation

@@ -19,12 +19,14 @@ class Proxy:
     """Listens on a free port of 127.0.0.1 and passes each connection on to ``target``.
 
     ``sent``: bytes that callers have sent through so far, over all connections; ``received``: bytes sent back to them.
+    ``each``: both, of each connection.
     ``delay_s``: how long each piece of up to 16 KiB waits, in either direction.
     """
 
     def __init__(self, target: str = "") -> None:
         self.target = target
-        self.sent = self.received = self.connections = 0
+        self.sent = self.received = 0
+        self.each: list[list[int]] = []
         self.delay_s = 0.0
         self._hold_at: tuple[int | None, int | None] = (None, None)
         self._mute = False
@@ -34,6 +36,10 @@ class Proxy:
         self._closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+
+    @property
+    def connections(self) -> int:
+        return len(self.each)
 
     @property
     def address(self) -> str:
@@ -104,17 +110,19 @@ class Proxy:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._open:
             self._pairs.append((caller, callee))
-            self.connections += 1
-        back = threading.Thread(target=self._pump, args=[callee, caller, False], daemon=True)
+            counts = [0, 0]
+            self.each.append(counts)
+        back = threading.Thread(target=self._pump, args=[callee, caller, False, counts], daemon=True)
         back.start()
-        self._pump(caller, callee, True)
+        self._pump(caller, callee, True, counts)
         back.join()
         caller.close()
         callee.close()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, forth: bool) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, forth: bool, counts: list[int]) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_READ_BYTES):
+                counts[0 if forth else 1] += len(data)
                 self._count(len(data), forth)
                 if self.delay_s:
                     time.sleep(self.delay_s)

@@ -151,6 +151,24 @@ def test_a_party_is_killed_and_comes_back_in_the_same_generation(
         assert told == ["away", "back"]
 
 
+@pytest.mark.parametrize("align", ["digest", "psi"])
+def test_a_party_that_is_back_before_it_missed_a_step_is_in_the_summary(align: str, tmp_path: Path) -> None:
+    """It has lost its updates since its checkpoint, and the others have waited."""
+    tables = recipe("cached", "concat", checkpoint_every=1000)
+    tables["rows"]["align"] = align
+    tables["phases"][0]["deadline_s"] = 60.0
+    with Federation(tmp_path, tables, DATA) as federation:
+        federation.start_all()
+        wait_for_round(federation, 5)
+        wait_until_lenient(federation.programs["server"])
+        federation.programs["p2"].kill()
+        federation.start_party("p2")
+        summary = federation.finish()
+        assert (summary["interruptions"], summary["absences"]) == (0, [])
+        lost = {party["name"]: (party["returns"], party["skipped_rounds"] > 4) for party in summary["parties"]}
+        assert lost == {"server": (0, False), "p0": (0, False), "p1": (0, False), "p2": (1, True)}
+
+
 def saved_by(federation: Federation, party: str = "p2") -> int:
     """The rounds that a party had done at the checkpoint from which it resumed; 0 if it had none."""
     log = (federation.run_folder / party / "log.jsonl").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -126,6 +127,69 @@ def test_a_process_that_is_killed_within_the_alignment_costs_little(
     points = align_bytes(whole, other, "p0") - HELLO_BYTES
     repeated = align_bytes(made, other, "p0") - 2 * HELLO_BYTES - points
     assert 0 <= repeated <= 0.15 * points
+
+
+def test_a_server_that_marks_other_rows_after_a_death_is_refused(tmp_path: Path, plugin: dict[str, str]) -> None:
+    """With a party's help it could try out one more id at each interruption."""
+    with federation(tmp_path, plugin) as made:
+        (tmp_path / "kill-before-lists-p0").touch()
+        start(made)
+        assert made.programs["p0"].wait() == -9
+        (tmp_path / "lie").touch()
+        made.start_one("p0")
+        codes = {name: program.wait() for name, program in made.programs.items()}
+        assert 0 not in codes.values()
+        (line,) = [line for line in made.programs["p0"].stderr.splitlines() if line.startswith("error:")]
+        assert "server has marked other rows as common than before in the same alignment" in line
+        (times,) = json.loads((tmp_path / "runs" / "alignments-p0.json").read_text()).values()
+        assert len(times) == 2  # the attempt, and the lie
+        assert not [*(tmp_path / "runs").rglob("common.bits")]
+        assert "Traceback" not in "".join(program.stderr for program in made.programs.values())
+
+
+@pytest.mark.parametrize("who", ["p0", "server"])
+def test_a_table_that_is_larger_than_others_want(who: str, tmp_path: Path, plugin: dict[str, str]) -> None:
+    with federation(tmp_path, plugin) as made:
+        made.extra["p0"] = {"peer_rows_at_most": 659 if who == "p0" else 660}
+        made.server_options = ("--rows-at-most", "659" if who == "server" else "660")
+        made.start_server()
+        for name in HELD:
+            made.start_one(name)
+        codes = {name: program.wait() for name, program in made.programs.items()}
+        assert 0 not in codes.values()
+        text = "p0 masks at most 659 of another party" if who == "p0" else "the server compares at most 659 of a party"
+        for name, program in made.programs.items():
+            assert f"p1 announces 660 rows, and {text}" in program.stderr, name
+        assert not [*(tmp_path / "runs").rglob("common.bits")]
+
+
+def test_a_prediction_of_fewer_rows_than_a_party_answers_for(
+    whole: Killed, tmp_path: Path, plugin: dict[str, str]
+) -> None:
+    shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
+    made = Killed(tmp_path, recipe(**PSI), whole.data, server_options=("--predict",))
+    run = f"runs/{whole.run_folder.name}"
+
+    def predict(name: str) -> None:
+        path = made.write_party(name).name
+        made.start(name, "vfl-party", "predict", path, "--run", run, environment=plugin)
+
+    with made:
+        made.address = "127.0.0.1:9"
+        made.extra["p1"] = {"predict": {"at_least": 700}}
+        predict("p1")
+        refused(made.programs["p1"], "p1.csv: has 660 rows to predict; predict.at_least is 700 in the party file")
+        made.extra["p1"] = {"predict": {"at_least": 521}}
+        made.start_server()
+        for name in HELD:
+            predict(name)
+        codes = {name: program.wait() for name, program in made.programs.items()}
+        assert 0 not in codes.values()
+        assert "520 are, and predict.at_least of its party file is 521" in made.programs["p1"].stderr
+        for name in ("p0", "p2"):
+            assert "fewer rows are held by all parties than p1 answers for" in made.programs[name].stderr
+            assert "521" not in made.programs[name].stderr
+        assert not (tmp_path / "predictions.csv").exists()
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

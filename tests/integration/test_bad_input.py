@@ -229,6 +229,54 @@ def test_different_recipes_name_the_first_key(federation: Federation) -> None:
     refused(federation.start_party("p1"), "seed", "8", "7")
 
 
+def test_those_who_wait_hear_why_a_party_was_refused(federation: Federation) -> None:
+    server = federation.start_server()
+    federation.start_party("p0")
+    server.wait_for("joined", party="p0")
+    (federation.folder / "recipe.toml").write_text(toml(federation.recipe | {"seed": 8}))
+    refused(federation.start_party("p1"), "server refused", "at seed: 8 here, 7 at the server")
+    why = "p1 was refused: its recipe differs from the server's"
+    for name in ("server", "p0"):
+        assert federation.programs[name].wait_for("waiting", why=why)["missing"] == ["p1"]
+
+
+def checked(federation: Federation, about: str, code: int = 0) -> str:
+    """What `vfl-party check p1.toml` says of ``about``; it ends with ``code``."""
+    program = federation.start("check", "vfl-party", "check", "p1.toml")
+    assert program.wait(60) == code, program.stderr
+    lines = [event.get("text", "").rstrip("\n") for event in program.seen()]
+    line: str
+    (line,) = [line for line in lines if line[6:].startswith(f"{about}  ")]
+    return line
+
+
+def test_check_compares_with_the_server_and_the_active_party(federation: Federation) -> None:
+    with socket.socket() as found:  # a port that is free now; the other party's file names it
+        found.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{found.getsockname()[1]}"
+    federation.extra = {"p0": {"listen": listen}, "p1": {"active": listen}}
+    server = federation.start_server()
+    federation.start_party("p0").wait_for("ready")
+    server.wait_for("joined", party="p0")
+    federation.write_party("p1")
+    same = "certificates accepted; same recipe, protocol and plug-ins"
+    assert checked(federation, "server") == f"ok    server        server answers at {federation.address}, {same}"
+    assert checked(federation, "active party") == f"ok    active party  p0 answers at {listen}, {same}"
+
+    (federation.folder / "recipe.toml").write_text(toml(federation.recipe | {"seed": 8}))
+    sentence = "the recipe of p1 differs from the server's at seed: 8 here, 7 at the server"
+    assert checked(federation, "server", 2) == f"FAIL  server        server refused: {sentence}"
+    assert sentence in refused(federation.start_party("p1"))  # as the run says it
+    sentence = "the recipe of p1 differs from that of p0 at seed: 8 here, 7 at p0"
+    assert checked(federation, "active party", 2) == f"FAIL  active party  p0 refused: {sentence}"
+
+    (federation.folder / "recipe.toml").write_text(toml(federation.recipe))
+    for name in ("p1", "check"):
+        federation.programs.pop(name).close()
+    federation.start_party("p1")
+    federation.finish()  # the questions have left nothing
+
+
 def test_name_taken_twice(federation: Federation) -> None:
     server = federation.start_server()
     federation.start_party("p1")

@@ -179,7 +179,8 @@ def test_from_two_tables_to_scores(tmp_path: Path) -> None:
     (together,) = re.findall(r"`(vfl simulate bank\.toml \S+)`", GUIDE.read_text())
     tried = run_here([*shlex.split(together), "--json"], tmp_path / "bank")
     assert tried.returncode == 0, tried.stderr
-    assert json.loads(tried.stdout.splitlines()[-1])["metrics"]["test"]["auc"] == joint
+    # The parties' own initial weights are secret, those of a rehearsal follow from the recipe.
+    assert json.loads(tried.stdout.splitlines()[-1])["metrics"]["test"]["auc"] > 0.85
     assert joint > 0.85
     assert own < 0.78
     assert (run.folder / "learning-curves.png").exists()
@@ -187,5 +188,9 @@ def test_from_two_tables_to_scores(tmp_path: Path) -> None:
 
     with (tmp_path / "bank" / "scores.csv").open(newline="") as file:
         scores = list(csv.DictReader(file))
-    assert len({row["customer"] for row in scores}) == len(scores) == 1_600
-    assert {row["class"] for row in scores} == {"yes", "no"}
+    with (tmp_path / "bank" / "bank.csv").open(newline="") as file:
+        assert [row["customer"] for row in scores] == [row["customer"] for row in csv.DictReader(file)]
+    scored = [row for row in scores if row["state"] == "scored"]
+    assert len({row["matched_customer"] for row in scored}) == len(scored) == 1_600
+    assert {row["class"] for row in scored} == {"yes", "no"}
+    assert {row["class"] for row in scores} == {"yes", "no", ""}

@@ -6,7 +6,7 @@ import _thread
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -15,11 +15,33 @@ from torch import Tensor
 from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.memory import in_process, parameters
+from vfl_common.config.base import Section
+from vfl_common.config.models import ENCODERS, ModelSettings, OptimizerSettings, TopSettings
 from vfl_common.errors import InputError
 from vfl_common.ledger import read_entries
 from vfl_common.summary import Summary
+from vfl_party import codecs, methods
+from vfl_party.codecs.bits import BitsSettings
+from vfl_party.codecs.topk import TopKSettings
+from vfl_party.methods.splitnn.settings import CacheSettings, EarlyStopping, SplitNNSettings
 from vfl_party.models import InputSpec
 
+FEW = ("unlabelled_batch_size", "own_batch_size")
+OWN = {"kind": "custom", "factory": "mine:Casting"}  # a module in the folder, as people have it beside their recipe
+MINE = """
+import torch
+
+class Casting(torch.nn.Module):
+    def __init__(self, spec, width):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(spec.shape[0], 12), torch.nn.Linear(12, width)
+
+    def forward(self, x):
+        assert not torch.backends.cudnn.allow_tf32  # nor anything else that takes the place of float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = self.last(self.first(x).relu())
+        return z.float()
+"""
 CNN = {"kind": "cnn", "channels": [4, 6]}
 MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.5}
 EVALUATE = {"kind": "evaluate"}
@@ -107,6 +129,104 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         made(1, {"kind": "gbdt", "trees": 5}, task=BINARY) | {"phases": [{"kind": "gbdt", "trees": 5}]},
         cases.columns("sklearn:breast_cancer", 1, limit=120),
     ),
+    "bfloat16, several batches and parts of them under way": (
+        made(
+            4,
+            split(
+                optimizer={"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, "schedule": "cosine"},
+                in_flight=3,
+                predict_weights=True,
+                micro_batches=2,
+            ),
+            model={"encoder": MLP, "top": {"hidden": [8], "dropout": 0.4}, "precision": "bfloat16"},
+        )
+        | {"wire": [{"codec": "bits", "bits": 2, "rounding": "nearest", "scales": "bfloat16", "direction": "up"}]},
+        cases.digits(4),
+    ),
+    "an encoder of one's own that casts by itself, several updates a batch": (
+        made(
+            3,
+            split(local_updates=3, optimizer={"kind": "adagrad", "clip_norm": 0.5}, validate_every=2, epochs=4),
+            task=BINARY,
+            model={"encoder": OWN, "combine": "mean"},
+        ),
+        TABLE,
+    ),
+    "bfloat16, an encoder of one's own that casts by itself, labels only": (
+        made(
+            3,
+            split(codec="bfloat16"),
+            task=BINARY,
+            active_features=False,
+            model={"encoder": OWN, "precision": "bfloat16"},
+        ),
+        cases.columns("sklearn:breast_cancer", 2, limit=120, active_features=False),
+    ),
+    "bfloat16, a late policy": (
+        made(
+            3,
+            split(late_policy="zeros", deadline_s=60.0),
+            task=BINARY,
+            model={"encoder": MLP, "precision": "bfloat16"},
+        ),
+        TABLE,
+    ),
+    "updates on earlier batches, so many steps, several rounds an epoch": (
+        made(
+            3,
+            {
+                "kind": "splitnn",
+                "steps": 10,
+                "batch_size": 24,
+                "checkpoint_steps": 2,
+                "cache": {"batches": 2, "uses": 3, "threshold": 0.1},
+                "early_stopping": {"patience": 1, "metric": "auc"},
+            },
+            task=BINARY,
+            model={"encoder": MLP, "combine": "max", "precision": "bfloat16"},
+        ),
+        TABLE,
+    ),
+    "a regression with defences, so many bytes": (
+        made(
+            3,
+            split(nopeek=0.1, dcor=0.1, max_bytes=6_000),
+            task={"kind": "regression"},
+            model={"encoder": {"kind": "tabular"}, "precision": "bfloat16"},
+        )
+        | {"wire": [{"codec": "randtopk", "keep": 3, "alpha": 0.2, "direction": "up"}]},
+        cases.columns("sklearn:diabetes", 3, limit=120),
+    ),
+    "without a party that is late, the weights of averages in few bits": (
+        made(
+            2,
+            {"kind": "fedhssl", "ssl": "simsiam", "predictor": 8, "aggregate": True, "rounds": 2, "batch_size": 24},
+            split(late_policy="skip", deadline_s=60.0),
+            model={"encoder": MLP, "combine": "sum"},
+        )
+        | {
+            "wire": [
+                {"codec": "bits", "bits": 8, "error_feedback": True, "exchange": "weights", "direction": "up"},
+                {"codec": "topk", "keep": 0.5, "values": "float16", "exchange": "embedding"},
+            ]
+        },
+        cases.digits(2),
+    ),
+    "FedCVT": (
+        made(
+            2,
+            {"kind": "fedcvt", "epochs": 2, "batch_size": 16} | dict.fromkeys(FEW, 8),
+            rows={"aligned": 0.6, "labelled": 40},
+        ),
+        cases.digits(2),
+    ),
+}
+# What is in no case above, and why it need not be.
+ELSEWHERE = {
+    "iso": "its noise has a key of its own at each party, so no two runs are alike",
+    "mid": "likewise",
+    "kind = resnet18": "eleven million weights; its layers are those of cnn",
+    "kind = identity": "the codec of all cases that name none",
 }
 
 
@@ -120,10 +240,12 @@ def lines(path: Path) -> list[tuple[Any, ...]]:
 def test_one_process_computes_what_many_compute(case: str, tmp_path: Path) -> None:
     tables, data = CASES[case]
     before = torch.get_rng_state(), torch.get_num_threads()
-    ours = in_process(tmp_path / "ours" / "run", tables, data)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "mine.py").write_text(MINE)
+    ours = in_process(tmp_path / "ours" / "run", tables, data, modules=tmp_path / "theirs")
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
-    with Federation(tmp_path / "theirs", tables, data) as federation:
+    with Federation(tmp_path / "theirs", tables, data, {name: {"allow_code": ["mine"]} for name in data}) as federation:
         federation.start_all()
         theirs = Summary.model_validate(federation.finish())
         assert ours.metrics == theirs.metrics
@@ -145,6 +267,36 @@ def test_one_process_computes_what_many_compute(case: str, tmp_path: Path) -> No
                 for folder in (tmp_path / "ours" / "run", federation.run_folder)
             ]
             assert counted[0] == counted[1]
+
+
+def said(table: Any) -> set[str]:
+    """All ``key = value`` in the tables of a recipe, however deep."""
+    if isinstance(table, list):
+        return set().union(*map(said, table))
+    if not isinstance(table, dict):
+        return set()
+    words = {f"{key} = {value}" for key, value in table.items() if not isinstance(value, dict | list)}
+    return words.union(*map(said, table.values())) | {f"{key} = …" for key, value in table.items() if value is not None}
+
+
+def possible(section: type[Section]) -> set[str]:
+    """Each setting of a section, and each value of those that have few but for the default."""
+    found = set()
+    for key, each in section.model_fields.items():
+        values = get_args(each.annotation) if get_origin(each.annotation) is Literal else ()
+        found |= {f"{key} = {value}" for value in values if value != each.default} or {f"{key} = …"}
+    return found
+
+
+def test_every_setting_that_a_run_has_is_in_a_case() -> None:
+    """A new setting gets its case, so that one process computes with it what many compute."""
+    sections: list[type[Section]] = [SplitNNSettings, CacheSettings, EarlyStopping, OptimizerSettings, ModelSettings]
+    sections += [TopSettings, BitsSettings, TopKSettings]
+    wanted = set().union(*map(possible, sections))
+    wanted |= {f"kind = {kind}" for kind in (*methods.ROOM.names(), *ENCODERS)}
+    wanted |= {f"codec = {name}" for name in codecs.ROOM.names() if name != "identity"}
+    missing = wanted - set().union(*(said(tables) for tables, _ in CASES.values())) - ELSEWHERE.keys()
+    assert sorted(each for each in missing if each.partition(" ")[0] not in ELSEWHERE) == []
 
 
 class Failing(torch.nn.Module):

@@ -144,7 +144,7 @@ def test_modules_of_the_user_s_own_are_found(tmp_path: Path) -> None:
     issue(tmp_path / "certs", "p1")
     tls = {"ca": "certs/ca.pem", "certificate": "certs/p1.pem", "key": "certs/p1.key"}
     party = {"name": "p1", "recipe": "recipe.toml", "server": "127.0.0.1:9", "tls": tls, "data": cases.digits(2)["p1"]}
-    (tmp_path / "p1.toml").write_text(toml(party))
+    (tmp_path / "p1.toml").write_text(toml({"allow_code": ["our_net"]} | party))
     check = ("vfl-party", "check", "p1.toml", "--offline")
     for modules, code in ((tmp_path / "beside", 0), (None, 2)):
         started = Started(shared(), tmp_path, *check, modules=modules)

@@ -73,6 +73,17 @@ def test_the_same_seeds_give_the_same_figures_and_the_library_has_columns(tmp_pa
     assert len([*tmp_path.iterdir()]) == 2  # runs
 
 
+def test_what_bfloat16_gives_away_is_what_a_trained_model_gives_away() -> None:
+    """Gradients of a model that has never learnt tell nearly every label by their length."""
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        given = tables(epochs=30, optimizer={"lr": 0.02})
+        given["model"] = {"embedding_size": 8, "precision": precision}
+        (lines,) = [each.lines for each in vfl.leaks(given, attacks=["norm"], quiet=True).found]
+        found[precision] = [line.value.mean for line in lines]
+    assert found["bfloat16"] == pytest.approx(found["float32"], abs=0.05)
+
+
 def test_an_exchange_without_the_defence_is_attacked_by_itself_and_named(tmp_path: Path) -> None:
     """Embeddings of training are noise; those of evaluation leave as they are."""
     noise = {"kind": "clipped_gaussian", "exchange": "embedding", "clip": 0.1, "epsilon": 0.5, "delta": 1e-5}
@@ -202,6 +213,37 @@ def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"one, 1 kB", "other, 1 kB", _LINE}
 
 
+def test_one_recipe_is_drawn_as_bars_beside_chance() -> None:
+    def line(of: str, leak: float, unit: str, **more: Any) -> Line:
+        return Line("a", "p1", of, "nothing", unit, Spread((leak,)), chance=Spread((0.5,)), **more)
+
+    lines = (line("x", 0.6, "AUC"), line("y", 0.9, "AUC"), line("z", 0.2, "MSE"), line("x1", 0.9, "R²", detail=True))
+    figure = draw([Rehearsed("one", (1,), "test auc", Spread((0.7,)), 1000, lines)])
+    drawn: dict[str, Any] = {axes.get_xlabel(): axes for axes in figure.axes}
+    assert set(drawn) == {"AUC", "MSE"}
+    assert [bar.get_width() for bar in drawn["AUC"].patches] == [0.9, 0.6]
+    assert [text.get_text() for text in drawn["AUC"].get_yticklabels()] == [
+        "a by p1: y\nknown: nothing",
+        "a by p1: x\nknown: nothing",
+    ]
+    assert [list(each.get_xdata()) for each in drawn["MSE"].lines] == [[0.5, 0.5]]
+    assert "one, test auc 0.700, 1 kB" in figure.get_suptitle()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [_LINE.replace("\n", " ")]
+
+
+def test_figures_found_before_a_run_that_fails_are_shown(tmp_path: Path) -> None:
+    vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
+    wrong = tables(transforms=[{"kind": "iso", "exchange": "embeding", "sent_by": "active", "amplifier": 1.0}])
+    vfl.Recipe.from_dict(wrong | {"name": "wrong"}).save(tmp_path / "wrong.toml")
+    args = ("--attacks", "norm", "--out", "found")
+    done = vfl_here("leaks", "plain.toml", "wrong.toml", *args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no exchange 'embeding'" in done.stderr
+    (kept,) = json.loads((tmp_path / "found" / "leaks.json").read_text())["recipes"]
+    assert kept["lines"]
+    assert "norm" in done.stdout
+
+
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
     for args, said in (
@@ -292,8 +334,8 @@ def test_what_is_named_twice_is_refused(twice: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("play", "words"),
     [
-        (lambda _: 1 / 0, "broken by p1, p2 was not played: it failed (ZeroDivisionError"),
-        (lambda _: None, "broken by p1, p2 was not played: it failed (TypeError"),
+        (lambda _: 1 / 0, "broken by p1, p2 was not played: it failed in test_leaks.py, line "),
+        (lambda _: None, "broken by p1, p2 was not played: it failed with TypeError"),
         (lambda _: [Figure("labels", "nothing", "AUC", float("nan"))], "its figure of labels is nan"),
     ],
     ids=["raises", "gives None", "gives NaN"],

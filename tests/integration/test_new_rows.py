@@ -37,7 +37,7 @@ def test_new_rows_of_a_database_with_new_categories(tmp_path: Path) -> None:
         federation.finish()
     run = federation.run_folder.name
     database(federation.folder / "new.db", (*TOWNS, "SECRET"), 40)
-    (federation.folder / "new.csv").write_text("who,age\n" + "".join(f"u{row:03},{row % 7}\n" for row in range(30)))
+    (federation.folder / "new.csv").write_text("who,age\n" + "".join(f"u{row:03},{row % 7}00\n" for row in range(30)))
     federation.programs.clear()
     federation.server_options = ("--predict",)
     new = {"p0": ["--data", "new.csv"], "p1": ["--data", "sqlite:///new.db", "--query", f"{query} limit 30"]}
@@ -54,7 +54,10 @@ def test_new_rows_of_a_database_with_new_categories(tmp_path: Path) -> None:
         )
         assert said == f"sqlite:///{federation.folder / 'new.db'}: {told}"
         assert federation.programs["p0"].wait_for("predicted")["written"] == 30
-        assert not [each for each in federation.programs["p0"].seen() if each["event"] == "unseen"]
+        (age,) = [each["said"] for each in federation.programs["p0"].seen() if each["event"] == "unseen"]
+        outside = "column 'age' has numbers far outside those of training: in 25 of 30 rows; are they in the unit of"
+        assert age == f"{federation.folder / 'new.csv'}: {outside} training?"
+        assert not [each for each in federation.programs["p1"].seen() if "age" in str(each.get("said", ""))]
     (log,) = (path for path in federation.folder.glob("runs/*/p1/log.jsonl") if path.parts[-3] != run)
     assert told in log.read_text()
     assert "SECRET" not in log.read_text()

@@ -186,6 +186,7 @@ def test_an_unfinished_run_needs_the_version_with_which_it_began(tmp_path: Path,
         path = federation.write_party("p1")
         folder = create(tmp_path / "runs", "earlier", "p1", load_recipe(tmp_path / "recipe.toml"))
         folder.note(job="train", plugins={"vfl.codecs:saturating": "vfl-example-plugin 1.0"})
+        folder.unlock()
         program = federation.start("p1", "vfl-party", "run", path.name, environment=environment(newer))
         assert program.wait(60) == 2
     began = "the run began with the plug-in vfl.codecs:saturating of vfl-example-plugin 1.0"

@@ -17,8 +17,8 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.stages import AggregationPlan, label_of, rounds_done
 from vfl_party.exchange import to_bundle, to_tensors
-from vfl_server.aggregation.aggregator import remaining
-from vfl_server.aggregation.mean import mean
+from vfl_server.aggregation.aggregator import average, remaining
+from vfl_server.aggregation.mean import mean, outlier
 from vfl_server.control.declarations import MAX_BYTES, MAX_ROUNDS, agreed, declared
 
 STEP = StepKey("pretrain", 2, 0)
@@ -43,7 +43,7 @@ def values(bundle: Bundle) -> dict[str, npt.NDArray[np.float32]]:
 @given(st.integers(1, 6), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32 - 1))
 def test_it_is_the_sum_in_roster_order_over_the_number_of_parties(parties: int, shape: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    drawn = [float32(rng.normal(size=shape) * 10.0 ** rng.integers(-20, 20)) for _ in range(parties)]
+    drawn = [float32(rng.normal(size=shape) * 10.0 ** rng.integers(-20, 17)) for _ in range(parties)]
     total = drawn[0].copy()
     for each in drawn[1:]:
         total = total + each
@@ -89,11 +89,34 @@ def test_what_is_not_finite_is_named(value: float) -> None:
     assert caught.value.public == "tensor 'a' of p1 at phase pretrain, round 2, batch 0 holds NaN or infinity"
 
 
-def test_a_sum_beyond_float32_is_an_error() -> None:
-    large = np.full(3, 3e38, np.float32)
-    with pytest.raises(PeerError, match=r"the sum of tensor 'a' of all parties .* is beyond float32") as caught:
-        mean({"p0": weights(a=large), "p1": weights(a=large)}, STEP)
-    assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "")
+@pytest.mark.parametrize("value", [1e30, -1e30, 3e38, np.nextafter(float32(1e18), float32(np.inf))])
+def test_what_is_too_large_to_train_with_is_named(value: float) -> None:
+    """Otherwise the party that trains on with the mean meets NaN, and is blamed."""
+    large = np.array([1.0, value, 1.0], np.float32)
+    with pytest.raises(PeerError) as caught:
+        mean({"p0": weights(a=np.zeros(3, np.float32)), "p1": weights(a=large)}, STEP)
+    assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
+    text = "tensor 'a' of p1 at phase pretrain, round 2, batch 0 holds numbers beyond 1e+18, too large to train with"
+    assert caught.value.public == text
+
+
+@pytest.mark.parametrize(
+    ("norms", "found"),
+    [([1.0, 1.0, 1001.0], "p2"), ([1.0, 1.0, 999.0], ""), ([0.0, 1.0], ""), ([2e6], ""), ([1e17, 1.0], "p0")],
+)
+def test_whose_weights_outweigh_all_others(norms: list[float], found: str) -> None:
+    bundles = {f"p{n}": weights(a=float32([norm]), b=np.zeros((0, 2), np.float32)) for n, norm in enumerate(norms)}
+    assert outlier(bundles) == found
+
+
+def test_an_outlier_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    plan, told = aggregation("pretrain", 9, w=(1,)), set[str]()
+    for _ in range(3):
+        average({"p0": weights(w=float32([1])), "p1": weights(w=float32([1e6]))}, STEP, plan, told)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "the weights of p1 at phase pretrain, round 2, batch 0 have a norm over 1,000"
+    )
 
 
 # -- which rounds are left ------------------------------------------------------------------------------------------

@@ -130,6 +130,32 @@ def test_revoke(ca: Path, tmp_path: Path) -> None:
     assert load_credentials(tls, name="shop").revoked == {int(serial, 16) for serial in serials}
 
 
+def test_the_list_is_signed_where_the_authority_s_key_is(ca: Path) -> None:
+    run("issue", "bank", "shop", "--ca", ca)
+    said = run("revoke", "bank", "--ca", ca, "--days", "30")
+    assert f"{ca / 'revoked.crl'}: for the server and every party, beside ca.pem, valid for 30 days" in said
+    (ca / "revoked.txt").rename(ca / "kept.txt")
+    tls = TlsSettings(ca=str(ca / "ca.pem"), certificate=str(ca / "shop.pem"), key=str(ca / "shop.key"))
+    serial = int(lines(ca / "bank.pem")["serial"], 16)
+    assert load_credentials(tls, name="shop").revoked == {serial}
+    (ca / "kept.txt").rename(ca / "revoked.txt")
+    before = (ca / "revoked.crl").read_bytes()
+    assert "revoked.txt" not in run("revoke", "--ca", ca)
+    assert (ca / "revoked.crl").read_bytes() != before
+    (ca / "ca.key").unlink()
+    assert "revoked.crl" not in run("revoke", "shop", "--ca", ca)
+    done = CliRunner().invoke(certs, ["revoke", "--ca", str(ca)])
+    assert (done.exit_code, "has no ca.key to sign a list; name whom to revoke" in done.output) == (2, True)
+
+
+def test_a_certificate_is_shown_with_the_pin_of_its_key(ca: Path, tmp_path: Path) -> None:
+    run("request", "bank", "--out", tmp_path)
+    run("sign", tmp_path / "bank.csr", "--ca", ca)
+    pin = lines(tmp_path / "bank.pem")["pin"]
+    assert re.fullmatch("sha256:[0-9a-f]{64}", pin)
+    assert lines(tmp_path / "bank.csr")["pin"] == pin
+
+
 def test_only_certificates_of_this_authority_are_revoked(ca: Path, tmp_path: Path) -> None:
     run("ca", "--out", tmp_path / "other")
     run("issue", "bank", "--ca", tmp_path / "other")

@@ -61,6 +61,16 @@ def test_nobody_has_rights_or_a_way_out(name: str) -> None:
     assert yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"] == {"federation": {"internal": True}}
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_nobody_can_fill_the_machine(name: str) -> None:
+    service = SERVICES[name]
+    assert service["pids_limit"] == 1024
+    assert service["mem_limit"] == "${VFL_MEMORY:-4g}"
+    assert service["tmpfs"] == ["/tmp:size=256m"]  # noqa: S108 - in a container
+    assert service["ulimits"] == {"core": 0}
+    assert service["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "3"}}
+
+
 def test_a_gpu_of_its_own_for_each_party() -> None:
     services = yaml.safe_load((ROOT / "deploy" / "compose.gpu.yml").read_text())["services"]
     assert services.pop("folders") == {"build": {"args": {"TORCH": "cuda"}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import vfl_party.methods
 from tests.harness import cases
+from tests.harness.releases import newer
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
@@ -43,6 +45,19 @@ def test_addresses_that_are_some() -> None:
         assert parse(PartyFile, PARTY | {"server": address}, "x.toml").server == address
 
 
+def test_a_key_of_a_table_within_is_named_with_its_table() -> None:
+    assert told(SplitNNSettings, {"epochs": 1, "lr": 0.1}) == "unknown key 'lr'; did you mean 'optimizer.lr'?"
+    assert told(SplitNNSettings, {"epochs": 1, "patience": 1}).endswith("did you mean 'early_stopping.patience'?")
+    assert told(SplitNNSettings, {"epoch": 1}).endswith("did you mean 'epochs'?")
+
+
+def test_code_is_allowed_by_the_names_of_modules() -> None:
+    assert "write module or module:callable" in told(PartyFile, PARTY | {"allow_code": ["mine.py", "a b"]})
+
+
+LEAST = "must be a number of rows, such as 1000, or a share of each party's rows between 0 and 1, such as 0.8"
+
+
 @pytest.mark.parametrize(
     ("model", "tables", "text"),
     [
@@ -59,6 +74,10 @@ def test_addresses_that_are_some() -> None:
         (Recipe, {"preset": 3}, "preset: must be 'paper' or 'released', and is 3"),
         (Recipe, {"method": "splitnn"}, "remove the key 'method': the phases say what the recipe does"),
         (Recipe, {"rows": {"test": 1.5}}, "rows.test: must be less than 1, and is 1.5"),
+        (Recipe, {"rows": {"at_least": 1.0}}, f"rows.at_least: {LEAST}, and is 1.0"),
+        (Recipe, {"rows": {"at_least": 0}}, f"rows.at_least: {LEAST}, and is 0"),
+        (Recipe, {"rows": {"at_least": "80 %"}}, "rows.at_least: must be a number, and is '80 %'"),
+        (Recipe, {"rows": {"at_least": True}}, "rows.at_least: must be a number, and is true"),
         (Recipe, {"parties": [{"name": "p0"}]}, "parties.0.role: missing; add it"),
         (Recipe, {"phases": ["splitnn"]}, "phases.0: must be a table, and is 'splitnn'"),
         (Recipe, {"model": {"embedding_size": 8, "encoder": {"hidden": [4]}}}, "model.encoder: has no 'kind'; add it"),
@@ -196,3 +215,88 @@ def test_a_whole_number_stands_for_any_other() -> None:
     assert settings.deadline_s == 2.0
     ours, theirs = (cases.recipe(2, rows={"validation": share, "test": 0.1}) for share in (0, 0.0))
     assert parse(Recipe, ours, "x.toml").digest() == parse(Recipe, theirs, "x.toml").digest()
+
+
+# -- recipes of two releases ----------------------------------------------------------------------------------------
+
+ROSTER = [{"name": "a", "role": "active"}, {"name": "b", "role": "passive"}]
+PLAIN: dict[str, Any] = {
+    "name": "x",
+    "task": {"kind": "binary"},
+    "parties": ROSTER,
+    "model": {"embedding_size": 4},
+    "phases": [{"kind": "splitnn", "epochs": 3}],
+}
+FULL: dict[str, Any] = PLAIN | {
+    "task": {"kind": "binary", "positive": 1},
+    "parties": [{**ROSTER[0], "features": False}, {**ROSTER[1], "encoder": {"kind": "cnn"}}],
+    "rows": {"align": "psi", "at_least": 3, "id_rules": ["trim"], "aligned": 0.5},
+    "model": {"embedding_size": 4, "encoder": {"kind": "own", "width": 3}, "top": {"hidden": [3]}},
+    "phases": [{"kind": "splitnn", "transforms": [{"kind": "iso", "exchange": "embeddings", "scale": 3.0}]}],
+    "wire": [{"codec": "bits", "bits": 4, "direction": "up"}],
+    "start": {"run": "r", "phases": [{"kind": "fedonce"}], "tower": "cross"},
+    "run": {"heartbeat_s": 1.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("tables", "digest"),
+    [(PLAIN, "d62f8e8ac9d09b6a"), (FULL, "a1dcfc6bd5a182d8")],
+    ids=["plain", "full"],
+)
+def test_the_digest_of_a_recipe_stays_what_it_was(tables: dict[str, Any], digest: str) -> None:
+    """Never to be changed: runs on disks, and parties of other releases, have them."""
+    assert parse(Recipe, tables, "x.toml").digest()[:16] == digest
+
+
+def test_a_key_of_a_later_release_changes_the_digest_only_if_it_is_set() -> None:
+    older = parse(Recipe, cases.recipe(2), "x.toml")
+    for same in ({}, {"audit_every": 7}):
+        assert newer(cases.recipe(2, run=same)).canonical_json() == older.canonical_json()
+    assert '"audit_every":8' in newer(cases.recipe(2, run={"audit_every": 8})).canonical_json()
+
+
+def test_recipes_of_two_releases_are_compared_as_written() -> None:
+    older, written = parse(Recipe, cases.recipe(2), "x.toml"), newer(cases.recipe(2, run={"audit_every": 7}))
+    unwritten = newer(cases.recipe(2))
+    key = "run.audit_every"
+    assert older.spelling().difference(unwritten.spelling()) is None
+    assert unwritten.spelling().difference(older.spelling()) is None
+    assert unwritten.spelling().difference(written.spelling()) is None  # a default that is spelled out
+    assert older.spelling().difference(written.spelling()) == (key, None, 7)
+    assert written.spelling().difference(older.spelling()) == (key, 7, None)
+    assert unwritten.spelling().difference(newer(cases.recipe(2), 9).spelling()) == (key, 7, 9)
+    assert written.spelling().difference(newer(cases.recipe(2), 9).spelling()) == (key, 7, 9)
+
+
+def test_a_default_that_is_a_table_in_one_release_is_a_difference() -> None:
+    plain = parse(Recipe, cases.recipe(2), "x.toml").spelling()
+    others = {key: value for key, value in plain.filled.items() if key != "start"}
+    table = replace(plain, filled=others | {"start.run": "x"})
+    assert plain.difference(table) == ("start", None, "a table")
+    assert table.difference(plain) == ("start", "a table", None)
+
+
+def test_lists_are_compared_whole() -> None:
+    one, two = (
+        parse(Recipe, cases.recipe(2, model={"encoder": {"kind": "mlp", "hidden": hidden}}), "x.toml").spelling()
+        for hidden in ([64], [64, 32])
+    )
+    assert one.difference(two) == ("model.encoder.hidden", [64], [64, 32])
+
+
+def test_the_defaults_of_methods_and_filters_are_compared_too() -> None:
+    noisy = {"transforms": [{"kind": "marvell", "exchange": "embedding", "sent_by": "active", "scale": 2.0}]}
+    tables = cases.recipe(2, phase=noisy) | {"wire": [{"codec": "bits", "exchange": "embedding", "bits": 4}]}
+    found = vfl_party.methods.filled(parse(Recipe, tables, "x.toml"))
+    unwritten = {key: found.filled[key] for key in found.filled.keys() - found.written}
+    assert (found.filled["phases.0.transforms.0.scale"], unwritten["phases.0.transforms.0.error"]) == (2.0, None)
+    assert (found.filled["wire.0.bits"], unwritten["wire.0.rounding"]) == (4, "stochastic")
+    made = parse(Recipe, cases.recipe(2), "x.toml")
+    spelling = vfl_party.methods.filled(made)
+    assert spelling.filled["phases.0.batch_size"] == 24
+    assert "phases.0.optimizer.lr" in spelling.filled.keys() - spelling.written
+    assert made.spelling().difference(spelling) is None
+    other = replace(spelling, filled={**spelling.filled, "phases.0.optimizer.lr": 0.5})
+    assert made.spelling().difference(other) is None  # who knows no methods cannot tell
+    assert spelling.difference(other) == ("phases.0.optimizer.lr", 0.001, 0.5)

@@ -18,20 +18,23 @@ from hypothesis import strategies as st
 
 from tests.contract.exchanges import credentials, keyring
 from tests.harness import cases
+from tests.harness.releases import newer
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import DType
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import CATALOGUE, Code, InputError, InternalError, LostError, PeerError, VflError
 from vfl_common.ledger import Ledger
+from vfl_common.link import PROTOCOL
 from vfl_common.logs import JsonLines
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
-from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.rate import Rate, and_more
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary
+from vfl_party.part import joining_of
 from vfl_server.control import membership
+from vfl_server.control.admission import admit
 from vfl_server.control.coordinator import Coordinator, Left, Member
 from vfl_server.control.departures import Departures
 from vfl_server.control.display import metrics
@@ -108,6 +111,21 @@ def test_the_newest_checkpoint_that_all_hold(held: list[list[str]], newest: str 
     assert newest_common(held) == newest
 
 
+@pytest.mark.parametrize(
+    ("offered", "held", "newest"),
+    [
+        (["1", "2"], [["1", "2"], ["1"]], "1"),  # the second would skip to 2
+        (["1", "2"], [["1"], ["2"]], "2"),
+        (["1", "2", "3"], [["1", "2"], ["2", "3"], ["0"]], "2"),  # the third skips in any case
+        (["", "1"], [["", "1"], [""]], ""),
+    ],
+)
+def test_a_label_that_all_hold_comes_before_one_to_which_some_would_skip(
+    offered: list[str], held: list[list[str]], newest: str
+) -> None:
+    assert newest_common([offered] * len(held), held) == newest
+
+
 @given(st.lists(st.lists(st.integers(0, 8).map(lambda n: f"{n:06d}.a.{n}"), max_size=5), max_size=4))
 def test_nobody_is_asked_for_a_checkpoint_that_it_lacks(held: list[list[str]]) -> None:
     newest = newest_common(held)
@@ -182,9 +200,14 @@ class Run:
         under_way: int = 0,
         left: dict[str, Left] | None = None,
         parties: int = 3,
+        released: dict[str, str] | None = None,
+        expired: bool = False,
         **run: Any,
     ) -> None:
-        """``under_way``: the generation in which an earlier process of the server died."""
+        """``under_way``: the generation in which an earlier process of the server died.
+
+        ``released``: {another run: why parties may leave it}; ``expired``: this run is older than it may be.
+        """
         self.recipe = Recipe.model_validate(cases.recipe(parties, run={"heartbeat_s": 0.05} | run))
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.started: list[tuple[int, str]] = []
@@ -199,6 +222,8 @@ class Run:
             left=left or {},
             ran_s=ran_s,
             under_way=under_way > 0,
+            released=lambda other: (released or {}).get(other, ""),
+            expired=lambda: expired,
             emit=lambda event, **facts: self.events.append((event, facts)),
         )
 
@@ -217,7 +242,11 @@ class Run:
             device="cpu",
         )
         for key, value in changes.items():
-            setattr(join, key, value)
+            if isinstance(value, list | dict):
+                several: dict[str, Any] = {key: value}
+                join.MergeFrom(control_pb2.Join(**several))
+            else:
+                setattr(join, key, value)
         self.coordinator.handle(member, control_pb2.PartyMessage(join=join))
         return member
 
@@ -348,11 +377,75 @@ def test_a_lost_party_interrupts_and_all_go_back_to_what_all_hold() -> None:
 
 
 def test_checkpoints_of_another_run_do_not_count() -> None:
-    run = Run()
-    run.join("p0", "", "000002.a.2")
-    run.join("p1", "", "000002.a.2")
-    run.join("p2", "000002.a.2", run_id="yesterday")
+    run = Run(released={"yesterday": "run yesterday is complete"})
+    members = [run.join("p0", "", "000002.a.2"), run.join("p1", "", "000002.a.2")]
+    members.append(run.join("p2", "000002.a.2", run_id="yesterday"))
     assert run.started == [(1, "")]
+    starts = [message for member in members for kind, message in told(member) if kind == "start"]
+    assert [start.anew for start in starts] == ["", "", "run yesterday is complete"]
+
+
+def test_a_server_without_the_run_that_parties_are_in_begins_no_other() -> None:
+    run = Run()
+    members = [run.join(name, "000002.a.2", run_id="lost") for name in ("p0", "p1")]
+    assert run.coordinator.state is RunState.FAILED
+    said = str(run.coordinator.failure)
+    assert said.startswith("p0 has checkpoints of run lost, which has not ended, and server has not; start the server")
+    assert "vfl-server serve --fresh" in said
+    assert [kinds(member)[-2:] for member in members] == [["stop", "end"]] * 2
+
+
+def test_a_party_that_has_written_nothing_of_another_run_loses_nothing() -> None:
+    run = Run()
+    for name in ROSTER:
+        run.join(name, "", run_id="never begun")
+    assert run.started == [(1, "")]
+
+
+def test_one_party_of_another_run_is_refused_where_the_others_have_begun() -> None:
+    run = Run()
+    members = run.begin("000002.a.2")
+    run.coordinator.closed(members["p2"])
+    run.join("p0", "000002.a.2", member=members["p0"])
+    run.join("p1", "000002.a.2", member=members["p1"])
+    with pytest.raises(PeerError, match="server is in run run; start it with the folder of runs that it had before"):
+        run.join("p2", "000002.a.2", run_id="another")
+    assert run.coordinator.state is RunState.WAITING
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_a_run_that_a_party_cannot_resume_is_set_aside_when_it_is_old(expired: bool) -> None:
+    run = Run(expired=expired, resume_within_s=3600.0)
+    members = run.begin("000002.a.2")
+    run.join("p1", member=members["p1"], run_id="run", unfit="its rows have changed")
+    assert run.coordinator.finished.is_set()
+    if expired:
+        assert run.coordinator.set_aside == "p1 cannot resume run run: its rows have changed"
+        assert run.coordinator.failure is None
+        assert all(kinds(member)[-1] == "end" for member in members.values())
+        return
+    assert run.coordinator.set_aside == ""
+    said = str(run.coordinator.failure)
+    assert said.startswith("p1 cannot resume run run: its rows have changed; restore them, or begin a new run with ")
+    assert "at the server alone (the same commands do so from run.resume_within_s, 3600 s after" in said
+    (stop,) = [message for kind, message in told(members["p0"]) if kind == "stop"]
+    assert (stop.code, stop.party, stop.message) == (int(Code.DATA_INVALID), "p1", said)
+
+
+def test_who_cannot_resume_while_the_others_go_on_without_it_is_refused_alone() -> None:
+    run, _ = without_p2()
+    with pytest.raises(PeerError, match="p2 cannot resume run run"):
+        run.join("p2", run_id="run", unfit="its rows have changed")
+    assert run.coordinator.state is RunState.RUNNING
+
+
+def test_parties_resume_where_nobody_loses_anything() -> None:
+    """p1 and p2 may skip to what p0 alone has; at what all hold, they need not."""
+    run = Run()
+    run.join("p0", "000038.a.38", "000039.a.39", held=["000038.a.38", "000039.a.39"])
+    for name in ("p1", "p2"):
+        run.join(name, "000037.a.37", "000038.a.38", "000039.a.39", held=["000037.a.37", "000038.a.38"])
+    assert run.started == [(1, "000038.a.38")]
 
 
 def test_a_party_that_has_lost_its_checkpoints_is_refused_and_waited_for() -> None:
@@ -851,6 +944,18 @@ def test_a_party_that_joins_again_before_its_loss_is_noticed_interrupts() -> Non
     assert run.started == [(1, ""), (2, "000001.a.1")]
 
 
+def test_a_party_that_joins_again_without_end_does_not_stop_the_others_each_time() -> None:
+    run = Run()
+    members = run.begin()
+    for _ in range(20):
+        for name in ("p1", "p0", "p2"):
+            run.join(name, "000001.a.1", member=members[name])
+    with pytest.raises(PeerError, match="p1 has joined again 20 times in a short time") as caught:
+        run.join("p1", "000001.a.1", member=members["p1"])
+    assert (caught.value.code, caught.value.party) == (Code.NAME_TAKEN, "p1")
+    assert (len(run.started), run.coordinator.state) == (21, RunState.RUNNING)
+
+
 def test_two_losses_at_once_are_one_interruption() -> None:
     run = Run()
     members = run.begin()
@@ -939,6 +1044,171 @@ def test_a_recipe_that_differs_is_refused_with_the_key() -> None:
     theirs = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}, phase={"epochs": 4}))
     with pytest.raises(PeerError, match=r"at phases.0.epochs: 4 here, 3 at the server"):  # as people write it
         run.join("p1", recipe_json=theirs.canonical_json())
+
+
+def said_by(made: Recipe, **changes: Any) -> dict[str, Any]:
+    """What a party of this release says of its recipe when it joins."""
+    said = joining_of(made, "passive", {})
+    return {"recipe_json": said.recipe_json, "filled_json": said.filled_json, "oldest": said.oldest} | changes
+
+
+def written(made: Recipe) -> list[str]:
+    return list(joining_of(made, "passive", {}).written)
+
+
+def test_a_key_that_nobody_wrote_is_no_difference_between_releases() -> None:
+    run = Run()
+    made = newer(cases.recipe(3, run={"heartbeat_s": 0.05}))
+    run.join("p1", **said_by(made), written=written(made))
+    run.join("p2", **said_by(run.recipe), written=written(run.recipe))  # the other way round
+    run.join("p0")  # of the release before, which sends no more than its canonical form
+    assert run.coordinator.state is RunState.RUNNING
+
+
+def test_a_key_that_is_written_and_unknown_is_refused_with_both_values() -> None:
+    run = Run()
+    made = newer(cases.recipe(3, run={"heartbeat_s": 0.05, "audit_every": 9}))
+    with pytest.raises(PeerError, match=r"the server's at run.audit_every: 9 here, nothing at the server$") as caught:
+        run.join("p1", **said_by(made), written=written(made))
+    assert caught.value.code is Code.RECIPE_DIFFERS
+
+
+def test_a_default_that_differs_between_releases_is_refused() -> None:
+    run = Run()
+    run.recipe = run.coordinator.recipe = newer(cases.recipe(3, run={"heartbeat_s": 0.05}))
+    made = newer(cases.recipe(3, run={"heartbeat_s": 0.05}), default=8)
+    with pytest.raises(PeerError, match=r"the server's at run.audit_every: 8 here, 7 at the server$"):
+        run.join("p1", **said_by(made), written=written(made))
+
+
+def test_defaults_of_methods_are_compared_between_the_parties() -> None:
+    run = Run()
+    said = said_by(run.recipe)
+    filled = json.loads(said["filled_json"])
+    run.join("p1", **said, written=written(run.recipe))
+    other = json.dumps(filled | {"phases.0.optimizer.lr": 0.5})
+    text = r"the recipe of p2 differs from that of p1 at phases.0.optimizer.lr: 0.5 here, 0.001 at p1$"
+    with pytest.raises(PeerError, match=text):
+        run.join("p2", **said | {"filled_json": other}, written=written(run.recipe))
+    more = json.dumps(filled | {"phases.0.added": 1})  # a key of a later release of the method
+    run.join("p2", member=run.coordinator._members["p2"], **said | {"filled_json": more})
+
+
+@pytest.mark.parametrize(
+    "filled",
+    ["[]", "{", "[" * 100_000, '{"a": 1' + "0" * 5_000 + "}", json.dumps({"a." * 5_000: 1}), json.dumps("x" * 500_000)],
+)
+def test_a_filled_recipe_that_is_none_is_refused(filled: str) -> None:
+    run = Run()
+    with pytest.raises(PeerError, match="the recipe of p1 differs from the server's") as caught:
+        run.join("p1", filled_json=filled)
+    assert caught.value.code is Code.RECIPE_DIFFERS
+    assert len(caught.value.public) < 300
+
+
+def test_releases_agree_on_the_smallest_protocol() -> None:
+    run = Run()
+    members = [run.join("p0", protocol=8, oldest=7), run.join("p1", protocol=9, oldest=8)]
+    with pytest.raises(PeerError, match="p2 speaks protocol 7, and p1 needs 8 for this recipe; install the version of"):
+        run.join("p2", protocol=7)
+    members.append(run.join("p2", member=run.coordinator._members["p2"], protocol=8, oldest=7))
+    assert [told(each)[-1][1].protocol for each in members] == [8, 8, 8]
+    run = Run()
+    members = [run.join("p0", protocol=8, oldest=7), run.join("p1", protocol=7), run.join("p2", protocol=8, oldest=7)]
+    assert [told(each)[-1][1].protocol for each in members] == [7, 7, 7]
+    with pytest.raises(PeerError, match="p1 needs protocol 8 for this recipe, and p0 speaks 7; install the version of"):
+        admit("p1", join_of(8, 8), run.recipe, "train", {"p0": join_of(7, 0)})
+    with pytest.raises(PeerError, match="p1 speaks protocol 7, and this recipe needs 8; install the server's version"):
+        admit("p1", join_of(7, 0), run.recipe, "train", {}, oldest=8)
+    for protocol, oldest in ((6, 0), (9, 9), (0, 0)):
+        with pytest.raises(PeerError, match=f"p1 speaks protocol {protocol}, the server 7 and 8; install the same"):
+            admit("p1", join_of(protocol, oldest), run.recipe, "train", {})
+
+
+def join_of(protocol: int, oldest: int) -> control_pb2.Join:
+    said = Run().recipe.canonical_json()
+    return control_pb2.Join(role="passive", protocol=protocol, oldest=oldest, recipe_json=said, job="train")
+
+
+def test_those_who_wait_hear_at_once_who_was_refused_and_why_and_each_reason_once() -> None:
+    run = Run(join_deadline_s=0.2, lost_after_s=60.0)
+    members = [run.join("p0"), run.join("p1")]
+    for member in members:
+        told(member)
+    for _ in range(50):
+        with pytest.raises(PeerError) as caught:
+            run.join("p2", member=run.coordinator._members.get("p2"), recipe_json="{}")
+        run.coordinator.refused("p2", caught.value)
+    for member in members:
+        ((kind, waiting),) = told(member)
+        assert (kind, list(waiting.missing)) == ("waiting", ["p2"])
+        assert [(each.party, each.code) for each in waiting.refused] == [("p2", Code.RECIPE_DIFFERS)]
+    run.coordinator.refused("p2", PeerError(Code.PROTOCOL_DIFFERS, "secret", party="p2"))
+    run.coordinator.refused("eve", PeerError(Code.NOT_IN_RECIPE, "eve", party="eve"))
+    run.coordinator.refused("p1", PeerError(Code.NAME_TAKEN, "p1", party="p1"))  # it is here
+    ((_, waiting),) = told(members[0])
+    assert [(each.party, each.code) for each in waiting.refused] == [("p2", Code.PROTOCOL_DIFFERS)]
+    assert "secret" not in str(waiting)
+    whys = [facts["why"] for event, facts in run.events if event == "waiting" and "why" in facts]
+    assert whys == [
+        "p2 was refused: its recipe differs from the server's",
+        "p2 was refused: it speaks another version of the protocol",
+    ]
+
+    def tick() -> bool:
+        run.coordinator.tick()
+        return run.coordinator.finished.is_set()
+
+    wait_until(tick)
+    text = "p2 did not come within 0.2 s; p2 was refused: it speaks another version of the protocol"
+    assert str(run.coordinator.failure) == text
+
+
+def test_who_comes_after_a_refusal_is_refused_no_more() -> None:
+    run = Run()
+    first = run.join("p0")
+    run.coordinator.refused("p1", PeerError(Code.RECIPE_DIFFERS, "x", party="p1"))
+    run.join("p1")
+    assert not told(first)[-1][1].refused
+    assert not run.coordinator._refused
+
+
+def test_a_question_is_answered_as_the_joining_and_leaves_nothing() -> None:
+    run = Run()
+    run.join("p0", plugins={"vfl.codecs:mine": "pack 1.0"})
+    events, members = list(run.events), dict(run.coordinator._members)
+
+    def ask(name: str, **changes: Any) -> None:
+        role = "active" if name == "p0" else "passive"
+        recipe = run.recipe.canonical_json()
+        plain: dict[str, Any] = {"role": role, "protocol": PROTOCOL, "recipe_json": recipe, "job": "train"}
+        run.coordinator.ask(name, control_pb2.Join(**plain | changes))
+
+    ask("p1")
+    ask("p0")  # who has joined already, too
+    for changes, code in REFUSED.values():
+        if "job" not in changes:  # it asks for any
+            with pytest.raises(PeerError) as caught:
+                ask("p1", **changes)
+            assert caught.value.code is code
+    with pytest.raises(PeerError, match=r"is pack 2.0 at p1 and pack 1.0 at p0"):
+        ask("p1", plugins={"vfl.codecs:mine": "pack 2.0"})
+    with pytest.raises(PeerError, match="eve is not a party"):
+        ask("eve")
+    assert (run.events, run.coordinator._members, run.coordinator._refused) == (events, members, {})
+    run.join("p1")
+    run.join("p2")
+    ask("p1")  # while the run is under way
+    assert run.coordinator.state is RunState.RUNNING
+
+
+def test_the_version_of_a_party_is_told_and_kept() -> None:
+    run = Run()
+    run.join("p1", version="1.2.3\n")
+    assert run.coordinator.parties()[0].version == "1.2.3"
+    assert ("joined", "1.2.3") in [(event, facts.get("version")) for event, facts in run.events]
+    with pytest.raises(PeerError, match="a version of more than 200 characters"):
+        run.join("p2", version="1" * 201)
 
 
 def test_all_predict_with_one_trained_run() -> None:

@@ -206,7 +206,7 @@ def test_bad_files(tmp_path: Path) -> None:
     file_refused(str(tmp_path / "x.parquet"), "not a Parquet file")
     folder = tmp_path / "folder.csv"
     folder.mkdir()
-    file_refused(str(folder), "has no index.csv")
+    file_refused(str(folder), "is a folder with neither Parquet files nor index.csv")
 
 
 def test_reads_parquet_types(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 from vfl_common.config.data import DataSettings, unaligned_of
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, loading
-from vfl_party.data.ids import SEPARATOR, IdCounts, in_order, kept_rows, look_of, normalised
+from vfl_party.data.ids import SEPARATOR, IdCounts, about_zeros, in_order, kept_rows, normalised, shapes_of
 
 SIMPLE = ("trim", "casefold", "nfkc", "digits", "zeros", "email")
 TEXTS = st.lists(st.none() | st.text(max_size=8), max_size=12)
@@ -32,15 +32,48 @@ def spelt(text: str, *rules: str) -> str | None:
     return normalised([[text]], rules).to_pylist()[0]  # type: ignore[no-any-return]
 
 
-def test_how_ids_look_shows_none() -> None:
-    assert look_of(["k-12", "c-34", "xy"]) == "A-00"
-    assert look_of(["é1", "ß2"]) == "A0"
-    assert look_of(["a#1", "b#2"]) == "A?0"
-    assert look_of(["k1", "k22", "ab333"]) == "A0 of several lengths"
-    assert look_of(["1", "b", "c-1"]) == "in several ways"
-    assert len(look_of(["a" * 100])) == 24
-    assert look_of([f"x{SEPARATOR}1"]) == "A 0"  # of two columns
-    assert look_of([]) == "in several ways"
+def test_the_shapes_of_ids_show_none() -> None:
+    assert shapes_of(["k-12", "c-34", "xy"]) == "A-00 67 %, AA 33 %"
+    assert shapes_of(["é1", "ß2"]) == "A0"
+    assert shapes_of(["a#1", "b#2"]) == "A?0"
+    assert shapes_of([" a", "b"]) == "' A' 50 %, A 50 %"
+    assert shapes_of([f"{'k' * length}1" for length in range(1, 9)]) == "A0 of several lengths"
+    assert shapes_of([*(f"{'k' * length}1" for length in range(1, 9)), "-"]) == "A0 89 %, - 11 % of several lengths"
+    assert shapes_of(["a1" * length + "-" * length for length in range(1, 11)]) == "too many to show"
+    assert len(shapes_of(["a" * 100])) == 24
+    assert shapes_of([f"x{SEPARATOR}1"]) == "A 0"  # of two columns
+    assert shapes_of([]) == "none"
+
+
+def test_shapes_show_that_another_party_writes_zeros() -> None:
+    numbers = range(0, 4_000_000, 1_237)
+    padded, bare = ([f"kd-{number:{form}}" for number in numbers] for form in ("07", ""))
+    assert shapes_of(padded) == "AA-0000000; a number begins with 0 in 25 %"
+    bare_shapes = "AA-0000000 75 %, AA-000000 23 %, AA-00000 2 %, others less than 1 %"
+    assert shapes_of(bare) == f"{bare_shapes}; no number begins with 0"
+    sorted_ids = sorted(bare, key=len)  # as tables often are: the first ones are the shortest
+    assert shapes_of(sorted_ids * 4).startswith("AA-0000000 75 %")
+
+
+@pytest.mark.parametrize(
+    ("ids", "rules", "suspect"),
+    [
+        (["00417", "12345"], ("trim",), True),
+        (["KD-000483", "KD-123456", "KD-123457"], ("trim",), True),
+        (["de 12/0004", "de 12/0005"], (), True),
+        ([*(f"{number:05}" for number in range(9_990, 10_010))], (), True),
+        ([*(str(number) for number in range(1, 847))], ("trim",), False),
+        ([f"K{number}" for number in range(0, 900, 7)], (), False),
+        (["00417", "12345"], ("trim", "zeros"), False),
+        (["anna01@a.org", "berta02@b.org"], ("email",), False),
+        ([f"{number * 7919 % 65536:04x}" for number in range(200)], (), False),
+        (["K0417", "a", "b-c"], (), False),
+        ([], (), False),
+    ],
+)
+def test_zeros_that_another_party_may_have_lost(ids: list[str], rules: tuple[str, ...], suspect: bool) -> None:
+    said = 'numbers in the ids begin with 0: if the table of another party has lost these zeros, add "zeros" to'
+    assert about_zeros(ids, rules) == (f"{said} rows.id_rules" if suspect else "")
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------

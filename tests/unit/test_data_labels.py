@@ -95,6 +95,7 @@ def test_refused() -> None:
     refused("4 different values, but .* 3 classes", fit, [1, 2, 3, 4], THREE)
     refused("text, but a regression needs numbers", fit, ["1", "2"], NUMBER)
     refused("no training rows", fit, [1, 2], NUMBER, [])
+    refused("too large or too small to be scaled", fit, [1e308, -1e308, 1.7e308], NUMBER, [0, 1, 2])
     refused("2 rows have a label that", fit(["a", "b"], BINARY).encode, array(["a", "secret", "secret"]))
     refused("2 rows have a label that", fit([0, 1], BINARY).encode, array(["0", "1"]))
     refused("text, but a regression", fit([0, 1], NUMBER).encode, array(["0", "1"]))

@@ -223,7 +223,8 @@ def test_folder_of_other_modes(tmp_path: Path) -> None:
 def test_bad_folders(tmp_path: Path) -> None:
     image = Image.new("L", (4, 3))
     source = str(tmp_path)
-    refused(source, "has no index.csv", Code.FILE_INVALID)
+    refused(source, "is a folder with neither Parquet files nor index.csv", Code.FILE_INVALID)
+    refused(source, "is a folder with neither Parquet files nor index.csv", Code.FILE_INVALID, columns=("x",))
     refused(folder(tmp_path / "a", "name\nx\n"), "no column 'file'")
     refused(folder(tmp_path / "a", "file\n"), "has no rows")
     refused(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,31 @@ def test_signs_that_the_settings_name_hold_for_text_of_typed_tables(tmp_path: Pa
     assert numbers(source, numeric=("d",))[:2] == [1.234, 2.5]
 
 
+# -- what is too long -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (b"id,", "line 1 has more than 16,777,216 characters, which no table has"),
+        (b"id,a\n1,2\n3,", "line 3 has more than 16,777,216 characters, which no table has"),
+        (b"id,a\n" + b"1,2\n" * 300, "a row after [0-9]+ has more than 16 MiB, which no table has"),
+    ],
+)
+def test_a_cell_that_no_table_has_is_refused_before_it_is_in_memory(before: bytes, words: str, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "t.csv.gz", "wb", 1) as file:
+        file.write(before)
+        for _ in range(64):
+            file.write(b"x" * (1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=words):
+            read(str(tmp_path / "t.csv.gz"))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    finally:
+        tracemalloc.stop()
+
+
 # -- dates ----------------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +150,15 @@ def test_a_year_of_two_digits_is_no_year_of_four(cells: tuple[str, ...], tmp_pat
         table = read(source)  # without the setting: no dates
         assert table.numeric_NF is None
         refused(source, words, dates="%d.%m.%Y")
+
+
+def test_columns_may_have_dates_of_several_forms(tmp_path: Path) -> None:
+    text = "id;a;b;c;d\n1;01.02.24;2024-02-01;02/01/2024;13.12.2024\n2;31.01.24;2024-01-31;03/01/2024;31.01.2024\n"
+    table = read(write(tmp_path, text), dates="%d.%m.%y")
+    assert table.numeric_names == ("a", "b", "d")
+    assert table.numeric_NF is not None
+    assert table.numeric_NF[:, :2].tolist() == [[19754, 19754], [19753, 19753]]
+    assert table.categorical_names == ("c",)  # day and month cannot be told apart
 
 
 def test_dates_that_fit_most_cells(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 
 from vfl_common.errors import Code, InputError
-from vfl_party.devices import device_name, peak_memory, resolve_device, set_threads
+from vfl_party.devices import device_name, float32_in_full, peak_memory, resolve_device, set_threads
+from vfl_party.turns import alone
 
 
 @pytest.fixture
@@ -57,3 +61,62 @@ def test_threads_may_be_set_again() -> None:
         set_threads(n)
         assert torch.get_num_threads() == n
     torch.set_num_threads(before)
+
+
+BACKENDS: Any = torch.backends
+
+
+def precisions() -> dict[str, object]:
+    """How torch multiplies float32, in the words of both of its interfaces."""
+    found: dict[str, object] = {}
+    flags: dict[str, Callable[[], object]] = {
+        "cudnn": lambda: BACKENDS.cudnn.allow_tf32,
+        "cublas": lambda: BACKENDS.cuda.matmul.allow_tf32,
+        "matmul": torch.get_float32_matmul_precision,
+    }
+    for name, read in flags.items():
+        try:
+            found[name] = read()
+        except RuntimeError:
+            found[name] = "set apart"
+    for name in ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul"):
+        backend, _, operation = name.partition(".")
+        found[name] = getattr(getattr(BACKENDS, backend), operation).fp32_precision
+    return found
+
+
+@pytest.fixture
+def as_torch_has_it() -> Iterator[None]:
+    before, back = BACKENDS.fp32_precision, float32_in_full()
+    back()
+    yield
+    BACKENDS.fp32_precision = before
+    back()
+
+
+STATES: dict[str, Callable[[], None]] = {
+    "as torch has it": lambda: None,
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "tf32 for all": lambda: setattr(BACKENDS, "fp32_precision", "tf32"),
+    "cudnn without it": lambda: setattr(BACKENDS.cudnn, "allow_tf32", False),
+}
+
+
+@pytest.mark.parametrize("state", list(STATES))
+def test_float32_is_float32_and_torch_is_given_back_as_it_was(state: str, as_torch_has_it: None) -> None:
+    STATES[state]()
+    before = precisions()
+    with alone(1, []):
+        during = precisions()
+    assert {during.pop(name) for name in ("cudnn", "cublas")} == {False}
+    assert during.pop("matmul") == "highest"
+    assert set(during.values()) == {"ieee"}
+    assert precisions() == before
+
+
+def test_operations_that_somebody_has_set_apart_are_given_back_too(as_torch_has_it: None) -> None:
+    BACKENDS.cudnn.conv.fp32_precision = "ieee"  # the flag of both can no longer be read
+    back = float32_in_full()
+    assert BACKENDS.cudnn.rnn.fp32_precision == "ieee"
+    back()
+    assert (BACKENDS.cudnn.conv.fp32_precision, BACKENDS.cudnn.rnn.fp32_precision) == ("ieee", "tf32")

@@ -133,6 +133,7 @@ def own_rows(**changes: Any) -> dict[str, Any]:
         ({"labelled": 5}, "aligned, labelled and split"),
         ({"split": "stratified"}, "aligned, labelled and split"),
         ({"at_least": 5}, 'alignment and at_least are for align = "psi"'),
+        ({"at_least": 0.5}, 'alignment and at_least are for align = "psi"'),
     ],
 )
 def test_a_recipe_that_needs_common_rows(change: dict[str, Any], words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from threading import Event, Thread
 from typing import Any
 from unittest.mock import Mock
@@ -28,6 +29,7 @@ from vfl_party.homomorphic import (
     together,
     worker,
 )
+from vfl_party.homomorphic.heu import PublicNumbers
 from vfl_party.homomorphic.packing import LIMIT, apart, pack, unpack
 
 BITS = 1024
@@ -140,6 +142,47 @@ def test_a_wrong_paillier_key_is_refused(change: str) -> None:
         key.append(1)
     with pytest.raises(CipherError, match="public key"):
         adder("paillier", BITS, bytes(key))
+
+
+@pytest.mark.parametrize("what", ["power", "square", "small factor"])
+def test_a_paillier_key_that_hides_nothing_is_refused(what: str) -> None:
+    """Such numbers are odd and of the right size; a mask modulo their squares can be divided out again."""
+    power = 3**646  # of 1,024 bits
+    root = (1 << (BITS // 2)) - 569  # a prime
+    n = {"power": power, "square": root * root, "small factor": 65521 * ((1 << (BITS - 16)) + 1)}[what]
+    assert n.bit_length() == BITS
+    assert n % 2
+    with pytest.raises(CipherError, match="its public key is a power, or has a small factor"):
+        adder("paillier", BITS, b"G" + n.to_bytes(BITS // 8, "little"))
+
+
+@pytest.mark.parametrize(("scheme", "bits"), [("ou", 1024), ("ou", 2048), ("paillier", 1024), ("paillier", 2048)])
+def test_a_key_crosses_as_numbers_and_heu_reads_what_was_written_here(scheme: Encryption, bits: int) -> None:
+    pytest.importorskip("heu")
+    written, _ = worker.keys(scheme, bits)
+    numbers = PublicNumbers.of_heu(scheme, bits, written)
+    assert PublicNumbers.read(scheme, bits, numbers.wire()) == numbers
+    plaintext = 10 if scheme == "ou" else 0  # with OU, its bits and the end, of a prime that no other party knows
+    assert numbers.for_heu()[: len(written) - plaintext] == written[: len(written) - plaintext]
+    assert len(numbers.for_heu()) == len(written)
+    with pytest.raises(CipherError, match="are wanted"):
+        PublicNumbers.read(scheme, bits, written)
+
+
+@pytest.mark.parametrize("scheme", ["ou", "paillier"])
+@pytest.mark.parametrize("base", ["zero", "one", "too large", "shared"])
+def test_a_key_with_a_base_that_cannot_be_never_reaches_heu(
+    scheme: Encryption, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused in the process that holds the data before a parser in C++ has seen a byte of it."""
+    library = pytest.importorskip("heu.phe")
+    written, _ = worker.keys(scheme, BITS)
+    key = PublicNumbers.of_heu(scheme, BITS, written)
+    wrong = {"zero": 0, "one": 1, "too large": key.modulus, "shared": key.n}[base]
+    bad = replace(key, bases=(*key.bases[:-1], wrong))
+    monkeypatch.setattr(library, "PublicKey", Mock(load_from=Mock(side_effect=AssertionError("parsed"))))
+    with pytest.raises(CipherError, match="a base out of range"):
+        adder(scheme, BITS, b"H" + bad.wire())
 
 
 def test_a_key_of_another_size_is_refused(pair: tuple[Encryption, Keys, bytes, Adder]) -> None:

@@ -61,7 +61,7 @@ def test_encrypted_key(tls: TlsSettings) -> None:
     key = load_pem_private_key(Path(tls.key).read_bytes(), None)
     secret = BestAvailableEncryption(b"secret")
     Path(tls.key).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret))
-    assert "store it without a passphrase" in refusal(tls)
+    assert "is encrypted; give its passphrase in a file" in refusal(tls)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])

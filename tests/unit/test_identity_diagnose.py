@@ -51,7 +51,7 @@ def expired(ca: Path, bank: Credentials) -> Credentials:
         bank,
         certificate_pem=Path(tls.certificate).read_bytes(),
         key_pem=Path(tls.key).read_bytes(),
-        certificate=x509.load_pem_x509_certificate(Path(tls.certificate).read_bytes()),
+        chain=(x509.load_pem_x509_certificate(Path(tls.certificate).read_bytes()), bank.authority),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 
 from tests.harness.cases import recipe
-from vfl.certs.authority import create_authority, issue, revoke
-from vfl_common.config.party import PartyFile, TlsSettings
+from tests.harness.pki import signer
+from vfl.certs.authority import create_authority, issue, revoke, sign_list
+from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.identity.credentials import ends_soon, load_credentials
+from vfl_common.identity.credentials import Credentials, ends_soon, load_credentials
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.rpc.session import Session
@@ -198,13 +200,17 @@ class Ticking:
 
 def test_check_tells_which_of_a_party_s_certificates_end_soon(tmp_path: Path) -> None:
     create_authority(tmp_path, "f", days=100, now=datetime.now(UTC) - timedelta(days=90))
-    file = PartyFile(name="bank", recipe="", server="here:1", tls=issue(tmp_path, "bank"))
-    found = list(_ending(file))
+    tls = issue(tmp_path, "bank")
+
+    def load() -> Credentials:
+        return load_credentials(tls, name="bank")
+
+    found = list(_ending(load))
     assert [(each.about, each.fine, each.soon) for each in found] == [("CA", True, True)]
     issue(tmp_path, "bank", force=True, days=40, now=datetime.now(UTC) - timedelta(days=35))
-    assert [each.about for each in _ending(file)] == ["certificate", "CA"]
+    assert [each.about for each in _ending(load)] == ["certificate", "CA"]
     (tmp_path / "bank.pem").unlink()
-    assert list(_ending(file)) == []  # another line says FAIL
+    assert list(_ending(load)) == []  # another line says FAIL
 
 
 def test_a_replaced_certificate_is_looked_at_too(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,8 +224,8 @@ def test_the_authority_and_peers_are_looked_at(tmp_path: Path, caplog: pytest.Lo
     create_authority(tmp_path, "f", days=100, now=datetime.now(UTC) - timedelta(days=90))
     keyring = Keyring(issue(tmp_path, "bank", days=9), "bank")
     shop = load_credentials(issue(tmp_path, "shop", days=365), name="shop")
-    keyring.admit("shop", shop.certificate_pem)
-    keyring.admit("shop", shop.certificate_pem)
+    keyring.admit(shop.certificate_pem)
+    keyring.admit(shop.certificate_pem)
     keyring.tell()
     assert [text.partition(" ends")[0] for text in warnings(caplog)] == [f"the certificate {tmp_path / 'ca.pem'}"]
     assert keyring.ends() == {
@@ -235,7 +241,7 @@ def test_a_peer_whose_certificate_ends_soon_is_named_when_it_calls(
     keyring = Keyring(tls, "bank")
     shop = issue(ca, "shop", now=datetime.now(UTC) - YEAR + timedelta(days=5, hours=1))
     for _ in range(3):
-        keyring.admit("shop", Path(shop.certificate).read_bytes())
+        keyring.admit(Path(shop.certificate).read_bytes())
     (text,) = warnings(caplog)
     assert text.startswith("the certificate of shop ends at ")
 
@@ -245,13 +251,13 @@ def test_a_peer_whose_certificate_ends_soon_is_named_when_it_calls(
 
 def test_a_revoked_caller_is_refused_at_once(ca: Path, tls: TlsSettings) -> None:
     keyring, shop = Keyring(tls, "bank"), load_credentials(issue(ca, "shop"), name="shop")
-    keyring.admit("shop", shop.certificate_pem)
+    keyring.admit(shop.certificate_pem)
     revoke(ca, "shop")
     with pytest.raises(PeerError, match=r"the certificate of shop .* is revoked; shop needs a new one") as caught:
-        keyring.admit("shop", shop.certificate_pem)
+        keyring.admit(shop.certificate_pem)
     assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, "shop")
     issue(ca, "shop", force=True)
-    keyring.admit("shop", (ca / "shop.pem").read_bytes())  # another certificate of the same party
+    keyring.admit((ca / "shop.pem").read_bytes())  # another certificate of the same party
 
 
 def test_the_list_is_read_beside_the_ca_or_where_the_settings_say(ca: Path, tls: TlsSettings, tmp_path: Path) -> None:
@@ -289,3 +295,122 @@ def test_one_s_own_revoked_certificate(ca: Path, tls: TlsSettings, caplog: pytes
     with pytest.raises(InputError, match=r"bank\.pem is revoked; ask the keeper of the CA for a new one") as caught:
         Keyring(tls, "bank")
     assert caught.value.code is Code.CERTIFICATE_INVALID
+
+
+def test_who_was_revoked_once_stays_revoked(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+    """A list that is cut short, or is gone, un-revokes nobody: one warning."""
+    listed = ca / "revoked.txt"
+    listed.write_text("ff\nee\n")
+    keyring = Keyring(tls, "bank")
+    for harm in (lambda: listed.write_text("ff\n"), lambda: listed.write_text("ff\n"), listed.unlink):
+        harm()
+        assert [keyring.current().revoked for _ in range(2)] == [{0xFF, 0xEE}] * 2
+    one, two = warnings(caplog)
+    assert one == "1 certificates that were revoked are in no list of revoked certificates now; they stay revoked"
+    assert two.startswith("2 certificates")
+    listed.write_text("ff\nee\ndd\n")
+    assert keyring.current().revoked == {0xFF, 0xEE, 0xDD}
+    assert len(warnings(caplog)) == 2
+
+
+def test_who_was_revoked_is_known_after_a_restart(
+    ca: Path, tls: TlsSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Secret that is made anew without the list; the folder of runs is still there."""
+    out = tmp_path / "runs"
+    assert Keyring(tls, "bank", out=out).current().revoked == frozenset()
+    assert not out.exists()
+    shop = load_credentials(issue(ca, "shop"), name="shop")
+    revoke(ca, "shop")
+    Keyring(tls, "bank", out=out)
+    (ca / "revoked.txt").unlink()
+    keyring = Keyring(tls, "bank", out=out)
+    with pytest.raises(PeerError, match=r"the certificate of shop .* is revoked"):
+        keyring.admit(shop.certificate_pem)
+    (text,) = warnings(caplog)
+    assert text.endswith(f"they stay revoked; whoever means it removes their lines from {out / 'revoked-bank.txt'}")
+    lines = (out / "revoked-bank.txt").read_text().splitlines()
+    assert lines[-1] == f"{shop.certificate.serial_number:x}"
+    (out / "revoked-bank.txt").write_text("\n".join(lines[:-1]))
+    assert Keyring(tls, "bank", out=out).admit(shop.certificate_pem) == "shop"
+    (out / "revoked-bank.txt").write_text("what\n")
+    with pytest.raises(InputError, match=r"revoked-bank\.txt: line 1 is no serial number"):
+        Keyring(tls, "bank", out=out)
+
+
+def test_one_s_own_certificate_in_the_note(ca: Path, tls: TlsSettings, tmp_path: Path) -> None:
+    keyring = Keyring(tls, "bank", out=tmp_path)
+    revoke(ca, "bank")
+    keyring.current()
+    (ca / "revoked.txt").unlink()
+    with pytest.raises(InputError, match=r"bank\.pem is revoked"):
+        Keyring(tls, "bank", out=tmp_path)
+
+
+def test_a_note_that_cannot_be_written_is_a_warning(
+    ca: Path, tls: TlsSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "runs" / f".revoked-bank.txt.{os.getpid()}").mkdir(parents=True)  # where the note is written first
+    (ca / "revoked.txt").write_text("ff\n")
+    assert Keyring(tls, "bank", out=tmp_path / "runs").current().revoked == {0xFF}
+    assert warnings(caplog)[0].endswith("a program that starts anew will not know who was revoked before")
+
+
+# -- signed lists ---------------------------------------------------------------------------------------------------
+
+
+def test_a_signed_list(ca: Path, tls: TlsSettings) -> None:
+    (ca / "revoked.txt").write_text("ff\n")
+    (ca / "revoked.crl").write_bytes(signer(ca).crl([0xAB]) + signer(ca).crl([0xCD]))
+    assert load_credentials(tls, name="bank").revoked == {0xFF, 0xAB, 0xCD}
+    elsewhere = tls.model_copy(update={"revoked": str(ca / "revoked.crl")})
+    assert load_credentials(elsewhere, name="bank").revoked == {0xAB, 0xCD}
+
+
+def test_a_signed_list_by_vfl_certs(ca: Path, tls: TlsSettings) -> None:
+    serial = load_credentials(issue(ca, "shop"), name="shop").certificate.serial_number
+    revoke(ca, "shop")
+    (ca / "revoked.txt").rename(ca / "kept")
+    path = sign_list(ca)
+    assert path is not None
+    assert load_credentials(tls, name="bank").revoked == frozenset()  # the plain list is the keeper's record
+    (ca / "kept").rename(ca / "revoked.txt")
+    sign_list(ca)
+    (ca / "revoked.txt").unlink()
+    assert load_credentials(tls, name="bank").revoked == {serial}
+    create_authority(ca, "another", force=True)
+    assert not path.exists()
+    (ca / "ca.key").unlink()
+    assert sign_list(ca) is None
+
+
+@pytest.mark.parametrize("harm", ["another CA", "changed", "cut"])
+def test_a_list_that_is_signed_by_somebody_else_or_damaged(
+    ca: Path, tls: TlsSettings, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_authority(tmp_path / "other", "f")  # of the same name
+    keyring, content = Keyring(tls, "bank"), signer(tmp_path / "other" if harm == "another CA" else ca).crl([0xAB])
+    if harm == "changed":
+        lines = content.splitlines()
+        lines[2] = lines[2][:8] + (b"A" if lines[2][8:9] != b"A" else b"B") + lines[2][9:]
+        content = b"\n".join(lines)
+    (ca / "revoked.crl").write_bytes(content[:-40] if harm == "cut" else content)
+    with pytest.raises(InputError, match=r"revoked\.crl is (not signed by the CA|damaged)") as caught:
+        load_credentials(tls, name="bank")
+    assert caught.value.code is Code.CERTIFICATE_INVALID
+    assert keyring.current().revoked == frozenset()
+    assert warnings(caplog)[0].endswith("until then the list as it was stays in use")
+
+
+def test_a_signed_list_that_is_out_of_date(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+    """It is refused at a start; a process that runs is warned, and heeds it nevertheless."""
+    keyring = Keyring(tls, "bank")
+    (ca / "revoked.crl").write_bytes(signer(ca).crl([0xAB], ends=datetime(2026, 1, 2, tzinfo=UTC)))
+    assert [keyring.current().revoked for _ in range(2)] == [{0xAB}] * 2
+    (text,) = warnings(caplog)
+    assert text.startswith(f"the list of revoked certificates {ca / 'revoked.crl'} was good until 2026-01-02 00:00 UTC")
+    with pytest.raises(InputError, match="get a new one from the keeper of the CA"):
+        Keyring(tls, "bank")
+    (ca / "revoked.crl").write_bytes(signer(ca).crl([0xAB]))
+    assert keyring.current().revoked == Keyring(tls, "bank").current().revoked == {0xAB}
+    assert len(warnings(caplog)) == 1

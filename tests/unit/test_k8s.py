@@ -163,3 +163,14 @@ def test_no_key_is_committed_and_no_process_has_rights(folder: str) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+@pytest.mark.parametrize("folder", ["server", "bank", "hospital", "retailer", "telecom"])
+def test_no_process_can_fill_the_node(folder: str) -> None:
+    (job,) = (each for each in resources(K8S / folder) if each["kind"] == "Job")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {"memory", "ephemeral-storage"} <= container["resources"]["limits"].keys()
+    assert {"memory", "ephemeral-storage"} <= container["resources"]["requests"].keys()
+    empty = [volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume]
+    assert [list(each) for each in empty] == [["sizeLimit"]]

@@ -40,7 +40,7 @@ def test_metrics_of_the_kept_predictions_are_the_run_s() -> None:
         assert sk.accuracy_score(rows["truth"], rows["class"]) == pytest.approx(named["accuracy"])
         assert sk.f1_score(rows["truth"], rows["class"]) == pytest.approx(named["f1"])
         assert sk.roc_auc_score(rows["truth"], rows["score_1"]) == pytest.approx(named["auc"])
-    assert list(kept["test"].columns) == ["phase", "split", "id", "truth", "score_1", "class"]
+    assert list(kept["test"].columns) == ["phase", "split", "id", "matched_id", "truth", "score_1", "class"]
     whole = pd.DataFrame(found.predictions)
     truth = BANK.set_index("id")["target"]
     assert dict(zip(whole["id"], whole["truth"], strict=True)) == truth.to_dict()  # each row in one split
@@ -53,13 +53,13 @@ def test_scores_are_of_the_positive_class() -> None:
     task = {"task": {"kind": "binary", "positive": 0}}
     found = run(recipe=vfl.Recipe.from_dict(TABLES | task))
     rows = parts(found)["test"]
-    assert list(rows.columns[4:]) == ["score_0", "class"]
+    assert list(rows.columns[5:]) == ["score_0", "class"]
     assert ((rows["score_0"] > 0.5) == (rows["class"] == 0)).all()
     named = found.metrics["test"]
     assert sk.roc_auc_score(rows["truth"] == 0, rows["score_0"]) == pytest.approx(named["auc"])
     assert sk.f1_score(rows["truth"], rows["class"], pos_label=0) == pytest.approx(named["f1"])
     again = pd.DataFrame(found.predict({"bank": BANK, "shop": SHOP}))
-    assert list(again.columns) == ["id", "score_0", "class"]
+    assert list(again.columns) == ["id", "matched_id", "state", "score_0", "class"]
 
 
 def test_classes_by_name() -> None:
@@ -68,7 +68,7 @@ def test_classes_by_name() -> None:
     task = {"task": {"kind": "multiclass", "classes": 3}}
     found = run(BANK.assign(target=sizes), recipe=vfl.Recipe.from_dict(TABLES | task))
     rows = parts(found)["test"]
-    assert list(rows.columns[4:-1]) == ["score_high", "score_low", "score_middle"]
+    assert list(rows.columns[5:-1]) == ["score_high", "score_low", "score_middle"]
     assert set(rows["truth"]) <= set(names)
     named = found.metrics["test"]
     assert sk.accuracy_score(rows["truth"], rows["class"]) == pytest.approx(named["accuracy"])
@@ -126,6 +126,9 @@ def test_a_phase_that_is_repeated_replaces_its_own(tmp_path: Path) -> None:
     kept = pyarrow.parquet.read_table(tmp_path / KEPT)
     assert kept.equals(pa.concat_tables([table("one", 0.25), table("two", 0.75)]))
     assert list(tmp_path.iterdir()) == [tmp_path / KEPT]
+    keep(tmp_path, "three", table("three", 0.5).append_column("matched_id", [["a", "b"]]))  # of a later version
+    kept = pyarrow.parquet.read_table(tmp_path / KEPT)
+    assert kept["matched_id"].to_pylist() == [None] * 4 + ["a", "b"]
 
 
 def test_a_file_that_is_no_table_is_one_sentence(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from vfl_common.config.models import TaskSettings
 from vfl_party.attacks import kinds
+from vfl_party.attacks.kinds import probes
 from vfl_party.attacks.kinds.sides import telling
 from vfl_party.attacks.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
 from vfl_party.attacks.trees import SETTLED, places, sides, told
@@ -155,6 +156,68 @@ def test_sums_of_one_column_are_told_from_those_of_two() -> None:
     told_wrong = [heard("sums", "p1", messages[0].tensor.numpy(), draw.permutation(75) % 5), *messages[1:]]
     (nothing,) = played("sums", scene("active", told_wrong, y))
     assert nothing.value < 0.56
+
+
+def offered(rows: int, splits: list[int], depth: int) -> list[Heard]:
+    """Returns a tree in which p1 offers so many splits of each column; who won is left open."""
+    entries = [column for column, count in enumerate(splits) for _ in range(count)]
+    found = []
+    for level in range(depth):
+        nodes = np.zeros(0 if level + 1 == depth else rows, np.uint8)
+        found += [
+            heard("sums", "p1", np.zeros((1, 16), np.uint8), entries),
+            heard("sums", "p0", np.zeros((1, len(entries)), np.uint8)),
+            heard("partition", "p1", np.empty(0, np.uint8)),
+            heard("partition", "p0", nodes),
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("rows", "least", "most"), [(300, 0.9, 1.0), (3000, 0.6, 0.8)])
+def test_invented_columns_read_labels_the_better_the_fewer_rows_there_are(rows: int, least: float, most: float) -> None:
+    """A split tells log2 of 300 bits: 30 trees tell 1,700 bits at most, and 3,000 labels are more than that."""
+    labels = (np.random.default_rng(6).random(rows) < 0.22).astype(np.int64)
+    sides, oracle = played("inventions", scene("passive", offered(rows, [31] * 10, 3) * 30, labels))
+    assert sides.knows == "invented splits, 30 trees"
+    assert least < sides.value <= most
+    assert oracle.value > sides.value
+    for figure in (sides, oracle):
+        assert figure.chance is not None
+        assert figure.chance < 0.6
+
+
+def test_winners_of_its_choice_tell_all_bins_after_a_few_trees_and_marks_those_of_some_rows() -> None:
+    """Two columns have fourteen thresholds, and a tree of depth 3 has seven nodes. Eight bins explain 1 - 1/64."""
+    x = np.random.default_rng(7).uniform(size=(ROWS, 2))
+    columns = {"p1": EncoderInputs(("a", "b"), torch.from_numpy(x).float())}
+    values = []
+    for trees in (1, 2, 5):
+        where = scene("active", offered(ROWS, [7, 7], 3) * trees, [0, 1] * (ROWS // 2), columns=columns)
+        winners, marks = played("probes", where)
+        assert winners.knows == f"winners of its choice, {trees} trees"
+        marked = probes.MARKS * 4 * trees / (ROWS - 300)
+        assert marks.value == pytest.approx(min(1.0, marked) * (1 - 1 / 64), abs=0.05)
+        values.append(winners.value)
+    assert 0.4 < values[0] < 0.7 < values[1] <= values[2]
+    assert values[2] == pytest.approx(1 - 1 / 64, abs=0.02)
+
+
+def test_a_search_never_says_what_is_not_so() -> None:
+    bins = np.random.default_rng(8).integers(0, 16, (500, 3))
+    search = probes.Search(bins)
+    for _ in range(3):
+        search.grow(4)
+        low, high = search.known
+        assert ((low <= bins) & (bins <= high)).all()
+
+
+def test_lies_that_cannot_be_played_are_said() -> None:
+    with pytest.raises(UnfitError, match="two classes"):
+        played("inventions", scene("passive", offered(9, [7], 2), [0, 1, 2] * 3, classes=3))
+    with pytest.raises(UnfitError, match="the party offers no splits"):
+        played("inventions", scene("passive", offered(9, [], 2), [0, 1, 1] * 3))
+    with pytest.raises(UnfitError, match="no passive party offers splits of columns of numbers"):
+        played("probes", scene("active", offered(9, [7], 2), [0, 1, 1] * 3))
 
 
 def test_what_cannot_be_played_is_said() -> None:

@@ -186,7 +186,7 @@ def test_several_columns_are_one_id(processes: bool, once: vfl.Run) -> None:
     assert found.metrics == once.metrics  # the rows are in the same order
     new = {"bank": parted(BANK).head(9), "shop": parted(SHOP).head(9)}
     predicted = found.predict(new)
-    assert list(predicted) == ["town", "number", "score_1", "class"]
+    assert list(predicted) == ["town", "number", "matched_town", "matched_number", "state", "score_1", "class"]
     assert predicted["number"] == list(new["bank"]["number"])
     again = found.predict({name: vfl.Data(table.to_dict("list"), id=ids) for name, table in new.items()})
     assert again == predicted
@@ -278,7 +278,7 @@ def test_a_run_that_is_kept_can_be_opened_again(tmp_path: Path, once: vfl.Run) -
     assert again.metrics == once.metrics
     new = {"bank": BANK.drop(columns="target").head(9), "shop": SHOP.head(9)}
     predictions = again.predict(new)
-    assert list(predictions) == ["id", "score_1", "class"]
+    assert list(predictions) == ["id", "matched_id", "state", "score_1", "class"]
     assert predictions["id"] == list(BANK["id"].head(9))
     assert predictions == once.predict(new)
     assert set(predictions["class"]) <= {0, 1}
@@ -347,6 +347,43 @@ def test_the_caller_s_modes_change_no_run(mode: str, once: vfl.Run) -> None:
     with modes[mode]:
         found = run()
     assert found.metrics == once.metrics
+
+
+def test_metrics_that_a_run_does_not_have_are_said_to_be_of_evaluate() -> None:
+    found = run(recipe=RECIPE.replace({"phases": [TABLES["phases"][0]]}))
+    with pytest.raises(KeyError, match=r"no metrics of 'test' rows .there are: .*add a phase of kind 'evaluate'"):
+        found.metrics["test"]
+    assert found.metrics.get("test") is None
+
+
+class Casting(torch.nn.Linear):
+    """An encoder that casts by itself, whatever the recipe's precision."""
+
+    def __init__(self, spec: Any, width: int) -> None:
+        super().__init__(spec.shape[0], width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
+
+
+@pytest.mark.parametrize("changes", [{"model.precision": "bfloat16"}, {"model.encoder": Casting}])
+def test_bfloat16_learns_also_inside_the_caller_s_autocast(changes: dict[str, Any]) -> None:
+    recipe = RECIPE.replace({"phases.splitnn.epochs": 30, "phases.splitnn.optimizer.lr": 0.01} | changes)
+    found = run(recipe=recipe)
+    weight = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kept = weight @ weight
+        again = run(recipe=recipe)
+        assert (weight @ weight).dtype == kept.dtype == torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+    assert found.metrics["train"]["loss"] < 0.3
+    assert again.metrics == found.metrics
+    for name in ("bank", "shop"):
+        ours, theirs = found.model(name).encoder, again.model(name).encoder
+        assert ours is not None
+        assert theirs is not None
+        assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items())
 
 
 def test_modules_of_one_recipe_are_not_those_of_another(tmp_path: Path) -> None:

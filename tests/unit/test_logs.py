@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,8 @@ def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
     root.removeHandler(handler)
     root.setLevel(level)
     handler.close()
-    found = lines(tmp_path / "log.jsonl")
+    first, *found = lines(tmp_path / "log.jsonl")
+    assert (first["event"], first["version"], first["run"]) == ("program", version("vfl"), "r1")
     assert [int(line["message"]) for line in found] == list(range(100, 201))
     assert {(line["run"], line["party"]) for line in found} == {("r1", "bank")}
 

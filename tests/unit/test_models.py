@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
@@ -28,10 +29,12 @@ from vfl_party.models import (
     checked_encoder,
     combine,
     combined_size,
+    generator,
     seeded,
 )
 from vfl_party.models.backward import backward
 from vfl_party.models.combine import Rule
+from vfl_party.seeds import SECRET, derive_seed, secret_seed
 
 FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
 FITTING = [
@@ -288,3 +291,30 @@ def test_cnn_stops_pooling_at_one_pixel() -> None:
     encoder = build_encoder(CnnSettings(kind="cnn", channels=(2, 2, 2, 2)), InputSpec((1, 4, 9)), 3)
     assert sum(isinstance(m, nn.MaxPool2d) for m in encoder.children()) == 2  # 4x9, 2x4, 1x2
     assert encoder(torch.zeros(2, 1, 4, 9)).shape == (2, 3)
+
+
+def test_all_bits_of_a_secret_seed_count_and_those_of_the_recipe_draw_as_torch_does() -> None:
+    """torch itself takes 32 bits of a seed: two seeds that differ in the others would draw the same numbers."""
+    plain, high = derive_seed(7, "init", "p1", "encoder"), 1 << 40
+    assert torch.equal(
+        torch.randn(5, generator=generator(plain)), torch.randn(5, generator=torch.Generator().manual_seed(plain))
+    )
+    assert torch.equal(torch.randn(5, generator=generator(3)), torch.randn(5, generator=generator(3 + high)))
+    one, other = (torch.randn(700, generator=generator(SECRET | each)) for each in (3, 3 + high))
+    assert (one == other).sum() < 3
+    again = torch.randn(700, generator=generator(SECRET | 3))
+    assert torch.equal(one, again)
+    assert abs(one.mean().item()) < 0.15
+    assert abs(one.std().item() - 1) < 0.1
+    with seeded(SECRET | 3):
+        assert torch.equal(torch.randn(700), one)
+
+
+def test_what_follows_from_a_secret_seed_is_as_long() -> None:
+    root = secret_seed(b"1" * 32)
+    derived = [derive_seed(root, "init", name) for name in ("p1", "p2")]
+    assert all(SECRET <= each < 1 << 128 for each in (root, *derived))
+    assert len({root, *derived, secret_seed(b"2" * 32)}) == 4
+    assert all(derive_seed(each, "batches", 1) >= SECRET for each in derived)
+    assert derive_seed(7, "init") < 1 << 63
+    assert len(np.random.Philox(key=derived[0]).random_raw(3)) == 3

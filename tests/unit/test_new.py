@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -120,8 +121,10 @@ def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
     assert f"label       {label}  (--positive, or task.positive in recipe.toml)" in said
     assert "server      127.0.0.1:7000 on this machine  (server in bank.toml)" in said
     heard = run(*SHOP)
-    look = "by the recipe's rules (trim, casefold) most of these look like A0 of several lengths; after the rules ids"
-    assert f"ids         {look} must look alike at every party: ask the others  (data.id_rules in shop.toml)" in heard
+    shapes = "A000 50 %, A00 50 %; no number begins with 0"
+    look = f"trim, casefold, the recipe's rules; then their shapes are {shapes}"
+    assert f"ids         {look}  (data.id_rules in shop.toml)" in heard
+    assert "ids         shapes and shares should be about the same at every party: ask the others" in heard
     assert "missing     orders, in some rows; the column's mean takes their place  (data.missing in" in heard
     for text in ("\n".join(said), heard):
         assert "k41" not in text.lower()  # no id
@@ -397,3 +400,17 @@ def test_help_has_examples_and_needs_no_torch() -> None:
         assert "vfl new " in run(*command, "--help")
     code = "import sys, vfl.cli; assert 'vfl.new.commands' in sys.modules; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_id_that_few_rows_have_for_themselves_is_doubted() -> None:
+    said = run(*BANK, "--id", "age")
+    few = r"only \d+ of 120 rows \(\d+ %\) have an id of their own, and the others are left out; is this the id\?"
+    assert re.search(rf"^look at +{few}  \(--id\)$", said, re.MULTILINE)
+    assert "is this the id" not in run(*BANK, "--force")
+
+
+def test_names_that_nobody_reads_are_cut() -> None:
+    table("bank.csv", f"customer,{'x' * 5000},default", lambda n: f"K{n},{n % 9},{n % 2}")
+    said = run(*BANK)
+    assert "x" * 80 + "…" in said
+    assert "x" * 81 not in said

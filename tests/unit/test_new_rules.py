@@ -95,7 +95,20 @@ def test_but_not_what_the_values_are(labels: list[Any], wanted: str, why: str) -
 
 
 @pytest.mark.parametrize(
-    "name", ["id", "ID", "customer", "client_no", "PatientID", "person id", "e-mail", "kundennr", "account.number"]
+    "name",
+    [
+        "id",
+        "ID",
+        "customer",
+        "client_no",
+        "PatientID",
+        "person id",
+        "e-mail",
+        "kundennr",
+        "account.number",
+        "pid",
+        "row_idx",
+    ],
 )
 def test_names_of_ids(name: str) -> None:
     assert rules.looks_like_id(name)
@@ -175,20 +188,3 @@ def test_names() -> None:
     assert rules.recipe_name("ß", ("bank", "shop")) == "bank-shop"
     assert rules.recipe_name("y", ("bank", *"abcd")) == "bank-y"
     assert rules.recipe_name("y" * 100, ("bank", "shop")) == "bank-shop-" + "y" * 50
-
-
-@pytest.mark.parametrize(
-    ("ids", "id_rules", "begins"),
-    [
-        (["00417", "12345"], ("trim",), "some begin with 0"),
-        (["417", "12345"], ("trim",), "they have several lengths, none begins with 0"),
-        (["417", "345"], ("trim",), ""),
-        (["417", "12345"], ("trim", "zeros"), ""),
-        (["K417", "K12345", "1"], ("trim",), ""),
-        ([], (), ""),
-    ],
-)
-def test_zeros_that_may_be_lost(ids: list[str], id_rules: tuple[str, ...], begins: str) -> None:
-    found = rules.about_zeros(ids, id_rules)
-    assert found.startswith(begins)
-    assert bool(found) == bool(begins)

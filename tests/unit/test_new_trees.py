@@ -18,6 +18,7 @@ from vfl.simulation.rehearsed import of_party_files
 from vfl_common.config.recipe import load_recipe
 from vfl_party.methods import parse_settings
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.results import Output
 
 ROWS = 160
 Label = Callable[[int], str | int | float]
@@ -114,8 +115,9 @@ def test_from_two_tables_to_predictions(tmp_path: Path) -> None:
     assert trained.metrics["validation"]["auc"] > 0.9
     table("new.csv", "customer,age,kind", lambda n: f"N{n},{n if n % 2 else ''},{'' if n % 3 else 'a'}", 20)
     table("new-shop.csv", "client_no,orders,town", lambda n: f"n{n},,{'Paris' if n % 2 else ''}", 20)
-    predict_rows(trained.folder, {"bank": "new.csv", "shop": "new-shop.csv"}, Path("scores.csv"))
+    predict_rows(trained.folder, {"bank": "new.csv", "shop": "new-shop.csv"}, Output(Path("scores.csv")))
     with Path("scores.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["customer"] for row in rows] == sorted(f"n{n}" for n in range(20))
+    assert [row["customer"] for row in rows] == [f"N{n}" for n in range(20)]
+    assert [row["matched_customer"] for row in rows] == [f"n{n}" for n in range(20)]
     assert all(0.0 < float(row["score_yes"]) < 1.0 for row in rows)

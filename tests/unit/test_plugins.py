@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import nn
 
 import vfl
 from tests.harness import cases
-from tests.harness.plugins import metadata
+from tests.harness.plugins import EXAMPLE, metadata
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
@@ -24,10 +25,12 @@ from vfl_common.config.models import MlpSettings, ModelSettings, PluginSettings,
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.channel import PROTOCOL
-from vfl_party import versions
+from vfl_party import plugins, versions
+from vfl_party.chain import Chain
 from vfl_party.data import Table, load_table
+from vfl_party.declared import Use
 from vfl_party.metrics import Metric, evaluate, lower_is_better
 from vfl_party.models import Encoder, InputSpec, checked_encoder
 from vfl_party.party import Opened, assemble, encoder_settings, expected_rows, open_party
@@ -42,6 +45,7 @@ Installed = Callable[[str, Any], None]
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     """(group, export): what installs a plug-in that is called ``mine``."""
+    monkeypatch.setattr(plugins, "_loaded", {})  # or all of our tests would be a plug-in's code from now on
 
     def install(group: str, export: Any) -> None:
         metadata(tmp_path / group, {group: {"mine": f"{__name__}:EXPORTS.{group.partition('.')[2]}"}}, name=group)
@@ -57,6 +61,134 @@ class EXPORTS:
 
 def recipe(**more: Any) -> Recipe:
     return Recipe.model_validate(cases.recipe(2) | more)
+
+
+# --- methods, transforms and policies: a change of the example, in a package of its own -------------------------------
+
+WORDS = {  # of shapes, that only the method knows, given at each step
+    'f32("rows", "width")': 'f32("rows", "directions")',
+    "EMBEDDING, width=party.embedding_size)": "EMBEDDING)",
+    'swap(step, {"z": z_BD}, rows=len(rows))': 'swap(step, {"z": z_BD}, rows=len(rows), directions=8)',
+    "collect(step, rows=len(rows))": "collect(step, rows=len(rows), directions=8)",
+}
+PLAIN = {"kind": "mine", "name": "plain", "epochs": 2, "batch_size": 24}
+Written = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    """(a module of the example, {its text: another one}, what it exports) -> a recipe with that plug-in, ``mine``."""
+
+    def write(module: str, changes: Mapping[str, str], group: str, attribute: str, **phase: Any) -> dict[str, Any]:
+        text = (EXAMPLE / f"{module}.py").read_text()
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / f"my_{module}.py").write_text(text)
+        metadata(tmp_path, {group: {"mine": f"my_{module}:{attribute}"}}, name="my-plugin")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, f"my_{module}", raising=False)
+        made = cases.recipe(3, task={"kind": "binary"})
+        made["phases"] = [PLAIN | {"kind": "splitnn"} | phase]
+        return made | {"simulate": {"parties": cases.columns("sklearn:breast_cancer", 3, limit=200)}}
+
+    return write
+
+
+def line_of(module: str, text: str, tmp_path: Path) -> int:
+    lines = (tmp_path / f"my_{module}.py").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+@pytest.mark.parametrize("changes", [{}, WORDS], ids=["the example", "words of its own in its shapes"])
+def test_attacks_read_a_method_of_a_plug_in(changes: dict[str, str], written: Written) -> None:
+    found = vfl.leaks(
+        written("plain_split", changes, "vfl.methods", "METHOD", **PLAIN), attacks=["columns", "norm"], quiet=True
+    ).found[0]
+    best = {line.of: line.value.mean for line in found.lines if line.attack == "columns"}
+    assert best["p1: mean of columns"] > 0.2
+    assert {line.attacker for line in found.lines if line.attack == "norm"} == {"p1", "p2"}
+    sizes = {(each.sender, each.receiver): dict(each.sizes) for each in found.sizes if each.phase == "plain"}
+    assert sizes["p1", "p0"] == sizes["p0", "p2"] == {24 * 8 * 4: 12, 16 * 8 * 4: 2}
+
+
+def test_a_method_that_names_no_rows_is_said_to_be_unknown_to_attacks(written: Written) -> None:
+    unnamed = {"return epoch[step.batch][1] if exchange == EMBEDDING.name else None": "return None"}
+    given = written("plain_split", unnamed, "vfl.methods", "METHOD", **PLAIN)
+    notes = vfl.leaks(given, attacks=["columns"], quiet=True).found[0].notes
+    assert any("no embeddings came whose rows a phase names" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"z_BD.backward(dz_BD)": "z_BD.backward(dz_BD[:, :3])"},
+            "the plug-in my-plugin failed in my_plain_split.py, line {line}: RuntimeError: .*; correct the plug-in",
+        ),
+        (
+            {"torch.optim.SGD(self.models": "torch.optim.SDG(self.models"},
+            "the plug-in my-plugin failed in my_plain_split.py, line {line}: AttributeError: .*; correct the plug-in",
+        ),
+        (
+            {"self.name, self.rounds, self.party": "self.nome, self.rounds, self.party"},
+            "recipe: phases: plain: the (Active|Passive) of kind 'mine' has no 'name'; set it in __init__, as",
+        ),
+        (
+            {'EMBEDDING, {"z": f32("rows", "width")})': 'EMBEDDING, {"z": f32("rows", "w")})'},
+            r"phase plain: exchange embedding: the word 'w' in the shapes of embedding z float32 \[rows, w\] has no "
+            "size; give w= where the exchange is opened, or at each step",
+        ),
+    ],
+    ids=["a round", "making it", "a name", "a size"],
+)
+def test_an_error_of_a_method_is_a_sentence_with_its_line(
+    changes: dict[str, str], sentence: str, written: Written, tmp_path: Path
+) -> None:
+    given = written("plain_split", changes, "vfl.methods", "METHOD", **PLAIN)
+    line = line_of("plain_split", next(iter(changes.values())), tmp_path)
+    with pytest.raises(InputError, match=sentence.replace("{line}", str(line))) as raised:
+        vfl.simulate(given, quiet=True)
+    assert raised.value.exit_code == 2
+    assert "my" not in raised.value.public
+    assert raised.value.__cause__ is not None or "failed" not in sentence  # a debugger, and the log, have the traceback
+
+
+def test_an_error_of_a_transform_is_a_sentence_with_its_line(written: Written, tmp_path: Path) -> None:
+    use = [{"kind": "mine", "exchange": "embedding", "norm": 0.5}]
+    changes = {"torch.renorm(x.detach(), p=2": "torch.renorm(x.detach(), p=0"}
+    given = written("row_clip", changes, "vfl.transforms", "TRANSFORM", transforms=use)
+    line = line_of("row_clip", "p=0", tmp_path)
+    sentence = rf"rows clipped to 0\.5 cannot be applied to what leaves: it failed in my_row_clip\.py, line {line}: "
+    with pytest.raises(InputError, match=sentence):
+        vfl.simulate(given, quiet=True)
+
+
+def test_noise_of_the_example_is_another_at_each_run(written: Written) -> None:
+    """A peer that runs the same recipe with columns of its own does not draw it."""
+    use = [{"kind": "mine", "exchange": "embedding", "clip": 1.0, "epsilon": 2.0}]
+    given = written("clipped_laplace", {}, "vfl.transforms", "TRANSFORM", transforms=use)
+    one, other = (vfl.simulate(given, quiet=True) for _ in range(2))
+    ours, theirs = one.model("p0").top, other.model("p0").top
+    assert ours is not None
+    assert theirs is not None
+    assert not torch.equal(ours.state_dict()["0.weight"], theirs.state_dict()["0.weight"])
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_noise_that_every_peer_can_draw_again_is_refused(leave: bool, written: Written) -> None:
+    use = [{"kind": "mine", "exchange": "embedding", "clip": 1.0, "epsilon": 2.0}]
+    changes = {"self._random.laplace_like(z_BD)": "torch.distributions.Laplace(0.0, 1.0).sample(z_BD.shape)"}
+    changes["from torch import Tensor"] = "import torch\nfrom torch import Tensor"
+    given = written("clipped_laplace", changes, "vfl.transforms", "TRANSFORM", transforms=use)
+    sentence = "draws from torch's generator, and every peer can draw the same .*NoisyFilter, and draw from self._rando"
+    if leave:
+        made = Use("mine", {"clip": 1.0, "epsilon": 2.0}, leave=frozenset({"count"})).make("here")
+        with pytest.raises(InputError, match=sentence):
+            Chain([made]).apply({"z": torch.ones(3, 2), "count": torch.ones(1)})
+        return
+    with pytest.raises(InputError, match=sentence):
+        vfl.simulate(given, quiet=True)
 
 
 # --- encoders -------------------------------------------------------------------------------------------------------
@@ -171,7 +303,7 @@ def test_a_source_of_a_plug_in_is_read_as_a_table(installed: Installed) -> None:
 @pytest.mark.parametrize(
     ("read", "sentence"),
     [
-        (lambda _rest: 1 / 0, "mine:x: the plug-in fails (ZeroDivisionError: division by zero); correct data.source"),
+        (lambda _rest: 1 / 0, "mine:x: the plug-in failed in test_plugins.py, line "),
         (lambda _rest: 3, "mine:x: cannot be read as a table: it is of type int"),
         (lambda _rest: pa.table({"who": ["a"]}), "mine:x: has no feature columns beside the id"),
         (lambda _rest: pa.table({"id": ["a"]}), "mine:x: has no column 'who', which data.id names"),
@@ -259,8 +391,8 @@ def test_a_metric_that_is_undefined_is_left_out(installed: Installed) -> None:
     [
         (Metric(lambda *_: float("nan")), "the metric 'mine' gives nan, and a finite number, or None, is wanted"),
         (Metric(lambda *_: float("-inf")), "gives -inf, and a finite number"),
-        (Metric(lambda *_: "x"), "the metric 'mine' fails (ValueError: could not convert"),  # type: ignore[arg-type]
-        (Metric(lambda *_: 1 / 0), "the metric 'mine' fails (ZeroDivisionError: division by zero); correct"),
+        (Metric(lambda *_: "x"), "the metric 'mine' gives x, and a finite number"),  # type: ignore[arg-type]
+        (Metric(lambda *_: 1 / 0), "the metric 'mine' failed in test_plugins.py, line "),
         (len, "the metric 'mine' gives a builtin_function_or_method, and a Metric is wanted"),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 
 from tests.harness import cases
 from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import FRAME, DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.program import exit_status
@@ -26,8 +26,8 @@ from vfl_common.run_folder import create
 from vfl_common.stages import Planned
 from vfl_party.checkpoint import CheckpointStore
 from vfl_party.cli import cli
-from vfl_party.data import Preprocessor, Table, load_table
-from vfl_party.prediction import load_trained, prediction_data
+from vfl_party.data import Preprocessor, Table, load_table, loading
+from vfl_party.prediction import TrainedRun, load_trained, prediction_data, unseen
 from vfl_party.results import write_table
 
 TABLE = pa.table({"id": ["a", "b"], "score": [0.25, 0.75]})
@@ -89,6 +89,10 @@ def test_advice_about_new_rows_names_no_setting_of_the_program(tmp_path: Path) -
             "column 'age' has 1 missing value, first in row 3 .*; fill them: training had ",
         ),
         ({"age": None}, "has no column 'age', but training had it; add it"),
+        (
+            {"age": None, "Age": [1, 2, 3, 4]},
+            r"has no column 'age', but training had it \(the nearest: 'Age'\); add it",
+        ),
     ):
         new = {name: values for name, values in (rows | changed).items() if values is not None}
         pyarrow.csv.write_csv(pa.table(new), tmp_path / "new.csv")
@@ -108,6 +112,90 @@ def test_categories_that_training_never_had_are_counted(tmp_path: Path) -> None:
     made = Preprocessor.fit(read(["x", "y", ""]), np.arange(3), one_hot=True, flatten=True, settings=settings)
     assert made.unseen(read(["z", "y", "", "z", "v", "x"])) == {"town": 3}
     assert made.unseen(read(["y", "", "x"])) == {}
+
+
+def numbers(rows: int, seed: int = 0) -> dict[str, pa.Array]:
+    """Columns as tables have them: ages, incomes of a few rich people, a rare flag, an empty and a constant column."""
+    drawn = np.random.default_rng(seed)
+    columns = {
+        "age": drawn.integers(18, 90, rows),
+        "income": drawn.lognormal(10, 0.7, rows),
+        "flag": (drawn.random(rows) < 0.005).astype(int),
+        "empty": [None] * rows,
+        "one": [1] * rows,
+    }
+    return {"who": pa.array([f"u{row}" for row in range(rows)])} | {
+        name: pa.array(values, pa.float64()) for name, values in columns.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def spanned() -> Preprocessor:
+    table = loading({"p": pa.table(numbers(2_000))})(SPANNED, False)
+    fitted = Preprocessor.fit(table, np.arange(1_500), one_hot=True, flatten=True, settings=SPANNED)
+    return Preprocessor.from_state(json.loads(json.dumps(fitted.state())))
+
+
+SPANNED = DataSettings(source=f"{FRAME}p", id=("who",), missing="mean")
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "outside"),
+    [
+        ("age", lambda x: x, 0),
+        ("income", lambda x: x * 100, 1_000),  # cents
+        ("income", lambda x: x / 1000, 1_000),  # thousands: none is beyond the numbers of training
+        ("age", lambda x: np.where(np.arange(1_000) == 7, 999, x), 1),
+        ("age", lambda x: np.where(np.arange(1_000) == 7, np.nan, x), 0),
+        ("flag", lambda x: x * 100 + 100, 1_000),
+        ("one", lambda x: x + 1, 1_000),
+        ("empty", lambda x: x * 0 + 5, 0),  # nothing is known
+    ],
+)
+def test_numbers_outside_those_of_training_are_counted(
+    column: str, change: Callable[[np.ndarray], np.ndarray], outside: int, spanned: Preprocessor
+) -> None:
+    new = numbers(1_000, seed=1)
+    before = np.zeros(1_000) if column == "empty" else new[column].to_numpy()
+    new[column] = pa.array(change(before), pa.float64())
+    found = spanned.outside(loading({"p": pa.table(new)})(SPANNED, False))
+    assert found == ({column: pytest.approx(outside, abs=0.02 * 1_000 if outside == 1_000 else 0)} if outside else {})
+
+
+def test_a_few_rows_may_all_be_rare(spanned: Preprocessor) -> None:
+    new = {name: column[:4] for name, column in numbers(1_000, seed=1).items()} | {"age": pa.array([18.0, 89, 89, 18])}
+    assert spanned.outside(loading({"p": pa.table(new)})(SPANNED, False)) == {}
+
+
+def test_a_run_from_before_spans_were_kept_predicts(spanned: Preprocessor) -> None:
+    state = {key: value for key, value in spanned.state().items() if key != "spans"}
+    new = numbers(1_000, seed=1) | {"income": pa.array(np.full(1_000, 1e9))}
+    assert Preprocessor.from_state(state).outside(loading({"p": pa.table(new)})(SPANNED, False)) == {}
+
+
+def test_too_many_numbers_outside_are_refused_if_the_recipe_says_so(spanned: Preprocessor) -> None:
+    new = numbers(1_000, seed=1)
+    income = new["income"].to_numpy()
+    new["income"] = pa.array(np.where(np.arange(1_000) < 300, income * 1e6, income))
+    table = loading({"p": pa.table(new)})(SPANNED, False)
+
+    def told(**predict: float) -> list[str]:
+        recipe = Recipe.model_validate(cases.recipe(2) | {"predict": predict})
+        state = {"preprocessor": spanned.state()}
+        return unseen(TrainedRun("one", recipe, recipe.model.encoder, state, Path(), {}), table)
+
+    text = "column 'income' has numbers far outside those of training: in 300 of 1,000 rows"
+    assert told() == told(refuse_outside=0.3) == [f"{text}; are they in the unit of training?"]
+    refused = f"{text}, and predict.refuse_outside of the recipe is 0.29; correct them"
+    with pytest.raises(InputError, match=re.escape(refused)):
+        told(refuse_outside=0.29)
+
+
+def test_what_a_prediction_refuses_changes_the_digest_only_if_it_is_named() -> None:
+    plain, given = cases.recipe(2), cases.recipe(2) | {"predict": {"refuse_outside": 0.1}}
+    assert "predict" not in json.loads(Recipe.model_validate(plain).canonical_json())
+    assert Recipe.model_validate(plain | {"predict": {}}).digest() == Recipe.model_validate(plain).digest()
+    assert Recipe.model_validate(given).digest() != Recipe.model_validate(plain).digest()
 
 
 # -- the trained run ------------------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from click.testing import CliRunner
 from tests.harness import cases
 from tests.harness.federation import toml
 from vfl.certs.authority import create_authority, issue
+from vfl_common.errors import InputError
 from vfl_party.cli import cli
+from vfl_party.forecast.count import read_outlook
 from vfl_party.preflight import Finding, check
 
 
@@ -51,6 +53,30 @@ def test_an_address_that_nobody_can_dial_is_not_relayed(tmp_path: Path, listen: 
     )
     (found,) = [finding for finding in checked(path, listen=listen, advertise=listen) if not finding.fine]
     assert found.text.startswith(f"{path}: advertise: {listen} means all addresses")
+
+
+@pytest.mark.parametrize(("place", "module"), [("model", "code_of_all"), ("party", "code_of_p1")])
+def test_code_that_a_recipe_names_needs_the_party_s_word(place: str, module: str, tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    (tmp_path / f"{module}.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path)!r}, 'ran').touch()\n")
+    recipe = tomllib.loads((tmp_path / "recipe.toml").read_text())
+    holder = recipe["model"] if place == "model" else recipe["parties"][1]
+    holder["encoder"] = {"kind": "custom", "factory": f"{module}:make"}
+    (tmp_path / "recipe.toml").write_text(toml(recipe))
+    for allowed in ([], ["code"], [f"{module}:other"], [f"{module}.make"]):
+        (found,) = [finding for finding in checked(path, allow_code=allowed) if not finding.fine]
+        assert found.text == (
+            f"{path}: the recipe has this party run {module}:make, which the party file does not allow; "
+            f'read that code, and set allow_code = ["{module}"], or give an encoder of your own'
+        )
+        with pytest.raises(InputError, match="does not allow; read that code"):
+            read_outlook(path)
+    assert not (tmp_path / "ran").exists()
+    for allowed in ([module], [f"{module}:make"]):
+        (found,) = [finding for finding in checked(path, allow_code=allowed) if not finding.fine]
+        assert f"{module} has no function or class 'make'" in found.text
+    assert (tmp_path / "ran").exists()
+    assert all(finding.fine for finding in checked(path, allow_code=[], encoder={"kind": "mlp"}))
 
 
 def test_the_relayed_address_is_said(tmp_path: Path) -> None:
@@ -94,8 +120,8 @@ def test_what_each_rule_and_policy_keeps_is_counted_without_an_id(tmp_path: Path
         "as they come: 1 missing, 0 repeat an earlier row's; kept: 4",
         "after trim: 1 missing, 0 repeat an earlier row's; kept: 4",
         'after trim, casefold: 1 missing, 1 repeat an earlier row\'s; kept: 3 with duplicates = "first", 2 with "drop"',
-        "most look: in several ways as they come, A after the rules; after the rules they must look alike at every"
-        " party: ask the others",
+        "shapes: ' A' 25 %, A 25 %, 'A ' 25 %, AAAAAA 25 % as they come, A 75 %, AAAAAA 25 % after the rules; shapes"
+        " and shares should be about the same at every party: ask the others",
         'duplicates = "first": 3 rows are kept',
     ]
     assert "rows: 3" in [finding.text for finding in found if finding.about == "data"]
@@ -113,8 +139,37 @@ def test_how_ids_look_is_said_before_and_after_the_rules(tmp_path: Path) -> None
     path = federation(tmp_path, id_rules=["trim", "casefold", "zeros"]) / "p1.toml"
     (tmp_path / "own.csv").write_text("who,x\n" + "".join(f"AT-{number:06},{number}\n" for number in range(100, 200)))
     found = [finding.text for finding in checked(path, data={"source": "own.csv", "id": "who"})]
-    look = "most look: AA-000000 as they come, AA-000 after the rules; after the rules they must look alike at every"
-    assert f"{look} party: ask the others" in found
+    looks = "AA-000000; a number begins with 0 in 100 % as they come, AA-000 after the rules"
+    assert f"shapes: {looks}; shapes and shares should be about the same at every party: ask the others" in found
+
+
+def test_zeros_that_another_party_may_have_lost_are_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path, id_rules=["trim"]) / "p1.toml"
+    (tmp_path / "own.csv").write_text("who,x\n" + "".join(f"KD-{number:06},1\n" for number in range(99_900, 100_100)))
+    (tmp_path / "bare.csv").write_text("who,x\n" + "".join(f"{number},1\n" for number in range(1, 847)))
+    said = "numbers in the ids begin with 0: if the table of another party has lost these zeros"
+    said = f'{said}, add "zeros" to rows.id_rules'
+    for source, notes in (("own.csv", [said]), ("bare.csv", [])):
+        found = checked(path, data={"source": source, "id": "who"})
+        assert [finding.text for finding in found if finding.note and finding.about == "ids"] == notes
+
+
+def test_what_a_table_holds_reaches_the_terminal_printable_and_short(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    rows = "".join(f"{number},1,{'+no' if number % 2 else chr(27) + '[31mno'}\n" for number in range(60))
+    (tmp_path / "own.csv").write_text(f"who,{'x' * 5000},y\n{rows}")
+    recipe = tomllib.loads((tmp_path / "recipe.toml").read_text())
+    (tmp_path / "recipe.toml").write_text(toml(recipe | {"task": {"kind": "binary"}}))
+    data = {"source": "own.csv", "id": "who", "label": "y"}
+    notes = [finding.text for finding in checked(path, data=data) if finding.note]
+    assert "30 ids and labels begin with =, +, -, @ or a tab, and a spreadsheet computes them in a .csv" in "".join(
+        notes
+    )
+    shown = CliRunner().invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False).output
+    assert "ok    data            [31mno: 30\n" in shown
+    assert shown.replace("\n", "").isprintable()
+    assert "x" * 100 not in shown
+    assert f"('{'x' * 80}…')" in shown
 
 
 def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:

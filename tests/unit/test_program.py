@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,20 @@ def test_a_program_leaves_the_interpreter_as_it_is_and_keeps_what_was_said(end: 
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "said, noted", told)
 
 
+@pytest.mark.parametrize(("private", "modes"), [(True, "0o700 0o600"), (False, "0o755 0o644")])
+def test_what_a_program_makes_is_its_user_s_alone_and_its_memory_is_dumped_nowhere(
+    private: bool, modes: str, tmp_path: Path
+) -> None:
+    make = (
+        "os.mkdir('runs'); open('log', 'w'); print(*(oct(os.stat(each).st_mode & 0o777) for each in ('runs', 'log')))"
+    )
+    end = f"{make}; import resource; print(resource.getrlimit(resource.RLIMIT_CORE))"
+    text = PROGRAM.format(end=end).replace('"program")', f'"program", private={private})')
+    shell = ["sh", "-c", 'umask 022; ulimit -c hard; exec "$0" -c "$1"', sys.executable, text]
+    ended = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == f"said{modes}\n(0, 0)\n, noted", ended.stderr
+
+
 def test_a_program_without_standard_output_ends_with_its_code() -> None:
     shell = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, PROGRAM.format(end="return 3")]
     ended = subprocess.run(shell, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -54,6 +69,17 @@ def test_an_error_is_one_line_whatever_a_peer_wrote_into_it(
     assert last.isprintable()
     assert last.startswith("error: ")
     assert last.endswith("p1 sent [2J  error: forged")
+
+
+def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    assert exit_status(fail) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(
+        "error: there is not enough memory on this machine: give the process more, or take fewer rows"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from vfl_common import prometheus
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Ledger, TcpCount
+from vfl_common.link import PROTOCOL
 from vfl_common.logs import Console
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.prometheus import exposed, listen_address, traffic
-from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.said import STATES, Start
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_party.pace import BOUNDS_S, Steps
@@ -250,6 +251,7 @@ def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
     assert {each.value: found[key("vfl_run_state", state=each.value)] for each in RunState} == {
         each.value: each is RunState.RUNNING for each in RunState
     }
+    assert found[key("vfl_server_info", run_id="run", recipe="case", job="train", version=version("vfl"))] == 1
     assert found[key("vfl_generation")] == 1
     assert found[key("vfl_interruptions_total")] == 0
     assert found[key("vfl_refusals_total", code="NOT_IN_RECIPE")] == 2

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.harness.aligning import Parties, Recorder, in_common, sets_of, small_batches
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, LostError, PeerError
-from vfl_common.psi import PHASE
+from vfl_common.psi import PHASE, least_common
 from vfl_party.align import psi
+from vfl_party.align.kept import SALT_BYTES
 from vfl_party.psi.pool import Masking
 
 IDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
@@ -102,6 +103,24 @@ def test_with_fewer_rows_than_wanted_nobody_learns_which(parties: int, common: i
     assert not [*tmp_path.rglob("alignment/*")]  # no rows, and no secrets either
 
 
+@pytest.mark.parametrize(("at_least", "enough"), [(0.2, True), (0.3, False), (0.07, True)])
+def test_a_share_is_of_each_party_s_own_rows(at_least: float, enough: bool, tmp_path: Path) -> None:
+    sets = sets_of(many(20), [*many(20), *many(80, "p1-")])  # all of p0's rows, and 20 % of p1's
+    found, errors = Parties(tmp_path, sets, rows={"at_least": at_least}).outcomes()
+    assert bool(found) == enough
+    for error in errors:
+        assert isinstance(error, PeerError)
+        assert error.code is Code.ROWS_DIFFER
+        assert f"rows.at_least = {at_least} of each party's; are ids spelt alike" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("at_least", "least"), [(1, 1), (1000, 1000), (0.8, 80), (0.07, 7), (0.29, 29), (0.295, 30), (0.001, 1)]
+)
+def test_the_least_number_of_common_rows_of_a_hundred(at_least: int | float, least: int) -> None:
+    assert least_common(at_least, 100) == least
+
+
 def test_an_earlier_alignment_with_fewer_rows_than_wanted_is_refused(tmp_path: Path) -> None:
     sets = sets_of(many(20), many(10))
     Parties(tmp_path, sets, run_id="first").align()
@@ -149,6 +168,16 @@ def test_who_knows_the_rows_asks_neither_the_ring_nor_the_server(named: bool, tm
     again = Parties(tmp_path, sets, run_id="another" if named else "run", rows=rows, tap=record).align()
     assert again == first
     assert steps(record) == {(PHASE, 0), ("open", 0)}
+
+
+def test_the_rows_that_an_earlier_release_has_found_are_taken(tmp_path: Path) -> None:
+    """It kept no salt."""
+    sets = sets_of(many(40), many(30), many(20))
+    first = Parties(tmp_path, sets).align()
+    for name in sets:
+        path = tmp_path / "run" / name / "alignment" / "common.bits"
+        path.write_bytes(path.read_bytes()[:-SALT_BYTES])
+    assert Parties(tmp_path, sets, run_id="another", rows={"alignment": "run"}).align() == first
 
 
 def test_an_earlier_alignment_of_other_rows_is_refused(tmp_path: Path) -> None:

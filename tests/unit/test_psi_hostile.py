@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import os
 import re
+import shutil
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,8 @@ from tests.harness.aligning import SERVER, Parties, Recorder, changed, in_common
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES
-from vfl_party.align import psi
+from vfl_party.align import digest, psi, quota
+from vfl_party.align.kept import Kept
 from vfl_party.psi import sealed
 from vfl_party.psi.curve import POINT_BYTES
 
@@ -96,7 +103,7 @@ def test_other_sizes_than_announced(liar: str, peer: str, change: Change, tmp_pa
 
 
 def test_the_same_points_in_two_batches(tmp_path: Path) -> None:
-    """Only the server sees it: within a batch there is none twice."""
+    """Within a batch there is none twice."""
     shown: list[bytes] = []
 
     def tap(who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
@@ -108,8 +115,37 @@ def test_the_same_points_in_two_batches(tmp_path: Path) -> None:
     _, errors = Parties(tmp_path, sets_of(many(0, 40), many(5, 40)), tap=tap).outcomes()
     assert isinstance(errors[0], PeerError)
     assert errors[0].party == "p1"
-    assert str(errors[0]) == "the masked rows of p1 hold a row twice"
+    assert str(errors[0]) == "p1 sent a point twice; run the same version of this program at all parties"
     assert len(errors) == 3
+
+
+def test_the_same_points_in_two_batches_of_three_parties(tmp_path: Path) -> None:
+    """p2 gets p0's rows from p1, which has done no wrong."""
+    shown: list[bytes] = []
+
+    def tap(who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
+        if (who, to) != ("p0", "p1") or at not in (FIRST, SECOND):
+            return bundle
+        shown.append(bytes(bundle.tensors["points"].data))
+        return changed(bundle, "points", shown[0])
+
+    for order in range(3):  # whoever is first
+        _, errors = Parties(tmp_path / str(order), sets_of(*(many(0, 40) for _ in range(3))), tap=tap).outcomes()
+        assert isinstance(errors[0], PeerError)
+        assert (errors[0].party, str(errors[0])[:25]) == ("p0", "p0 sent a point twice; ru")
+        shown.clear()
+
+
+def test_points_that_are_alike_in_part_are_not_the_same(tmp_path: Path) -> None:
+    kept, head = Kept(tmp_path, ["a"], 2), bytes(range(8))
+    (tmp_path / "alignment").mkdir()
+    different = [head + bytes([each]) * 24 for each in range(5)]
+    kept.add(2, b"".join(different))
+    kept.require_distinct(2, "p1")
+    kept.add(2, different[3])
+    with pytest.raises(PeerError, match="p1 sent a point twice") as caught:
+        kept.require_distinct(2, "p1")
+    assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "p1")
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: bytes(len(data))])
@@ -263,7 +299,14 @@ def test_the_server_is_told_sizes_that_do_not_fit(sizes: tuple[int, int], text: 
 def test_the_server_is_sent_a_tag_twice(tmp_path: Path) -> None:
     tags = StepKey(PHASE, 2, 1)
     error = disturbed(tmp_path, 2, "p1", SERVER, tags, "tags", lambda data: data[:TAG_BYTES] + data[:-TAG_BYTES])
-    assert str(error) == "the masked rows of p0 hold a row twice"
+    assert str(error).startswith("p1 sent a tag twice among those of p0; ")
+    assert error.party == "p1"
+
+
+def test_the_server_names_who_sent_a_tag_twice_in_a_ring(tmp_path: Path) -> None:
+    tags = StepKey(PHASE, 3, 1)
+    error = disturbed(tmp_path, 3, "p2", SERVER, tags, "tags", lambda data: data[:TAG_BYTES] + data[:-TAG_BYTES])
+    assert (error.party, str(error)[:39]) == ("p2", "p2 sent a tag twice among those of p0; ")
 
 
 def test_the_server_is_sent_fewer_tags(tmp_path: Path) -> None:
@@ -353,3 +396,187 @@ def test_an_attempt_is_not_for_another_set(tmp_path: Path) -> None:
         "goes on with an alignment in which the parties had other numbers of rows" in str(each) for each in errors
     )
     assert not state.exists()
+
+
+# -- the server and a party that join forces ---------------------------------------------------------------------------
+
+
+def bits_of(*places: int, rows: int = 40) -> bytes:
+    """Returns what the server sends to mark the rows at these places of the order in which a party shows them."""
+    marks = np.zeros(rows, bool)
+    marks[list(places)] = True
+    return np.packbits(marks).tobytes()
+
+
+class Colluding(Recorder):
+    """A server that marks what it likes of p1's rows, and interrupts the run as soon as it has p1's digest."""
+
+    def __init__(self, parties: int, bits: bytes, look: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._parties, self._bits, self._look = parties, bits, look
+        self.digest = b""
+
+    def __call__(self, who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
+        if (who, to, at) == (SERVER, "p1", StepKey(PHASE, self._parties, 1)):
+            bundle = changed(bundle, "common", self._bits)
+        if (who, to, at) == ("p1", SERVER, StepKey(PHASE, self._parties, 2)):
+            self.digest = bytes(bundle.tensors["digest"].data)
+            self._look()
+            raise InterruptedRun("the server says so")
+        return super().__call__(who, to, at, bundle)
+
+
+def asking(folder: Path, parties: int, begins: Callable[[], None], **given: Any) -> Parties:
+    sets = sets_of(*(many(5 * number, 40) for number in range(parties)))
+    return Parties(folder, sets, asks={"p1": {"begins": begins}}, **given)
+
+
+def interrupted_with(parties: Parties, bits: bytes, look: Callable[[], None] = lambda: None) -> bytes:
+    """Returns p1's digest of the list that the bits make."""
+    parties.tap = tap = Colluding(len(parties.sets), bits, look)
+    found, errors = parties.outcomes()
+    assert not found
+    assert errors
+    return tap.digest
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("divides", [True, False])
+def test_other_bits_in_the_same_attempt_end_it_and_count(parties: int, divides: bool, tmp_path: Path) -> None:
+    """Each list would be one more guess at an id: of known rows, to be as many as wanted, and one that is not known."""
+    counted: list[str] = []
+    ring = asking(tmp_path, parties, partial(counted.append, "p1"), divides=divides)
+    state = ring.folder_of("p1") / "alignment" / "state.json"
+
+    def look() -> None:
+        assert json.loads(state.read_text())["marks"]  # on the disk before the digest is sent
+
+    digest_ = interrupted_with(ring, bits_of(0, 1, 2), look)
+    assert digest_
+    assert interrupted_with(ring, bits_of(0, 1, 2)) == digest_  # an honest server does the same again
+    assert counted == ["p1"]
+    ring.tap = tap = Colluding(parties, bits_of(0, 1, 3))
+    _, errors = ring.outcomes()
+    error = errors[0]
+    assert isinstance(error, PeerError)
+    assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, SERVER)
+    assert str(error).startswith("server has marked other rows as common than before in the same alignment: ")
+    assert not tap.digest
+    assert counted == ["p1"] * 2
+    assert not state.exists()
+    ring.tap = lambda _who, _to, _at, bundle: bundle
+    assert {tuple(each.ids) for each in ring.align().values()} == {in_common(ring.sets)}
+    assert counted == ["p1"] * 3
+
+
+def test_interruptions_give_no_more_guesses_than_alignments_a_day(tmp_path: Path) -> None:
+    begins = partial(quota.count, tmp_path / "alignments-p1.json", "p1.csv", 5, time.time())
+    ring = asking(tmp_path, 2, begins, rows={"at_least": 3})
+    shown = {interrupted_with(ring, bits_of(0, 1, 2, place)) for place in range(3, 30)}
+    assert len(shown - {b""}) == 3  # every other one is refused, and counts
+
+
+def test_the_active_party_cannot_choose_the_salt_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise what it has tried out once would do for every alignment."""
+    shown, drawn = set[bytes](), os.urandom
+    monkeypatch.setattr(os, "urandom", lambda size: bytes(range(size)) if size == psi.NAME_BYTES else drawn(size))
+    for run in ("first", "second"):
+
+        def tap(who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
+            if (who, to, at) == ("p0", "p1", HELLO):
+                return changed(bundle, "introductions", b"\1" * (2 * psi.INTRODUCTION_BYTES))
+            if (who, to, at) == ("p1", SERVER, StepKey(PHASE, 2, 2)):
+                shown.add(bytes(bundle.tensors["digest"].data))
+            return bundle
+
+        found, errors = Parties(tmp_path / run, sets_of(many(0, 40), many(0, 40)), tap=tap).outcomes()
+        assert not found
+        assert "do not take the same rows" in str(errors[0])
+    assert len(shown) == 2
+
+
+def test_an_attempt_of_an_earlier_name_has_another_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, shown, drawn = itertools.cycle([bytes(range(16)), bytes(range(1, 17))]), set[bytes](), os.urandom
+    monkeypatch.setattr(os, "urandom", lambda size: next(names) if size == psi.NAME_BYTES else drawn(size))
+    parties = Parties(tmp_path, sets_of(many(0, 40), many(0, 40)))
+    for _ in range(3):
+        shown.add(interrupted_with(parties, bits_of(0, 1, 2)))
+        shutil.rmtree(parties.folder_of("p0") / "alignment")  # so the next attempt has another name
+    assert len(shown - {b""}) == 3
+
+
+def test_a_guess_costs_what_scrypt_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(digest._SCRYPT, "n", 1 << 15)
+    digest._slow.cache_clear()
+    listed = b"".join(len(each.encode()).to_bytes(4, "little") + each.encode() for each in ("a", "ü"))
+    given = {"salt": b"salt", "n": 1 << 15, "r": 8, "maxmem": 1 << 26, "dklen": 32}
+    slow = hashlib.scrypt(hashlib.sha256(listed).digest(), p=4, **given)  # type: ignore[arg-type]
+    assert digest.slow_digest(b"salt", ("a", "ü"), digest.PASSES_FOUND) == slow
+    assert digest.rows_digest("run", ("a", "ü"), b"salt") != digest.rows_digest("other", ("a", "ü"), b"salt")
+
+
+# -- too many rows, too few --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("who", "most", "text"),
+    [
+        ("p0", 41, "p2 announces 42 rows, and p0 masks at most 41 of another party"),
+        ("p1", 41, "p0 says that p2 announces 42 rows, and p1 masks at most 41 of another party"),
+        ("p2", 39, "p0 announces 40 rows, and p2 masks at most 39 of another party"),
+    ],
+)
+def test_a_party_with_more_rows_than_wanted_is_refused_before_anything_is_masked(
+    who: str, most: int, text: str, tmp_path: Path
+) -> None:
+    record = Recorder()
+    sets = sets_of(*(many(5 * number, 40 + number) for number in range(3)))
+    found, errors = Parties(tmp_path, sets, asks={who: {"peer_rows_at_most": most}}, tap=record).outcomes()
+    assert not found
+    error = errors[0]
+    assert isinstance(error, PeerError)
+    assert (error.code, error.party) == (Code.REFUSED, "p2" if who != "p2" else "p0")
+    assert str(error) == f"{text} (peer_rows_at_most of its party file)"
+    assert who not in {each.sender for each in record.said if "points" in each.tensors}
+    assert not [*(tmp_path / "run" / who).rglob("*.points")]
+
+
+def test_rows_of_ones_own_are_as_many_as_one_likes(tmp_path: Path) -> None:
+    sets = sets_of(many(0, 40), many(5, 20))
+    parties = Parties(tmp_path, sets, asks={"p0": {"peer_rows_at_most": 20}})
+    assert {tuple(each.ids) for each in parties.align().values()} == {in_common(sets)}
+    parties.asks = {"p0": {"peer_rows_at_most": 1}}  # the rows are known, and nobody masks any
+    assert {tuple(each.ids) for each in parties.align().values()} == {in_common(sets)}
+
+
+def test_the_server_refuses_a_party_with_more_rows_than_it_compares(tmp_path: Path) -> None:
+    record = Recorder()
+    parties = Parties(tmp_path, sets_of(many(0, 40), many(5, 41)), rows_at_most=40, tap=record)
+    found, errors = parties.outcomes()
+    assert not found
+    assert isinstance(errors[0], PeerError)
+    assert (errors[0].code, errors[0].party) == (Code.REFUSED, "p1")
+    text = "p1 announces 41 rows, and the server compares at most 40 of a party (its option --rows-at-most)"
+    assert str(errors[0]) == text
+    assert not [each for each in record.said if "tags" in each.tensors]
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_a_party_answers_for_so_many_new_rows_and_not_for_fewer(enough: bool, tmp_path: Path) -> None:
+    """The recipe's ``rows.at_least`` is for training."""
+    record, least = Recorder(), 35 if enough else 36
+    sets = sets_of(many(0, 40), many(5, 40))
+    parties = Parties(tmp_path, sets, rows={"at_least": 39}, divides=False, asks={"p1": {"at_least": least}})
+    parties.tap = record
+    found, errors = parties.outcomes()
+    if enough:
+        assert not errors
+        assert {tuple(each.ids) for each in found.values()} == {in_common(sets)}
+        return
+    assert not found
+    error = errors[0]
+    assert isinstance(error, PeerError)
+    assert (error.code, error.party) == (Code.ROWS_DIFFER, "p1")
+    assert error.public == "fewer rows are held by all parties than p1 answers for"
+    assert str(error) == f"{error.public}: 35 are, and predict.at_least of its party file is 36"
+    assert "p1" not in {each.sender for each in record.said if "digest" in each.tensors}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -152,6 +153,22 @@ def test_a_party_that_died_before_it_kept_the_rows_makes_only_the_tags_be_compar
     again.tap = after = Recorder()
     assert {tuple(each.ids) for each in again.align().values()} == {in_common(SETS)}
     assert not [each for each in after.said if "points" in each.tensors]
+
+
+def test_an_unfinished_alignment_of_an_earlier_release_begins_anew(tmp_path: Path) -> None:
+    """It showed its rows in another order, and noted no marks."""
+    parties = interrupted(tmp_path)
+    before = {name: state(parties, name) for name in SETS}
+    for name, facts in before.items():
+        old = {key: value for key, value in facts.items() if key not in ("marks", "salt", "sum")}
+        total = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
+        path = parties.folder_of(name) / "alignment" / "state.json"
+        path.write_text(json.dumps({**old, "sum": total}))
+    parties.tap = Interrupting(24)
+    parties.outcomes()
+    assert all(state(parties, name)["secret"] != before[name]["secret"] for name in SETS)
+    parties.tap = Recorder()
+    assert {tuple(each.ids) for each in parties.align().values()} == {in_common(SETS)}
 
 
 def test_a_secret_that_was_damaged_is_not_used(tmp_path: Path) -> None:

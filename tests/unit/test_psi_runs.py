@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,16 +78,41 @@ def test_the_summary_says_how_many_rows_are_in_common(found: vfl.Run, by_hand: v
     parties = json.loads((Path(found.folder) / "summary.json").read_text())["parties"]
     counts = {each["name"]: (each["rows"], each["common_rows"]) for each in parties}
     assert counts == {"server": (0, 0), "bank": (120, 80), "shop": (120, 80)}
-    assert "80 rows in common (bank 120, shop 120)" in found._repr_html_()
+    assert "80 rows in common (bank 67 % of 120, shop 67 % of 120)" in found._repr_html_()
     assert "rows in common (" not in by_hand._repr_html_()
+
+
+def test_each_party_is_told_the_share_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> None:
+    shop = vfl.Data(SHOP, settings={"expect_common": 0.7})
+    with caplog.at_level(logging.INFO, "vfl_party"):
+        run(RECIPE, BANK[FROM - 10 :], shop)
+    said = [record.getMessage() for record in caplog.records]
+    assert "80 of your 90 rows (89 %) are common to all parties" in said
+    assert "80 of your 120 rows (67 %) are common to all parties" in said
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    few = "only 67 % of the rows of frame of shop are common to all parties, fewer than data.expect_common = 0.7;"
+    assert [text for text in warned if "common" in text] == [
+        f"{few} compare how ids look at every party (vfl-party check), or lower the key"
+    ]
+
+
+def test_few_common_rows_are_a_warning_without_a_key(caplog: pytest.LogCaptureFixture) -> None:
+    many = pd.DataFrame({"id": [f"x{number}" for number in range(80)], "size": 0.5})
+    with caplog.at_level(logging.WARNING, "vfl_party"):
+        run(RECIPE, BANK, pd.concat([SHOP, many]))
+    assert [record.getMessage()[:40] for record in caplog.records if "common" in record.getMessage()] == [
+        "only 40 % of the rows of frame of shop a"
+    ]
 
 
 def test_a_prediction_is_for_the_rows_in_common(found: vfl.Run, by_hand: vfl.Run) -> None:
     new = {"bank": BANK.drop(columns="left")[20:60], "shop": SHOP}
     scores = found.predict(new)
-    assert sorted(scores["id"]) == sorted(set(new["bank"]["id"]) & set(SHOP["id"]))
-    theirs = by_hand.predict({name: each[each["id"].isin(set(scores["id"]))] for name, each in new.items()})
-    pd.testing.assert_frame_equal(pd.DataFrame(scores), pd.DataFrame(theirs))
+    assert scores["id"] == list(new["bank"]["id"])
+    scored = pd.DataFrame(scores)[[state == "scored" for state in scores["state"]]].reset_index(drop=True)
+    assert sorted(scored["id"]) == sorted(set(new["bank"]["id"]) & set(SHOP["id"]))
+    theirs = by_hand.predict({name: each[each["id"].isin(set(scored["id"]))] for name, each in new.items()})
+    pd.testing.assert_frame_equal(scored.astype({"class": int}), pd.DataFrame(theirs))
 
 
 @pytest.mark.parametrize("baseline", ["combined", "alone"])
@@ -96,7 +122,7 @@ def test_baselines_have_the_rows_in_common(baseline: str, by_hand: vfl.Run) -> N
     assert ours.metrics == theirs.metrics
     assert len(ours.predictions["id"]) == len(by_hand.predictions["id"])
     name = "combined" if baseline == "combined" else "bank"
-    assert f"80 rows in common ({name} 120)" in ours._repr_html_()
+    assert f"80 rows in common ({name} 67 % of 120)" in ours._repr_html_()
     assert "rows in common (" not in theirs._repr_html_()
 
 

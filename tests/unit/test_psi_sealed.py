@@ -12,14 +12,17 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.harness.pki import company, dns, signer, written
 from vfl.certs import authority
 from vfl.certs.authority import create_authority, issue, revoke
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_common.identity.members import Members
+from vfl_common.identity.pem import pin_of
 from vfl_party.psi.sealed import OVERHEAD, PUBLIC_BYTES, KeyPair, verified
 
 RUN, STEP = b"run 1", b"run 1, step 2, from shop to clinic"
@@ -75,13 +78,18 @@ def test_a_key_of_rsa(ca: Path, clinic: Credentials, monkeypatch: pytest.MonkeyP
 
 
 def test_another_kind_of_key(ca: Path, clinic: Credentials, shop: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = with_key(ca, monkeypatch, ed25519.Ed25519PrivateKey.generate())
+    key = ed25519.Ed25519PrivateKey.generate()
+    with pytest.raises(InputError, match="is Ed25519, which gRPC cannot use"):
+        with_key(ca, monkeypatch, key)
+    text = f"the key of {shop.certificate_file} is neither ECDSA nor RSA; make another, have it signed"
+    odd = replace(shop, key_pem=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     with pytest.raises(InputError) as caught:
         A.introduction(odd, RUN)
-    text = f"the key of {odd.certificate_file} is neither ECDSA nor RSA; make another, have it signed"
     assert (caught.value.code, str(caught.value)) == (Code.CERTIFICATE_INVALID, text)
-    forged = A.introduction(replace(shop, certificate=odd.certificate), RUN)
-    assert "not signed for this run" in refusal(forged, clinic, Code.IDENTITY_MISMATCH)
+    certificate = x509.load_pem_x509_certificate((ca / "shop.pem").read_bytes())
+    forged = A.introduction(replace(shop, chain=(certificate, shop.authority)), RUN)
+    text = "the key of the certificate of shop is Ed25519, which gRPC cannot use"
+    assert refusal(forged, clinic, Code.CERTIFICATE_INVALID).startswith(text)
 
 
 def test_of_another_party(ca: Path, shop: Credentials, clinic: Credentials) -> None:
@@ -119,10 +127,44 @@ def test_expired(ca: Path, shop: Credentials, clinic: Credentials) -> None:
     settings = issue(ca, "shop", days=1, force=True, now=datetime.now(UTC) - timedelta(days=9))
     old = Path(settings.certificate).read_bytes()
 
-    expired = replace(shop, certificate=x509.load_pem_x509_certificate(old), key_pem=Path(settings.key).read_bytes())
+    chain = (x509.load_pem_x509_certificate(old), shop.authority)
+    expired = replace(shop, chain=chain, key_pem=Path(settings.key).read_bytes())
     text = refusal(A.introduction(expired, RUN), clinic, Code.CERTIFICATE_INVALID)
     assert text.startswith("the certificate of shop expired at ")
     assert text.endswith(" UTC by the clock of clinic")
+
+
+def test_by_an_intermediate_of_the_authority(tmp_path: Path) -> None:
+    """The introduction has the chain; all have the root."""
+    below = company(tmp_path).intermediate()
+    found = {}
+    for name in ("shop", "clinic"):
+        tls = written(tmp_path, name, below.leaf(dns(name, f"{name}.example.org")), below)
+        found[name] = load_credentials(tls, name=name, members=Members(frozenset(["shop", "clinic"])))
+    assert verified(A.introduction(found["shop"], RUN), found["clinic"], "shop", RUN) == A.public
+    alone = replace(found["shop"], chain=(found["shop"].certificate, found["shop"].authority))
+    text = refusal(A.introduction(alone, RUN), found["clinic"], Code.CERTIFICATE_INVALID)
+    assert text.startswith("the certificate of shop is from another CA")
+
+
+def test_that_names_two_members(ca: Path, shop: Credentials, clinic: Credentials) -> None:
+    leaf, key = signer(ca).leaf(dns("shop", "clinic"))
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    both = replace(shop, chain=(leaf, shop.authority), key_pem=pem)
+    knowing = replace(clinic, members=Members(frozenset(["shop", "clinic"])))
+    text = refusal(A.introduction(both, RUN), knowing, Code.IDENTITY_MISMATCH)
+    assert "has a certificate for 'shop' and also for 'clinic'" in text
+
+
+def test_with_another_key_than_is_pinned(ca: Path, shop: Credentials, clinic: Credentials) -> None:
+    """The keeper of the authority reads what is sealed for the shop, unless its key is pinned."""
+    pins = {"shop": pin_of(shop.certificate)}
+    knowing = replace(clinic, members=Members(frozenset(["shop", "clinic"]), pins))
+    assert verified(A.introduction(shop, RUN), knowing, "shop", RUN) == A.public
+    forged = load_credentials(issue(ca, "shop", force=True), name="shop")
+    assert verified(A.introduction(forged, RUN), clinic, "shop", RUN) == A.public
+    text = refusal(A.introduction(forged, RUN), knowing, Code.IDENTITY_MISMATCH)
+    assert text.startswith("the certificate of shop has another key than the one pinned for it")
 
 
 def test_revoked(ca: Path, shop: Credentials) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ from tests.harness.aligning import SERVER, Parties, Recorder, Said, in_common, s
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import InterruptedRun
 from vfl_common.psi import PHASE, TAG_BYTES
-from vfl_party.align.digest import keyed_digest
+from vfl_party.align.digest import PASSES_FOUND, slow_digest
+from vfl_party.align.kept import Attempt
+from vfl_party.align.psi import INTRODUCTION_BYTES
 from vfl_party.psi import curve, sealed
 from vfl_party.psi.curve import POINT_BYTES
 
@@ -23,6 +27,22 @@ Point = tuple[str, frozenset[str]]  # (whose row, by whose keys it is masked)
 
 
 small = small_batches()
+SEALS: dict[bytes, bytes] = {}  # {public key: secret one}, of all key pairs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def seals() -> Iterator[None]:
+    """Remembers the keys for sealing, which a party keeps nowhere."""
+    new = sealed.KeyPair.new
+
+    def remembered() -> sealed.KeyPair:
+        made = new()
+        SEALS[made.public] = made.secret
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sealed.KeyPair, "new", remembered)
+        yield
 
 
 def split(points: bytes, size: int = POINT_BYTES) -> list[bytes]:
@@ -37,6 +57,7 @@ class Watched(Recorder):
         super().__init__()
         self.parties, self.ring = parties, list(parties.sets)
         self.secrets: dict[str, dict[str, bytes]] = {}
+        self.seals: dict[str, sealed.KeyPair] = {}
         parties.tap = self
 
     def __call__(self, sender: str, receiver: str, step: StepKey, bundle: Bundle) -> Bundle:
@@ -45,6 +66,10 @@ class Watched(Recorder):
             self.secrets[sender] = {
                 name: bytes.fromhex(value) for name, value in state.items() if isinstance(value, str)
             }
+        if "introductions" in bundle.tensors:
+            said = split(bytes(bundle.tensors["introductions"].data), INTRODUCTION_BYTES)
+            publics = (each[2 : 2 + sealed.PUBLIC_BYTES] for each in said)
+            self.seals = {name: sealed.KeyPair(SEALS[each]) for name, each in zip(self.ring, publics, strict=True)}
         return super().__call__(sender, receiver, step, bundle)
 
     def masked(self) -> list[Said]:
@@ -63,8 +88,8 @@ class Watched(Recorder):
         number = self.ring.index(each.receiver)
         sender, secrets = self.ring[number - 1], self.secrets
         context = f"{self.parties.run_id} {secrets[sender]['name'].hex()} {number} {each.step}".encode()
-        public = sealed.KeyPair(secrets[sender]["seal"]).public
-        return sealed.KeyPair(secrets[each.receiver]["seal"]).open(public, context, each.tensors["points"], sender)
+        public = self.seals[sender].public
+        return self.seals[each.receiver].open(public, context, each.tensors["points"], sender)
 
     def clear(self) -> list[tuple[str, list[bytes]]]:
         """(who sees points, the points), for all bundles; what is sealed is seen by its last receiver."""
@@ -176,7 +201,10 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
     assert len(seen) == 3 * 3
     digests = [each.tensors["digest"] for each in seen if "digest" in each.tensors]
     common = in_common(run.parties.sets)
-    assert digests == [keyed_digest(b"common" + run.secrets["p0"]["name"], common)] * 3  # a key that it does not know
+    publics = b"".join(run.seals[name].public for name in run.ring)
+    salt = hashlib.sha256(b"vfl common rows" + run.secrets["p0"]["name"] + publics).digest()
+    slow = slow_digest(salt, common, PASSES_FOUND)
+    assert digests == [hmac.digest(slow, b"lists", "sha256")] * 3  # a salt that it does not know
     assert not [
         each for each in run.said if each.sender == SERVER and run.secrets["p0"]["name"] in each.tensors.values()
     ]
@@ -229,6 +257,15 @@ def test_the_order_of_the_rows_says_nothing_and_is_another_each_time(tmp_path: P
             assert sum(a == b for a, b in zip(one, other, strict=True)) < 12
             assert abs(np.corrcoef(one, other)[0, 1]) < 0.5  # 7 standard deviations
     assert not {*first.points()} & {*second.points()}
+
+
+def test_the_order_is_drawn_from_a_cipher_and_is_the_same_everywhere() -> None:
+    """An unfinished alignment resumes after NumPy has been updated."""
+    order = Attempt(seed=bytes(range(32))).order(10)
+    assert order.dtype == np.int64
+    assert order.tolist() == [7, 9, 6, 1, 5, 0, 3, 4, 2, 8]
+    many = Attempt(seed=bytes(31) + b"\1").order(1 << 16)
+    assert sorted(many.tolist()) == list(range(1 << 16))
 
 
 def test_two_attempts_of_a_run_show_no_point_twice(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_the_guide_to_plug_ins_shows_the_example_as_it_is() -> None:
     text = HOW_TO.read_text()
     section = text[text.index("\n## 14.") : text.index("\n## 15.")]
     blocks = re.findall(r"^```\w+ ([\w.]+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    modules = {"plain_split.py", "residual.py", "row_clip.py", "saturating.py"}
+    modules = {"clipped_laplace.py", "plain_split.py", "residual.py", "row_clip.py", "saturating.py"}
     assert {name for name, _ in blocks} == modules | {"pyproject.toml", "Dockerfile"}
     for name, block in blocks:
         assert block in (REPO / "examples" / "plugin" / name).read_text(), f"{name} does not have:\n\n{block}"
@@ -170,3 +170,15 @@ def test_links_lead_to_files_and_headings(document: Path) -> None:
 def anchor_of(heading: str) -> str:
     """As GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_the_threat_model_names_tests_that_exist() -> None:
+    page, file, named = (REPO / "docs" / "threat-model.md").read_text(), "", 0
+    for reference in re.findall(r"`((?:tests/[\w/]+\.py|scripts/[\w-]+)?(?:::\w+)?)`", page):
+        path, _, test = reference.partition("::")
+        file = path or file  # a name alone is of the file before it
+        assert (REPO / file).is_file(), reference
+        if test:
+            named += 1
+            assert f"def {test}(" in (REPO / file).read_text(), f"{file} has no {test}"
+    assert named > 30

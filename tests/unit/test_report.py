@@ -16,7 +16,7 @@ from tests.harness import cases
 from vfl.cli import cli
 from vfl.report import charts
 from vfl.report.charts import draw
-from vfl.report.reading import curves, find, importance, own_curves
+from vfl.report.reading import curves, find, importance, initial, own_curves
 from vfl.report.table import in_order, show, size
 from vfl_common.errors import InputError
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, PartySummary, Summary, TcpBytes
@@ -236,6 +236,26 @@ def test_charts_are_drawn_for_every_task_and_federation(tmp_path: Path, parties:
                 assert pixels(image, color) > least
 
 
+def test_a_metric_of_the_last_round_alone_is_no_curve(tmp_path: Path) -> None:
+    """As boosted trees leave them."""
+    lines = [line(number, 1 / number, task="binary") for number in range(1, 4)]
+    for each in lines[:-1]:
+        each["metrics"]["validation"] = {"loss": each["metrics"]["validation"]["loss"]}
+    figure = charts.figure_of(find(record(tmp_path / "run", summary_of(2, "binary"), lines)))
+    (axes,) = figure.axes
+    assert axes.get_title(loc="left") == "train: loss"
+    assert [curve.get_label() for curve in axes.lines] == ["train", "validation"]
+
+
+def test_two_metrics_of_one_split_can_be_told_apart(tmp_path: Path) -> None:
+    lines = [line(number, 1 / number, task="binary") for number in range(1, 4)]
+    figure = charts.figure_of(find(record(tmp_path / "run", summary_of(2, "binary"), lines)))
+    accuracy, auc = figure.axes[1].lines
+    assert (accuracy.get_label(), auc.get_label()) == ("validation accuracy", "validation AUC")
+    assert accuracy.get_marker() != auc.get_marker()
+    assert accuracy.get_linestyle() != auc.get_linestyle()
+
+
 def test_the_losses_of_passive_parties_are_drawn_where_their_folders_are(tmp_path: Path) -> None:
     """As FedOnce leaves them: the active party is idle while the others learn, and has one round after it."""
     idle: list[dict[str, Any]] = [
@@ -356,6 +376,19 @@ def test_what_columns_do_in_trees_is_told_of_the_parties_whose_logs_are_here(tmp
     assert "phase secureboost: gain of the columns of p0: age 4.5" in reported(folder / "p0")
     (folder / "p0" / "log.jsonl").write_text('{"event": "importance"')
     assert importance(folder / "p0") == []
+
+
+def test_what_initial_weights_follow_from_is_told_of_the_parties_whose_folders_are_here(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", "p0")
+    begun(tmp_path / "run", "p1")
+    assert initial(folder) == []
+    for name, init in (("p0", "secret"), ("p1", "recipe")):
+        path = folder / name / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"init": init}))
+    known = "known to all parties, from the recipe's seed (p1)"
+    assert initial(folder) == [f"initial weights: {known}; secret (p0)"]
+    assert initial(folder / "p0") == ["initial weights: secret (p0)"]
+    assert "initial weights: secret (p0)" in reported(folder / "p0")
 
 
 def test_a_run_of_several_processes_has_failed_as_the_first_says(tmp_path: Path) -> None:

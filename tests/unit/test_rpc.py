@@ -280,14 +280,14 @@ def test_connections_to_nobody_known_are_left_out() -> None:
 def test_callers_as_grpc_writes_them(words: str, host: str) -> None:
     meter = TcpMeter()
     meter.name_caller(words, "north")
-    assert meter._names == {(host, 4711): "north"}
+    assert meter._callers == {(host, 4711): "north"}
 
 
 @pytest.mark.parametrize("words", ["", "unix:", "unix:/tmp/socket", "ipv4:10.0.0.7", "nonsense"])
 def test_callers_that_are_no_tcp_have_no_name(words: str) -> None:
     meter = TcpMeter()
     meter.name_caller(words, "north")
-    assert meter._names == {}
+    assert meter._callers == {}
 
 
 def test_a_host_that_is_not_known_has_no_name() -> None:
@@ -331,8 +331,24 @@ def test_connections_of_nobody_are_forgotten_once_they_are_closed() -> None:
     with connection():
         meter.sample()
     meter.sample()
-    assert {remote for _, remote in meter._counts} == {("127.0.0.1", int(named.rpartition(":")[2]))}
+    assert meter._counts == {}
     assert len(meter.counts()) == 1
+
+
+def test_callers_are_forgotten_once_their_connections_are_closed_and_their_sums_are_not() -> None:
+    """Otherwise a party that connects again and again makes the meter grow."""
+    meter = TcpMeter()
+    for _ in range(5):
+        with connection() as (ours, theirs):
+            meter.name_caller(f"ipv4:127.0.0.1:{ours.getsockname()[1]}", "north")
+            ours.sendall(bytes(100))
+            read(theirs, 100)
+            meter.sample()
+    meter.name_caller("ipv4:127.0.0.1:1", "south")  # whose connection was closed before any look
+    meter.sample()
+    (count,) = meter.counts()
+    assert (count.peer, count.received_bytes) == ("north", 500)
+    assert (meter._callers, meter._counts) == ({}, {})
 
 
 # -- limits ---------------------------------------------------------------------------------------------------------

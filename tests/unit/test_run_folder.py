@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.harness import cases
+from tests.harness.releases import newer
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_common.run_folder import RunFolder, create, find_unfinished, planned
+from vfl_common.run_folder import RunFolder, create, find_unfinished, planned, set_all_aside
 from vfl_common.stages import Planned
 from vfl_server.app import note_start, ran_s
 
@@ -99,6 +105,78 @@ def test_a_damaged_plan_is_one_sentence(tmp_path: Path) -> None:
             planned(run)
 
 
+@pytest.mark.parametrize("left", ["recipe.json", "ledger.json"])
+@pytest.mark.parametrize("name", ["server", "p1"])
+def test_a_run_json_that_is_missing_beside_other_files_is_refused(name: str, left: str, tmp_path: Path) -> None:
+    """Not only beside checkpoints, which a server never has: it would begin another run."""
+    path = create(tmp_path, "one", name, RECIPE).path
+    (path / "ledger.json").write_text("{}")
+    for file in ("run.json", "recipe.json", "ledger.json"):
+        if file != left:
+            (path / file).unlink()
+    with pytest.raises(InputError, match=f"run.json: is missing, and {left} lies beside it; restore it"):
+        find_unfinished(tmp_path, name, RECIPE)
+
+
+def test_a_folder_that_a_killed_process_had_only_begun_is_none(tmp_path: Path) -> None:
+    path = create(tmp_path, "one", "p1", RECIPE).path
+    (path / "recipe.json").unlink()  # it is written last
+    assert find_unfinished(tmp_path, "p1", RECIPE) is None
+
+
+def test_a_run_that_was_set_aside_is_not_resumed(tmp_path: Path) -> None:
+    runs = [begun(tmp_path, name) for name in ("one", "two", "three")]
+    runs[2].note(finished=True)
+    for run in runs:
+        run.unlock()
+    assert set_all_aside(tmp_path, "p1", RECIPE, "told so", but="two") == ["one"]
+    found = find_unfinished(tmp_path, "p1", RECIPE)
+    assert found is not None
+    assert (found.run_id, found.why_aside, runs[0].why_aside) == ("two", "", "told so")
+    with pytest.raises(InputError, match="one/p1: this run has been set aside; give the new run another name"):
+        create(tmp_path, "one", "p1", RECIPE)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from vfl_common.run_folder import RunFolder
+RunFolder(Path(sys.argv[1]), "one").lock()  # dropped at once
+folder = RunFolder(Path(sys.argv[1]), "one")
+folder.lock()
+print("has it", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_belongs_to_one_process_until_that_ends_however_it_ends(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    run.unlock()
+    words = [sys.executable, "-c", HOLDER, str(run.path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "has it\n"
+        for act in (run.lock, lambda: create(tmp_path, "one", "p1", RECIPE)):
+            with pytest.raises(InputError) as refused:
+                act()
+            who = f"process {holder.pid} on {socket.gethostname()}, since 20"
+            assert str(refused.value).startswith(f"{run.path}: {who}")
+            assert str(refused.value).endswith("has this run; wait until that process ends, or end it")
+        assert set_all_aside(tmp_path, "p1", RECIPE, "told so", but="") == []  # not under a living process
+        assert find_unfinished(tmp_path, "p1", RECIPE) is not None  # readers need no lock
+        holder.kill()
+    run.lock()
+    run.lock()
+
+
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    begun(tmp_path)
+    assert "this file system has no locks (No locks available); see to it that only one process" in caplog.text
+
+
 def test_what_is_not_of_this_run_is_not_in_the_way(tmp_path: Path) -> None:
     (begun(tmp_path, "other", OTHER).path / "run.json").write_text("")
     strange = tmp_path / "strange" / "p1" / "run.json"
@@ -123,6 +201,15 @@ def test_a_restored_file_is_found_again(tmp_path: Path) -> None:
     found = find_unfinished(tmp_path, "p1", RECIPE)
     assert found is not None
     assert found.facts() == {"run_id": "one", "recipe_digest": RECIPE.digest(), "job": "train"}
+
+
+def test_a_release_with_another_key_resumes_what_an_older_one_began(tmp_path: Path) -> None:
+    begun(tmp_path)
+    for unwritten in ({}, {"audit_every": 7}):
+        found = find_unfinished(tmp_path, "p1", newer(cases.recipe(2, run=unwritten)))
+        assert found is not None
+        assert found.run_id == "one"
+    assert find_unfinished(tmp_path, "p1", newer(cases.recipe(2, run={"audit_every": 8}))) is None
 
 
 def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:

@@ -1,9 +1,15 @@
-"""From which labels a party need not go back."""
+"""From which labels a party need not go back, and which answers of the server it takes."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.unit.test_saving import Store, runner
+from vfl_common.errors import Code, PeerError
+from vfl_common.rpc.said import Start
+from vfl_common.run_folder import RunFolder
 from vfl_common.stages import MOST_OFFERED, Planned, ahead, alone_after, reachable
 
 PLAN = [Planned("train", 2, None), Planned("one", 3, 0), Planned("two", 4, 0), Planned("end", 1, None)]
@@ -68,3 +74,85 @@ def test_whether_the_others_are_needed(label: str, plan: list[Planned], want: bo
 def test_a_party_that_is_behind_skips_what_would_leave_it_as_it_was(label: str, want: list[str]) -> None:
     assert ahead(label, SENDS) == want
     assert ahead(label, ONCE) == []
+
+
+LENIENT = [Planned("local", 2, None), Planned("train", 3, None, lenient=True), Planned("end", 1, None)]
+STRICT = [Planned("local", 2, None), Planned("train", 3, None), Planned("end", 1, None)]
+
+
+@pytest.mark.parametrize(
+    ("role", "plan", "own", "facts", "fits"),
+    [
+        ("passive", LENIENT, "000003.train.1", {"data": "d"}, True),
+        ("passive", LENIENT, "000002.local.2", {"data": "d"}, True),
+        ("passive", LENIENT, "000005.train.3", {"data": "d"}, True),  # died before the others heard that it is over
+        ("passive", LENIENT, "000001.local.1", {"data": "d"}, False),  # the others wait for it
+        ("passive", LENIENT, "000006.end.1", {"data": "d"}, False),
+        ("passive", LENIENT, "000003.train.1", {}, False),  # it has not yet been in a generation
+        ("passive", LENIENT, "", None, False),  # a fresh start
+        ("passive", STRICT, "000003.train.1", {"data": "d"}, False),
+        ("active", LENIENT, "000003.train.1", {"data": "d"}, False),
+    ],
+)
+def test_a_party_returns_only_where_the_others_may_have_gone_on(
+    role: str, plan: list[Planned], own: str, facts: dict[str, str] | None, fits: bool, tmp_path: Path
+) -> None:
+    made, _ = runner(tmp_path, [], [], role=role)
+    made.plan, folder = plan, None
+    if facts is not None:
+        store = Store([], "")
+        store.save(own, None)
+        folder = made.resume = RunFolder(tmp_path, "run", store)
+        folder.note(run_id="run", **facts)
+    start = Start("run", 1, "", "", returning=True)
+    if fits:
+        made._check(start, made._offer(folder), folder)
+        return
+    with pytest.raises(PeerError, match="the server has p1 return to run run, which cannot go on without it") as caught:
+        made._check(start, made._offer(folder), folder)
+    assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "server")
+
+
+@pytest.mark.parametrize(
+    ("in_process", "saved", "anew", "fits"),
+    [
+        (True, 1, "", False),
+        (True, 0, "", False),
+        (False, 1, "", False),
+        (False, 0, "", True),  # nothing is lost with it
+        (False, 1, "a new run was asked for", True),
+        (True, 1, "a new run was asked for", True),
+    ],
+)
+def test_a_party_leaves_its_run_only_if_the_server_says_why(
+    in_process: bool, saved: int, anew: str, fits: bool, tmp_path: Path
+) -> None:
+    made, _ = runner(tmp_path, [], [])
+    store = Store([], "")
+    for _ in range(saved):
+        store.save("000001.a.1", None)
+    folder = RunFolder(tmp_path, "old", store)
+    folder.note(run_id="old")
+    made.resume = None if in_process else folder
+    start = Start("new", 1, "", "", anew=anew)
+    if not fits:
+        with pytest.raises(PeerError, match="the server begins run new, but p1 is in run old, which has not ended"):
+            made._check(start, made._offer(folder), folder)
+        return
+    made._check(start, made._offer(folder), folder)
+    made._leave(folder, start)
+    assert folder.why_aside == anew
+
+
+def test_what_a_party_holds_is_told_apart_from_what_it_may_skip_to(tmp_path: Path) -> None:
+    made, _ = runner(tmp_path, [], [])
+    made.plan, store = [Planned("upload", 1, None, (0,)), Planned("train", 4, None, lenient=True)], Store([], "")
+    folder = made.resume = RunFolder(tmp_path, "run", store)
+    first = made._offer(folder)  # it was killed before its first checkpoint
+    assert first.held == ("000001.upload.1", "")
+    assert set(first.checkpoints) == {"", "000001.upload.1", *(f"{n:06d}.train.{n - 1}" for n in range(2, 6))}
+    for label in ("000001.upload.1", "000002.train.1", "000003.train.2"):
+        store.save(label, None)
+    later = made._offer(folder)
+    assert later.held == ("000001.upload.1", "000002.train.1", "000003.train.2")
+    assert set(later.checkpoints) == {*later.held, "000004.train.3", "000005.train.4"}

@@ -21,25 +21,31 @@ from vfl.report.table import show
 from vfl.simulation.inprocess import run_in_process
 from vfl.simulation.run import simulate
 from vfl_common.config.data import DataSettings
+from vfl_common.config.models import TaskSettings
+from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.summary import Summary
 from vfl_party import trained
-from vfl_party.exchange import Asking
+from vfl_party.data.table import Categories, Table
+from vfl_party.exchange import Answering, Asking
 from vfl_party.homomorphic.none import PlainAdder, PlainKeys
-from vfl_party.methods.secureboost import active, common, passive
+from vfl_party.methods.secureboost import active, common, guard, passive, walking
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
 from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.forest import Forest, Split, Tree
+from vfl_party.methods.secureboost.gains import BestSplit
 from vfl_party.methods.secureboost.growth import SETTLED, to_sum
 from vfl_party.methods.secureboost.objective import Fixed
+from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.sampling import by_gradient, parts
-from vfl_party.methods.secureboost.settings import GossSettings
+from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSettings
 from vfl_party.methods.secureboost.walking import Walk
 from vfl_party.party import assemble, expected_rows, open_party
 from vfl_party.policies.encrypted import Encrypted
 from vfl_party.prediction import predicted
 from vfl_party.preflight import check
+from vfl_party.rows import prepare
 from vfl_party.seeds import split_rows
 
 ROWS = 80
@@ -375,6 +381,268 @@ def test_a_walk_through_splits_of_others_is_refused(tmp_path: Path, monkeypatch:
     assert "p0 asks p1 for a split of another party" in peer_fails(tmp_path, recipe())
 
 
+def test_a_walk_on_which_a_row_is_somewhere_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An active party that says the contrary of p1's bits would read bits of splits that the row never meets."""
+    real = Answering.collect
+
+    def contrary(self: Any, *given: Any, **sizes: Any) -> Any:
+        received = real(self, *given, **sizes)
+        if self.exchange.name == "walk":
+            received = {party: {"left": each["left"] ^ 255} for party, each in received.items()}
+        return received
+
+    monkeypatch.setattr(Answering, "collect", contrary)
+    text = peer_fails(tmp_path, recipe(trees=4))
+    assert text == "p0 asks p1 for a split to which a row's way does not lead"
+
+
+def test_the_nearest_own_split_above_a_node_says_where_its_rows_come_from() -> None:
+    split = Split(0, (True, False), True)
+    tree = Tree({(0, 0): split, (2, 3): split})
+    nodes = ((0, 0), (1, 0), (1, 1), (2, 3), (3, 6), (3, 7))
+    assert [walking._entrance(tree, *node) for node in nodes] == [1, 2, 3, 3, 14, 15]
+    assert walking._entrance(Tree({(1, 0): split}), 2, 3) == 1
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_a_split_with_few_rows_on_a_side_is_refused_before_it_is_answered(
+    level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An active party that names winners as it likes cannot ask for single rows."""
+    real = active.ActiveSecureBoost._best_splits
+
+    def lie(self: Any, of: Any, present: Any, entries: Any) -> Any:
+        if level and present == [0]:
+            return real(self, of, present, entries)
+        found = {}
+        for node in present:
+            h = entries["p1"][node].h
+            of_some_rows = np.where(h > 0, h, h.max())
+            found[node] = "p1", BestSplit(1.0, np.arange(len(h)) == of_some_rows.argmin())
+        return found
+
+    monkeypatch.setattr(active.ActiveSecureBoost, "_best_splits", lie)
+    text = peer_fails(tmp_path, recipe(bins=30, depth=4))
+    assert "p0 chooses a split of p1 in secureboost with " in text
+    assert text.endswith("rows on a side, and no honest one has fewer than 4")
+
+
+NODES = np.array([0] * 8 + [1] * 8 + [SETTLED] * 4, np.uint8)
+ROOM = [SETTLED] * 8
+
+
+@pytest.mark.parametrize(
+    ("moved", "words"),
+    [
+        ([0] * 4 + [1] * 4 + [2] * 4 + [3] * 4, ""),
+        (ROOM + [SETTLED] * 3 + [3] * 5, ""),
+        ([0] * 4 + [1] * 4 + [2] * 4 + [1] * 4, "a row is in no child of its node"),
+        ([0] * 3 + [1] * 5 + [2] * 4 + [3] * 4, "a row is not where its split has sent it"),
+        ([*ROOM, *[3] * 8], "the rows of a node go to one child, or to three"),
+        (ROOM + [2] * 3 + [3] * 3 + [SETTLED] * 2, "the rows of a node go to one child, or to three"),
+        (ROOM + [2] + [3] * 7, "a node has 1 rows that the tree learns from, and no honest one has fewer than 3"),
+        (ROOM + [SETTLED] + [3] * 7, "a node has 1 rows that the tree learns from, and no honest one has fewer than 2"),
+    ],
+)
+def test_rows_that_no_honest_tree_divides_so_are_refused(moved: list[int], words: str) -> None:
+    """p1 has split node 0 in the middle, somebody else node 1. The sums of a child say those of its brother, too."""
+    own = {0: np.arange(8) < 4}
+    rows = np.array([*moved, *[SETTLED] * 4], np.uint8)
+    assert guard.wrong_children(NODES, rows, np.ones(20, bool), own, fewest=2, fewest_open=3) == words
+
+
+def test_children_of_one_row_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = active.ActiveSecureBoost._settle
+
+    def alone(self: Any, of: Any, level: int, lefts: Any) -> None:
+        before = of.nodes.copy()
+        real(self, of, level, lefts)
+        for node in lefts:
+            if of.tree.owners[level - 1, node] == "p0":
+                rows = np.flatnonzero(before == node)
+                of.nodes[rows] = 2 * node
+                of.nodes[rows[:1]] = 2 * node + 1
+
+    monkeypatch.setattr(active.ActiveSecureBoost, "_settle", alone)
+    text = peer_fails(tmp_path, recipe())
+    assert "p0 says in secureboost that a node has 1 rows that the tree learns from" in text
+
+
+@pytest.mark.parametrize(
+    ("task", "phase", "sides", "rows"),
+    [
+        ("binary", {}, 1, 4),
+        ("binary", {}, 2, 8),
+        ("multiclass", {"min_child_weight": 2.5}, 1, 5),
+        ("regression", {}, 1, 1),
+        ("regression", {"min_child_weight": 20.0}, 1, 20),
+        ("binary", {"min_child_weight": 0.0}, 2, 1),
+        ("binary", {"goss": {"top": 0.2, "rest": 0.2}, "min_child_weight": 10.0}, 1, 10),  # a drawn row counts four
+    ],
+)
+def test_the_fewest_rows_of_a_side_follow_from_the_recipe(
+    task: Any, phase: dict[str, Any], sides: int, rows: int
+) -> None:
+    settings = SecureBoostSettings.model_validate(phase)
+    of = TaskSettings(kind=task, classes=3 if task == "multiclass" else None)
+    assert guard.fewest_rows(of, settings, 100, sides) == rows
+
+
+def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
+    """What was answered is known after a restart, even if the last line is torn; the same question is free."""
+    first = guard.Answered()
+    first.keep(tmp_path)
+    assert first.same("secureboost/tree-0/0", b"rows", b"bits")
+    assert first.same("secureboost/tree-0/1", b"rows", b"bits")
+    file = tmp_path / guard.FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text(file.read_text()[:-9])
+    again = guard.Answered()
+    again.keep(tmp_path)
+    assert again.same("secureboost/tree-0/0", b"rows", b"bits")
+    assert not again.same("secureboost/tree-0/0", b"rows", b"others")
+    assert not again.same("secureboost/tree-0/0", b"rowsb", b"its")
+    assert again.same("secureboost/tree-0/1", b"rows", b"others")  # that line was torn: nobody knows it any more
+    once_more = guard.Answered()
+    once_more.keep(tmp_path)
+    assert not once_more.same("secureboost/tree-0/1", b"rows", b"bits")
+
+
+@pytest.mark.parametrize(
+    ("slot", "words"),
+    [
+        ("tree-1/0", "again for its splits of tree 2, level 1, and chooses others than before the interruption"),
+        ("walk-1", "for other splits on the ways of rows than before the interruption"),
+    ],
+)
+def test_other_splits_after_an_interruption_are_refused(
+    slot: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = guard.Answered.keep
+
+    def returned(self: Any, folder: Path) -> None:
+        (folder / guard.FILE).write_text(f"secureboost/{slot} {'0' * 64}\n")
+        real(self, folder)
+
+    monkeypatch.setattr(guard.Answered, "keep", returned)
+    assert f"p0 asks p1 {words}; if its folder of the run was lost, begin a new run" in peer_fails(tmp_path, recipe())
+
+
+def test_columns_that_cannot_be_declared_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Offer.facts
+    monkeypatch.setattr(Offer, "facts", lambda self: [self.numbers, 1 << 17, *real(self)[2:]])
+    assert "p1 declares splits that no columns with so many bins have" in peer_fails(tmp_path, recipe())
+
+
+def test_other_columns_after_an_interruption_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = active.ActiveSecureBoost._open
+
+    def resumed(self: Any, round_: int) -> None:
+        one_more = Offer.of([Column("x", (0.5,))])
+        state = {"scores": torch.zeros(1, 1), "best": 0, "least": 1.0, "offers": {"p1": one_more.facts()}}
+        kept = self._scores_NK
+        self.load_state(state)
+        self._scores_NK = kept
+        real(self, round_)
+
+    monkeypatch.setattr(active.ActiveSecureBoost, "_open", resumed)
+    assert "p1 declares other columns than before the interruption" in peer_fails(tmp_path, recipe())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sample", "fits"),
+    [
+        ([14, 3, 0, 2], 1.0, True),
+        ([14, 2, 3, 0], 1.0, True),  # in any order
+        ([13, 3, 0, 2], 1.0, False),
+        ([14, 3, 3, 2], 1.0, False),
+        ([7, 3, 0, 0], 0.4, True),
+        ([14, 0, 0, 0], 0.4, True),
+        ([14, 3, 0, 4], 0.4, False),
+        ([15, 0, 0, 0], 0.4, False),
+        ([-1, 3, 0, 2], 1.0, False),
+        ([14, 1 << 62, 1 << 62, 0], 1.0, False),
+    ],
+)
+def test_a_tree_has_the_entries_that_were_declared(sizes: list[int], sample: float, fits: bool) -> None:
+    words = [Column("w", categories=tuple(range(size))) for size in (3, 1, 2)]
+    offer = Offer.of([Column("x", tuple(range(7))), Column("z", tuple(range(7))), *words])
+    settings = SecureBoostSettings(bins=8, column_sample=sample)
+    assert Offer.read(offer.facts(), settings) == offer
+    assert str(offer) == "14 splits of 2 columns of numbers, and 3 columns of categories"
+    assert offer.allows(np.array(sizes), settings) == fits
+
+
+def test_more_splits_than_declared_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A passive party that invents columns for one tree, such as random ones, would read labels from the winners."""
+
+    class Inventive(passive.Shuffled):
+        def __init__(self, layout: Layout, columns: list[Column]) -> None:
+            super().__init__(layout, columns)
+            self.order += self.order
+            self.sizes = [len(self.order), *self.sizes[1:]]
+
+    monkeypatch.setattr(passive, "Shuffled", Inventive)
+    text = peer_fails(tmp_path, recipe())
+    assert text.endswith("p1 says that it has 28 splits to offer a tree, which its declared columns have not")
+
+
+def test_sums_of_categories_that_leave_rows_out_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, word=["abc"[n % 3] for n in range(ROWS)])
+
+    def without(*given: Any) -> Any:
+        sums = summed(*given).copy()
+        sums[-1] = 0
+        return sums
+
+    monkeypatch.setattr(passive, "summed", without)
+    with pytest.raises(PeerError, match="p1 sends sums of categories that do not add up to those of all rows"):
+        run(tmp_path, recipe(), "word")
+
+
+# -- what a party file asks for ----------------------------------------------------------------------------------------
+
+
+def asked(folder: Path, name: str, made: Recipe, **trees: Any) -> str:
+    """Returns why a party refuses a recipe; '' if it does not."""
+    write(folder)
+    opened = open_party(made, name, data(folder)[name], made.model.encoder)
+    try:
+        assemble(opened, expected_rows(opened), trees=TreeLimits.model_validate(trees))
+    except InputError as error:
+        return str(error) if error.code is Code.REFUSED else f"of another kind: {error}"
+    return ""
+
+
+def test_a_recipe_that_gives_less_than_a_party_file_asks_for_is_refused(tmp_path: Path) -> None:
+    where = "recipe: phases: secureboost:"
+    text = asked(tmp_path, "p1", recipe(), least_rows=20)
+    assert text == (
+        f"{where} a side of a split may have 4 rows, and trees.least_rows = 20 in the party file of p1; "
+        "min_child_weight = 5 gives as many"
+    )
+    assert not asked(tmp_path, "p1", recipe(min_child_weight=5.0), least_rows=20)
+    text = asked(tmp_path, "p1", recipe(trees=10), most_bits=29)
+    assert text == (
+        f"{where} p1 may have to answer 30 bits of one row, and trees.most_bits = 29 in the party file of p1; lower "
+        "trees or depth, or raise most_bits"
+    )
+    assert not asked(tmp_path, "p1", recipe(trees=10), most_bits=30)
+    assert "60 bits" in asked(tmp_path, "p1", recipe(trees=10, splits=["train"]), most_bits=59)
+    assert not asked(tmp_path, "p0", recipe(), least_rows=20, most_bits=1)  # it answers nothing
+
+
+@pytest.mark.parametrize("name", ["p0", "p1"])
+def test_short_keys_are_for_rehearsals(name: str, tmp_path: Path) -> None:
+    text = asked(tmp_path, name, recipe(encryption="paillier", key_bits=1024))
+    assert text == (
+        "recipe: phases: secureboost: key_bits = 1024, and trees.least_key_bits = 2048 in the party file of "
+        f"{name}; take longer keys: short ones are for rehearsals on one machine"
+    )
+    assert not asked(tmp_path, name, recipe(encryption="paillier", key_bits=1024), least_key_bits=1024)
+    assert not asked(tmp_path, name, recipe(encryption="paillier", key_bits=2048))
+
+
 # -- afterwards --------------------------------------------------------------------------------------------------------
 
 
@@ -489,3 +757,18 @@ def test_a_forest_is_its_state() -> None:
     with pytest.raises(VflError) as caught:
         other.load_state_dict({"_extra_state": torch.zeros(3, dtype=torch.uint8)})
     assert caught.value.code is Code.CHECKPOINT_INVALID
+
+
+@pytest.mark.parametrize(
+    ("phase", "advice"), [({}, "; list it in data.drop"), (None, "; list it in data.drop, or use")]
+)
+def test_advice_about_many_categories_is_what_the_method_can_do(phase: Any, advice: str) -> None:
+    made = recipe() if phase is not None else Recipe.model_validate(cases.recipe(2, task={"kind": "binary"}))
+    words = tuple(f"w{number}" for number in range(10_000))
+    cells = Categories(np.arange(10_000, dtype=np.int32)[:, None], words=(words,))
+    ids = [f"i{number:05}" for number in range(10_000)]
+    table = Table("a.csv", ids, categorical=cells, categorical_names=("word",))
+    with pytest.raises(InputError, match="too many to become columns") as caught:
+        prepare(made, "p1", table, DataSettings(source="a.csv"), made.model.encoder)
+    assert advice in str(caught.value)
+    assert ("tabular" in str(caught.value)) == (phase is None)

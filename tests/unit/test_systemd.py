@@ -116,3 +116,8 @@ def test_systemd_reads_them(tmp_path: Path, name: str) -> None:
     text = (FOLDER / name).read_text()
     assert verify(tmp_path, text, name) == ""
     assert "ProtectSystm" in verify(tmp_path, text.replace("ProtectSystem=", "ProtectSystm="), name)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_no_dump_of_memory(name: str) -> None:
+    assert one(name, "LimitCORE") == "0"

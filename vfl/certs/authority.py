@@ -24,10 +24,11 @@ from vfl_common.config.recipe import Name
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.identity import pem
-from vfl_common.identity.revoked import FILE, parse
+from vfl_common.identity.revoked import FILE, SIGNED, parse
 
 CA_DAYS = 3650
 PARTY_DAYS = 365
+LIST_DAYS = PARTY_DAYS  # of a signed list of revoked certificates
 MAX_DAYS = 36500
 CLOCK_SKEW = timedelta(days=1)  # so that a new certificate is valid on machines whose clocks run behind
 _LIST = "# Revoked certificates, by serial number. A copy belongs beside ca.pem at the server and at every party.\n"
@@ -65,6 +66,7 @@ def create_authority(
     )
     files = {folder / "ca.key": _key_pem(key), folder / "ca.pem": certificate.public_bytes(Encoding.PEM)}
     pem.write_new(files, force=force)
+    (folder / SIGNED).unlink(missing_ok=True)  # the old authority's
     return folder / "ca.pem"
 
 
@@ -90,6 +92,7 @@ def issue(
     Returns the three paths as a party file states them. Raises InputError.
     """
     check_name(name)
+    _check_alike(name, folder, out or folder)
     key = _new_key()
     certificate = _sign(_load_authority(folder), name, key.public_key(), days, now)
     out = out or folder
@@ -153,6 +156,7 @@ def sign_request(
     Returns the certificate's path. Raises InputError.
     """
     check_name(name)
+    _check_alike(name, folder, out or csr.parent)
     request = pem.parse_request(pem.read(csr), csr)
     asked = pem.names(request)
     if asked != (name,):
@@ -160,10 +164,9 @@ def sign_request(
             Code.IDENTITY_MISMATCH, f"the request {csr} is for {pem.quoted(asked)}, expected {name!r} alone"
         )
     key = request.public_key()
-    if not (isinstance(key, ec.EllipticCurvePublicKey) or (isinstance(key, rsa.RSAPublicKey) and key.key_size >= 2048)):
-        raise InputError(
-            Code.CERTIFICATE_INVALID, f"the key in {csr} is neither ECDSA nor RSA of at least 2048 bits; make another"
-        )
+    if problem := pem.unusable(key):
+        raise InputError(Code.CERTIFICATE_INVALID, f"the key in {csr} {problem}")
+    assert isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey)  # noqa: S101 - others are unusable
     path = (out or csr.parent) / f"{name}.pem"
     pem.write_new({path: _sign(_load_authority(folder), name, key, days, now)}, force=force)
     return path
@@ -193,6 +196,47 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
     return listed, True
 
 
+def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = None) -> Path | None:
+    """Writes the list of revoked certificates anew as ``revoked.crl``, signed; None if ``ca.key`` is not here.
+
+    Args:
+        folder: the authority's; the serial numbers are those of ``revoked.txt`` there.
+        days: for how long the list is good; whoever has it needs the next one by then.
+        now: when it is made, in UTC; default: the clock's time.
+
+    Raises InputError.
+    """
+    if not 1 <= days <= MAX_DAYS:
+        raise InputError(Code.CONFIG_INVALID, f"a list is valid for 1 to {MAX_DAYS} days, not {days}")
+    if not (folder / "ca.key").exists():
+        return None
+    authority, now = _load_authority(folder), now or datetime.now(UTC)
+    plain, path = folder / FILE, folder / SIGNED
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.certificate.subject)
+        .last_update(now)
+        .next_update(now + timedelta(days=days))
+        .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
+    )
+    for serial in parse(pem.read(plain), plain) if plain.exists() else []:
+        revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+        builder = builder.add_revoked_certificate(revoked)
+    content = builder.sign(authority.key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    write_atomic(path, content.decode("ascii"))
+    return path
+
+
+def _check_alike(name: str, *folders: Path) -> None:
+    """Raises InputError if a certificate lies there for a name that differs from ``name`` by capitals alone."""
+    for folder in folders:
+        for path in sorted(folder.glob("*.pem")):
+            if path.stem != name and path.stem.lower() == name.lower():
+                text = f"{name!r} differs from {path.stem!r}, whose certificate is {path}, by capitals alone"
+                raise InputError(Code.CONFIG_INVALID, f"{text}, which TLS takes for the same; take another name")
+
+
 def check_name(name: str) -> None:
     """Raises InputError unless ``name`` can be a party's: the recipe's pattern, not an IP address, not ``ca``."""
     try:
@@ -214,7 +258,7 @@ def check_name(name: str) -> None:
 def _load_authority(folder: Path) -> _Authority:
     certificate_path, key_path = folder / "ca.pem", folder / "ca.key"
     certificate = pem.parse_certificates(pem.read(certificate_path), certificate_path)[0]
-    key, _ = pem.read_key(key_path)
+    key, _ = pem.parse_key(pem.read_secret(key_path, "the key"), key_path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise InputError(Code.CERTIFICATE_INVALID, f"{key_path} is not an ECDSA key; `vfl certs ca` makes one")
     if key.public_key() != certificate.public_key():

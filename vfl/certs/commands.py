@@ -9,6 +9,7 @@ import click
 from vfl.certs import authority
 from vfl.certs.describe import describe, fingerprint
 from vfl_common.identity import pem
+from vfl_common.identity.revoked import FILE
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -116,10 +117,16 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
 
 
 @certs.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, metavar="NAME...")
 @_ca
-def revoke(names: tuple[str, ...], ca: Path) -> None:
+@click.option(
+    "--days", type=_DAYS, default=authority.LIST_DAYS, show_default=True, help="Validity of the signed list, in days."
+)
+def revoke(names: tuple[str, ...], ca: Path, days: int) -> None:
     """Revoke the certificate of each NAME (or of a file NAME.pem): add its serial number to the list revoked.txt.
+
+    If ca.key is in the folder, the list is also written as revoked.crl, signed; without a NAME it is only signed anew,
+    which must be done before --days have passed.
 
     The server and every party need the new list beside their ca.pem; they read it at each connection. Revoke a
     certificate before you replace it: afterwards only its file, or a line with its serial number, can name it.
@@ -131,7 +138,12 @@ def revoke(names: tuple[str, ...], ca: Path) -> None:
     for name in names:
         path, changed = authority.revoke(ca, name)
         click.echo(f"{name}: {'added to' if changed else 'was already in'} {path}")
-    click.echo(f"{path}: for the server and every party, beside ca.pem")
+    signed = authority.sign_list(ca, days)
+    if signed is None and not names:
+        raise click.UsageError(f"{ca} has no ca.key to sign a list; name whom to revoke")
+    for each in ([ca / FILE] if names else []) + ([signed] if signed is not None else []):
+        until = f", valid for {days} days" if each == signed else ""
+        click.echo(f"{each}: for the server and every party, beside ca.pem{until}")
 
 
 @certs.command()

@@ -56,6 +56,7 @@ def _identity(document: x509.Certificate | x509.CertificateSigningRequest) -> li
     return [
         ("name", ", ".join(pem.names(document)) or _common_name(document.subject)),
         ("key", _key_type(document)),
+        ("pin", pem.pin_of(document)),
         ("fingerprint", f"SHA-256 {fingerprint(document)}{_WHICH[isinstance(document, x509.Certificate)]}"),
     ]
 

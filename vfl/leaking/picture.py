@@ -1,4 +1,4 @@
-"""The one picture of the leak meter: a panel an asset and attack, leak over metric, the worst leaks first."""
+"""The one picture of the leak meter: what each attack reads beside chance; of several recipes, over their metric."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from vfl_common.text import listed
 
 _LEAST, _MOST = 14.0, 110.0  # points squared
 _PANELS, _ACROSS = 9, 3  # at most; a row of them
+_BARS = 24  # at most
+_LEGEND = "chance, or without\nany message"
 
 
 def draw(found: Sequence[Rehearsed]) -> Figure:
     """Draws what each attack reads: the 95 % quantile of batches, or the value if there are no batches.
 
-    Of what an attack may know, a panel shows that with which it reads most. A recipe has one colour in all panels; the
+    Of what an attack may know, only that is drawn with which it reads most. One recipe has a bar an asset, the worst
+    leak first, and a panel a unit. Several recipes have a panel an asset: leak over metric, a colour a recipe, and the
     area of a point grows with the bytes. The dashed line is chance, or the best without any message if that is more;
     the mean over the recipes. Below stands what is left out.
     """
     every = _panels(found)
+    if len(found) == 1 and every:
+        return _bars(found[0], every)
     keys, rest = every[:_PANELS], every[_PANELS:]
     across = min(_ACROSS, max(1, len(keys)))
     down = max(1, -(-len(keys) // across))
@@ -46,9 +51,59 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
         Line2D([], [], ls="", marker="o", color=_colour(number), label=f"{each.name}, {size(each.payload_bytes)}")
         for number, each in enumerate(found)
     ]
-    handles.append(Line2D([], [], color="0.5", ls="--", lw=0.8, label="chance, or without\nany message"))
+    handles.append(Line2D([], [], color="0.5", ls="--", lw=0.8, label=_LEGEND))
     figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
     return figure
+
+
+def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
+    """Draws one recipe: a bar an asset, and where chance would end it."""
+    keys, rest = every[:_BARS], every[_BARS:]
+    panels: dict[str, list[Line]] = {}
+    for line in of.worst:
+        if line.asset in keys:
+            panels.setdefault(_unit(line), []).append(line)
+    for lines in panels.values():
+        lines.sort(key=lambda line: keys.index(line.asset))
+    heights = [0.36 * len(lines) + 0.6 for lines in panels.values()]
+    figure = Picture(figsize=(8.6, sum(heights) + 1.1), layout="constrained")
+    grid = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights}).flatten()
+    for axes, (unit, lines) in zip(grid, panels.items(), strict=True):
+        shown = [line.high or line.value for line in lines]
+        places = range(len(lines))
+        errors = [each.sd for each in shown] if len(of.seeds) > 1 else None
+        axes.barh(places, [each.mean for each in shown], xerr=errors, color=_colour(0), height=0.62, capsize=2)
+        for place, line in zip(places, lines, strict=True):
+            axes.plot([_floor(line)] * 2, [place - 0.45, place + 0.45], color="0.2", ls="--", lw=1.2)
+        axes.set_yticks(places, ["\n".join(_what([line])) for line in lines], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_xlabel(unit, fontsize=8)
+        axes.set_xlim(left=0.0, right=None if lines[0].is_error else 1.0)
+        axes.tick_params(axis="x", labelsize=7)
+        axes.grid(axis="x", alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    utility = f", {of.metric} {of.utility}" if of.utility is not None else ""
+    figure.suptitle(f"{of.name}{utility}, {size(of.payload_bytes)}", fontsize="medium", x=0.01, ha="left")
+    figure.supxlabel(_left_out(rest, 2), fontsize=8)
+    handles = [Line2D([], [], color="0.2", ls="--", lw=1.2, label=_LEGEND.replace("\n", " "))]
+    figure.legend(handles=handles, loc="outside upper right", fontsize=7, frameon=False)
+    return figure
+
+
+def _what(lines: Sequence[Line]) -> tuple[str, str]:
+    """Returns who reads what, and what it knows, or where it reads; of lines of one asset."""
+    attack, attacker, of, knows, _ = lines[0].asset
+    places = listed(list(dict.fromkeys(line.place for line in lines)))
+    return f"{attack} by {attacker}: {of}", f"known: {knows}" if knows else f"from {places}"
+
+
+def _unit(line: Line) -> str:
+    return f"{line.unit}, 95 % of batches" if line.high is not None else line.unit
+
+
+def _floor(line: Line) -> float:
+    return line.chance_high.mean if line.chance_high is not None else line.floor
 
 
 def draw_images(found: Sequence[Rehearsed]) -> dict[str, bytes]:
@@ -88,7 +143,6 @@ def _colour(number: int) -> Any:
 
 
 def _panel(axes: Any, key: tuple[str, ...], found: Sequence[Rehearsed], largest: int) -> None:
-    attack, attacker, of, knows, unit = key
     lines: list[Line] = []
     for number, each in enumerate(found):
         line = next((line for line in each.worst if line.asset == key), None)
@@ -100,11 +154,10 @@ def _panel(axes: Any, key: tuple[str, ...], found: Sequence[Rehearsed], largest:
         shown = line.high or line.value
         axes.errorbar([x], [shown.mean], yerr=[shown.sd], color=_colour(number), lw=1, capsize=2)
         axes.scatter([x], [shown.mean], s=area, color=_colour(number))
-    floors = [line.chance_high.mean if line.chance_high is not None else line.floor for line in lines]
+    floors = [_floor(line) for line in lines]
     axes.axhline(sum(floors) / len(floors), color="0.5", ls="--", lw=0.8)
-    what = f"known: {knows}" if knows else f"from {listed(list(dict.fromkeys(line.place for line in lines)))}"
-    axes.set_title(f"{attack} by {attacker}: {of}\n{what}", fontsize=8, loc="left")
-    axes.set_ylabel(f"{unit}, 95 % of batches" if lines[0].high is not None else unit, fontsize=8)
+    axes.set_title("\n".join(_what(lines)), fontsize=8, loc="left")
+    axes.set_ylabel(_unit(lines[0]), fontsize=8)
     axes.tick_params(labelsize=7, labelbottom=True)
     axes.grid(alpha=0.25)
     axes.margins(0.12)

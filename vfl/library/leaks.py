@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from vfl.leaking.result import Rehearsed, Spread, as_columns, as_json, drawings,
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import rehearse
+from vfl_common.config.party import Init
 from vfl_common.config.recipe import naming
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, VflError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,8 +73,10 @@ def leaks(
     attacks: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     every: int = 1,
+    init: Init = "secret",
     out: str | Path | None = None,
     quiet: bool = False,
+    tell: Callable[[Rehearsed], None] | None = None,
 ) -> Leaks:
     """Runs recipes in this process, records what each party receives, and plays attacks on it.
 
@@ -82,15 +86,15 @@ def leaks(
         attacks: their names; all that are known, those of plug-ins too, if not given.
         seeds: of the recipe, one run each; its own if not given.
         every: records rounds 0, every, 2 x every, … of each phase.
+        init: as in a party file: whether the parties' own weights, dropout, orders and views follow from secrets, as in
+            a run of parties, or from the recipe's seed. The secrets of a rehearsal are the same each time.
         out: the folder of the runs; without it, their files go at the end.
         quiet: whether to show nothing while it goes on.
+        tell: is given what was found of each recipe, as soon as it is, also of the seeds before one that failed.
 
     Raises VflError: bad input, or a run that failed.
     """
     from vfl_party.attacks import kinds
-    from vfl_party.attacks.sizes import MessageSizes
-    from vfl_party.attacks.times import Times
-    from vfl_party.rehearsal import Rehearsal
 
     given = [recipe] if isinstance(recipe, Recipe | Mapping | str | Path) else list(recipe)
     made = [Recipe.of(each) for each in given]
@@ -105,31 +109,76 @@ def leaks(
             text = f"{what}: {twice} is there twice, and would count as two"
             raise InputError(Code.CONFIG_INVALID, f"{text}; name each once")
     _refuse_again([Path(each) for each in given if isinstance(each, str | Path)])
-    labels, found = _labels(given, made), []
-    for label, source, each in zip(labels, given, made, strict=True):
-        chosen = [each.settings.seed] if seeds is None else list(seeds)
-        played, runs, gaps = [], [], tuple[str, ...]()
-        sizes, times = tuple[MessageSizes, ...](), tuple[Times, ...]()
-        for seed in chosen:
-            if not quiet and len(made) * len(chosen) > 1:
-                _tell(f"{label}, seed {seed}")
-            with (
-                naming(Path(source)) if isinstance(source, str | Path) else contextlib.nullcontext(),
-                _folder(out) as place,
-                tempfile.TemporaryDirectory(prefix="vfl-record-") as record,
-            ):
-                rehearsal = Rehearsal(Path(record), every)
-                run = rehearse(each.replace(seed=seed), data or {}, place, rehearsal.attach, quiet=quiet)
-                played.append(rehearsal.play(names, seed, tell=_quiet if quiet else _tell))
-                runs.append(run)
+    found, plan = list[Rehearsed](), _Plan(names, seeds, every, init, Path(out) if out is not None else None, quiet)
+    several = len(made) * len(seeds or "1") > 1
+    for label, source, each in zip(_labels(given, made), given, made, strict=True):
+        with naming(Path(source)) if isinstance(source, str | Path) else contextlib.nullcontext():
+            for part in _rehearsed(label, each, data or {}, plan, several=several):
+                found.append(part)
+                if tell is not None:
+                    tell(part)
+    return Leaks(tuple(found))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What ``leaks`` was asked for; ``attacks`` are names."""
+
+    attacks: Sequence[str]
+    seeds: Sequence[int] | None
+    every: int
+    init: Init
+    out: Path | None
+    quiet: bool
+
+
+def _rehearsed(
+    label: str, recipe: Recipe, data: Mapping[str, Any], plan: _Plan, *, several: bool
+) -> Iterator[Rehearsed]:
+    """Yields what a recipe's runs give away. If one fails, it yields what those before have, and then raises VflError.
+
+    ``several``: whether other runs go before or after.
+    """
+    from vfl_party.attacks.sizes import MessageSizes
+    from vfl_party.attacks.times import Times
+    from vfl_party.rehearsal import Rehearsal
+
+    chosen = [recipe.settings.seed] if plan.seeds is None else list(plan.seeds)
+    played, runs, gaps, failed = [], [], tuple[str, ...](), None
+    sizes, times = tuple[MessageSizes, ...](), tuple[Times, ...]()
+    for seed in chosen:
+        if not plan.quiet and several:
+            _tell(f"{label}, seed {seed}")
+        try:
+            with _folder(plan.out) as place, tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
+                rehearsal = Rehearsal(Path(record), plan.every)
+                made_of = recipe.replace(seed=seed)
+                secrets = _secrets(made_of) if plan.init == "secret" else None
+                run = rehearse(made_of, data, place, rehearsal.attach, quiet=plan.quiet, secrets=secrets)
+                figures = rehearsal.play(plan.attacks, seed, tell=_quiet if plan.quiet else _tell)
                 sizes, times = tuple(rehearsal.sizes()), tuple(rehearsal.times())
-                gaps = (*rehearsal.gaps(), *rehearsal.unknown(names))
+                gaps = (*rehearsal.gaps(), *rehearsal.unknown(plan.attacks))
+        except VflError as error:
+            failed = error
+            break
+        played.append(figures)
+        runs.append(run)
+    if played:
         lines, notes = over_seeds(played)
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
-        of_recipe = (label, tuple(chosen), metric, utility, sent, lines, notes, sizes, gaps, every, times)
-        found.append(Rehearsed(*of_recipe, drawings(played[-1])))
-    return Leaks(tuple(found))
+        done = tuple(chosen[: len(played)])
+        of_recipe = (label, done, metric, utility, sent, lines, notes, sizes, gaps, plan.every, times)
+        yield Rehearsed(*of_recipe, drawings(played[-1]))
+    if failed is not None:
+        raise failed
+
+
+def _secrets(recipe: Recipe) -> dict[str, bytes]:
+    """Returns {party: a secret} that attacks do not know, the same in each rehearsal of a recipe and seed."""
+    settings = recipe.settings
+    names = [party.name for party in settings.parties]
+    return {name: hashlib.sha256(f"rehearsal {settings.seed} {name}".encode()).digest() for name in names}
 
 
 def _refuse_again(paths: Sequence[Path]) -> None:

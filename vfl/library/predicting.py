@@ -15,30 +15,31 @@ from vfl_common.errors import Code, InputError
 if TYPE_CHECKING:
     from vfl.simulation.origin import Origin
     from vfl_common.config.recipe import Recipe
-    from vfl_party.results import Predicted
+    from vfl_party.results import Output, Predicted
 
 
 @dataclass(frozen=True)
 class Result:
     """A prediction. ``columns``: as ``Run.predict`` returns them; ``rows``: of the active party's table.
 
-    ``meaning``: what the numbers are, in one line. ``new``: sentences about categories that training never had.
+    ``meaning``: what the numbers are, in one line. ``notes``: sentences about what is odd in rows and file.
     """
 
     columns: dict[str, list[Any]]
     rows: Predicted
     meaning: str
-    new: list[str]
+    notes: list[str]
 
 
 def predict_rows(
     run: Path,
     data: Mapping[str, Any] | None = None,
-    output: Path | None = None,
+    output: Output | None = None,
     queries: Mapping[str, str] | None = None,
 ) -> Result:
-    """Predicts rows with the run in the folder ``run``; the arguments are those of ``Run.predict``.
+    """Predicts rows with the run in the folder ``run``; ``data`` is that of ``Run.predict``.
 
+    ``output``: where and how the result is written, too; None: nowhere.
     ``queries``: {party: the SELECT that gives its new rows}, of a database in ``data`` or of that of training.
 
     Raises VflError.
@@ -49,10 +50,10 @@ def predict_rows(
     from vfl.simulation.origin import Origin
     from vfl_common.run_folder import RunFolder
     from vfl_party.data import loading
-    from vfl_party.results import check_output, write_table
+    from vfl_party.results import Output
 
     if output is not None:
-        check_output(output)
+        output.check()
     origin = Origin.of(run)
     for name in origin.data:
         if not (run / name / "run.json").exists():
@@ -63,17 +64,14 @@ def predict_rows(
         data = _asked(data or {}, queries, origin)
     settings, frames = _own_rows(run, origin) if data is None else _new_rows(recipe, data, origin)
     with tempfile.TemporaryDirectory(prefix="vfl-") as place:
-        result = Path(place) / "predictions.parquet"
-        rows, meaning, new = predict_in_process(
-            run, settings, result, Path(place) / "prediction", load=loading(frames), modules=origin.base
+        result = Output(Path(place) / "predictions.parquet")
+        outputs = [result] if output is None else [result, output]
+        rows, meaning, notes = predict_in_process(
+            run, settings, outputs, Path(place) / "prediction", load=loading(frames), modules=origin.base
         )
-        table = pyarrow.parquet.read_table(result)
-    if output is not None:
-        write_table(output, table)
-    active = settings[recipe.active.name].ruled(recipe.rows.id_rules)
-    first = next(iter(active.parts), recipe.active.name)  # whose ids joined tables have
-    columns = _in_order(table.to_pydict(), active.parts.get(first, active), frames.get(first))
-    return Result(columns, rows, meaning, new)
+        table = pyarrow.parquet.read_table(result.path)
+    notes += [text for text in [output.advice(table) if output is not None else ""] if text]
+    return Result(table.to_pydict(), rows, meaning, notes)
 
 
 def _own_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
@@ -149,21 +147,3 @@ def _has_features(recipe: Recipe, name: str) -> bool:
     """Whether a party has columns of its own, and not labels only."""
     place = recipe.party(name)
     return place is None or place.features
-
-
-def _in_order(found: dict[str, list[Any]], settings: DataSettings, frame: Any) -> dict[str, list[Any]]:
-    """Returns predictions in the order of a frame, with its own ids; without one, as they are."""
-    from vfl_party.data.ids import SEPARATOR, kept_rows
-    from vfl_party.data.sources.frames import own_ids
-    from vfl_party.results import id_names
-
-    if frame is None:
-        return found
-    names = id_names(settings)
-    ids = zip(*(found.pop(name) for name in names), strict=True)
-    place: dict[str | None, int] = {SEPARATOR.join(each): at for at, each in enumerate(ids)}
-    texts, own = own_ids(frame, settings)
-    rows = [row for row in kept_rows(texts, settings.duplicates) if texts[row] in place]  # that all parties hold
-    order = [place[texts[row]] for row in rows]
-    columns = {name: [values[row] for row in rows] for name, values in zip(names, own.values(), strict=True)}
-    return columns | {name: [each[at] for at in order] for name, each in found.items()}

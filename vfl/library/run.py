@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from vfl.library.model import Model
 
 
+class _Metrics(dict[str, dict[str, float]]):
+    """Says of a split that is not there why that is."""
+
+    def __missing__(self, split: str) -> dict[str, float]:
+        there = ", ".join(self) or "none"
+        raise KeyError(f"no metrics of {split!r} rows (there are: {there}); add a phase of kind 'evaluate'")
+
+
 class Run:
     """A finished run in its folder.
 
@@ -40,8 +48,8 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """The metrics of the whole model: {split: {name: value}}."""
-        return {str(split): dict(named) for split, named in self.summary.metrics.items()}
+        """The metrics of the whole model: {split: {name: value}}; a KeyError says why a split has none."""
+        return _Metrics((str(split), dict(named)) for split, named in self.summary.metrics.items())
 
     @property
     def bytes(self) -> Bytes:
@@ -100,16 +108,17 @@ class Run:
                 also for a baseline of their joined columns. The columns are those of training; no label is needed.
                 Without it, the run's own rows are predicted. With ``rows.align = "psi"`` it is the rows that all
                 parties hold that are predicted.
-            output: a new file for the result, sorted by id: CSV or Parquet, by its ending. Only you may read it.
+            output: a new file for the result: CSV or Parquet, by its ending. Only you may read it.
 
-        Returns columns, in the order of the active party's rows if they are in memory, else sorted by id: the ids,
-        under the names of their columns (with ``id_`` in front if a result has such a name itself); ``value``
-        (regression); or ``class``, and a ``score_<class>`` for each class, of two for the positive one. Ids in files
-        are as the rules spell them. Raises VflError.
+        Returns columns, with all rows of the active party, in their order: its own ids, under the names of their
+        columns (with ``id_`` in front if a result has such a name itself), the ids by which the parties have matched
+        them (``matched_<name>``), and ``state``: ``scored``, or why there is no score; ``value`` (regression); or
+        ``class``, and a ``score_<class>`` for each class, of two for the positive one. Raises VflError.
         """
         from vfl.library.predicting import predict_rows
+        from vfl_party.results import Output
 
-        return predict_rows(self.folder, data, Path(output) if output is not None else None).columns
+        return predict_rows(self.folder, data, Output(Path(output)) if output is not None else None).columns
 
     def model(self, party: str | None = None) -> Model:
         """Returns a party's trained models, with the way to prepare rows for them; the active party's if not given.

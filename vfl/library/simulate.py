@@ -162,7 +162,11 @@ def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
 
 
 def _in_process(
-    quiet: bool, on_round: Callable[[Round], None] | None, order: Order, attach: Attach | None = None
+    quiet: bool,
+    on_round: Callable[[Round], None] | None,
+    order: Order,
+    attach: Attach | None = None,
+    secrets: Mapping[str, bytes] | None = None,
 ) -> None:
     from vfl.simulation.inprocess import run_in_process
     from vfl.simulation.live import View, view
@@ -189,6 +193,7 @@ def _in_process(
             show=screen.show,
             observe=observe,
             attach=attach,
+            secrets=secrets,
         )
 
 
@@ -198,9 +203,21 @@ def run_files(tables: dict[str, Any], base: Path, folder: Path) -> None:
     _in_process(True, None, Order(tables, settings, divide(settings, base), base, folder, tables, None, {}))
 
 
-def rehearse(recipe: Recipe, data: Mapping[str, Any], out: Path, attach: Attach, *, quiet: bool) -> Run:
-    """Runs a recipe in this process, as ``simulate`` does; ``attach``: called with each party once it is assembled."""
-    return carry_out(recipe, data, partial(_in_process, quiet, None, attach=attach), baseline=None, out=out)
+def rehearse(
+    recipe: Recipe,
+    data: Mapping[str, Any],
+    out: Path,
+    attach: Attach,
+    *,
+    quiet: bool,
+    secrets: Mapping[str, bytes] | None = None,
+) -> Run:
+    """Runs a recipe in this process, as ``simulate`` does; ``attach``: called with each party once it is assembled.
+
+    ``secrets``: see ``run_in_process``.
+    """
+    how = partial(_in_process, quiet, None, attach=attach, secrets=secrets)
+    return carry_out(recipe, data, how, baseline=None, out=out)
 
 
 class ours:  # noqa: N801 - reads as a word in a with statement

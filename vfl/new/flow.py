@@ -25,11 +25,11 @@ from vfl.new.say import (
     said_digest,
     say,
     say_addresses,
+    say_alike,
     say_recipe,
     say_table,
     say_training,
     say_trees,
-    say_zeros,
 )
 from vfl.new.settings import settings_for, telling_flags
 from vfl.new.trees import MOST_CATEGORIES, Method, grows_trees, training_for
@@ -38,7 +38,7 @@ from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed, printable
 from vfl_party.data import TABLES, column_names
-from vfl_party.data.ids import look_of
+from vfl_party.data.ids import shapes_of
 
 HERE = "127.0.0.1:7000"
 
@@ -103,8 +103,9 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     say_table(found, id_, path, classes=task.kind != "regression", trees=trees)
     if not features:
         say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
-    say("ids", f"{', '.join(id_rules)}; then most look like {look_of(found.ids)}", f"rows.id_rules in {recipe_path}")
-    say_zeros(found, id_rules)
+    shapes = f"{', '.join(id_rules)}; then their shapes are {shapes_of(found.ids)}"
+    say("ids", shapes, f"rows.id_rules in {recipe_path}")
+    say_alike(found, id_rules)
     say_recipe(recipe, label, found, recipe_path)
     if trees:
         say_trees(recipe, found, recipe_path)
@@ -153,10 +154,9 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     write_all({path: party_text(tables, path)}, force=given.force)
     say("recipe", f"{recipe.name}, {said_digest(recipe)}")
     say_table(found, id_, path, classes=recipe.task.kind != "regression", trees=trees)
-    spelt = f"by the recipe's rules ({', '.join(id_rules)})" if id_rules else "as they come"
-    text = f"{spelt} most of these look like {look_of(found.ids)}; after the rules"
-    say("ids", f"{text} ids must look alike at every party: ask the others", f"data.id_rules in {path}")
-    say_zeros(found, id_rules)
+    spelt = f"{', '.join(id_rules)}, the recipe's rules; then" if id_rules else "as they come,"
+    say("ids", f"{spelt} their shapes are {shapes_of(found.ids)}", f"data.id_rules in {path}")
+    say_alike(found, id_rules)
     say_addresses(server, advertise, path)
     say("wrote", f"{path}: stays here")
     has_keys = (given.out / "certs" / f"{name}.pem").exists()

@@ -32,14 +32,15 @@ Read = Callable[[tuple[str, ...]], Values | None]  # reads columns that are one 
 class Look:
     """What a table shows.
 
-    rows: with an id, each id once; left_out: of the source's rows, those without an id or with a repeated one.
-    numbers, categories: the feature columns. drop: {column: why it is of no use}. missing, blank: the columns in which
-    numbers, and categories, are missing. ids: as the rules spell them. notes: what the table's reader has guessed.
+    rows: with an id, each id once; all_rows: of the source; left_out: of these, those without an id or with a repeated
+    one. numbers, categories: the feature columns. drop: {column: why it is of no use}. missing, blank: the columns in
+    which numbers, and categories, are missing. ids: as the rules spell them. notes: what the reader has guessed.
     odd: what looks wrong. told: sentences about columns that tell the label, if that is of classes. labels: how many
     rows each value has; none if no label was read.
     """
 
     rows: int
+    all_rows: int
     left_out: str
     repeated: int
     numbers: tuple[str, ...]
@@ -131,6 +132,7 @@ def look(
     useless |= dict.fromkeys((name for name in _missing(rows, all_rows=True) if name not in said), "empty in all rows")
     return Look(
         rows=len(table),
+        all_rows=len(rows),
         left_out=table.counts.left_out if table.counts is not None else "",
         repeated=table.counts.repeated if table.counts is not None else 0,
         numbers=tuple(name for name in table.numeric_names if name not in useless),

@@ -35,7 +35,7 @@ _PEOPLE = {
     "kunden",
 }
 _NUMBERS = {"code", "email", "iban", "id", "ids", "key", "mail", "no", "nr", "num", "number", "nummer", "phone", "ssn"}
-_NUMBERS |= {"kdnr", "knr", "kundennr", "kundennummer", "uid", "uuid"}
+_NUMBERS |= {"idx", "kdnr", "knr", "kundennr", "kundennummer", "pid", "uid", "uuid"}
 _LABELS = {"class", "churn", "churned", "default", "label", "outcome", "target", "y"}
 _DECIMAL = re.compile(r"\s*[-+]?\d*[.,]\d+\s*")
 
@@ -234,21 +234,6 @@ def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
     if any(letter.isalpha() for text in looked_at for letter in text):
         rules.append("casefold")
     return tuple(rules)
-
-
-def about_zeros(ids: Sequence[str], id_rules: Sequence[str]) -> str:
-    """Returns a sentence about zeros with which ids begin, or may have begun; '' if these matter to nobody.
-
-    ``ids``: as the rules spell them.
-    """
-    numbers = [text for text in ids[:_LOOKED_AT] if text.isdecimal()]
-    if "zeros" in id_rules or len(numbers) <= len(ids[:_LOOKED_AT]) / 2:
-        return ""
-    if any(text.startswith("0") for text in numbers):
-        return 'some begin with 0: if the table of another party has lost these zeros, add "zeros" to the rules'
-    if len({len(text) for text in numbers}) > 1:
-        return 'they have several lengths, none begins with 0: if this table has lost zeros, add "zeros" to the rules'
-    return ""
 
 
 # --- columns --------------------------------------------------------------------------------------------------------

@@ -8,18 +8,20 @@ from pathlib import Path
 import click
 
 from vfl.new.look import Look
-from vfl.new.rules import Counts, ModelSizes, about_zeros
+from vfl.new.rules import Counts, ModelSizes
 from vfl.new.settings import flags_of
 from vfl_common.config.recipe import Recipe
-from vfl_common.text import host_and_port, listed, printable
+from vfl_common.text import LINE, clean, host_and_port, listed, percent, printable
+from vfl_party.data.ids import ASK, about_zeros
 
 _WIDTH = 12
+_FEW_KEPT = 0.8  # the share of the rows below which an id is doubtful
 _LONGEST = 40  # characters of a label's value
 
 
 def say(about: str, text: str, change: str = "") -> None:
     """Says one thing; ``change``: the key or flag that changes it."""
-    click.echo(f"{about:<{_WIDTH}}{text}{f'  ({change})' if change else ''}")
+    click.echo(f"{about:<{_WIDTH}}{clean(text, LINE)}{f'  ({change})' if change else ''}")
 
 
 def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool, trees: bool) -> None:
@@ -31,6 +33,9 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
         say("table", note, ", ".join(flags_of(note)))
     for text in (*found.odd, *(found.told if classes else ())):
         say("look at", text, ", ".join(flags_of(text)))
+    if found.rows < _FEW_KEPT * found.all_rows:
+        what = f"{found.rows:,} of {found.all_rows:,} rows ({percent(found.rows, found.all_rows)})"
+        say("look at", f"only {what} have an id of their own, and the others are left out; is this the id?", "--id")
     say("id", f"{listed(list(map(repr, id_)))}, of {found.rows:,} rows", "--id")
     if found.left_out:
         first = "; of rows that share an id the first stays" if found.repeated else ""
@@ -49,11 +54,12 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
         say("missing", f"{where}, in some rows; the column's mean takes their place", f"data.missing in {path}")
 
 
-def say_zeros(found: Look, id_rules: Sequence[str]) -> None:
-    """Says that zeros with which ids begin may be missing, here or at another party."""
-    text = about_zeros(found.ids, id_rules)
-    if text:
-        say("ids", text, "rows.id_rules in the recipe")
+def say_alike(found: Look, id_rules: Sequence[str]) -> None:
+    """Says what must be compared with the other parties before their ids fit together."""
+    say("ids", ASK)
+    zeros = about_zeros(found.ids, id_rules)
+    if zeros:
+        say("ids", zeros)
 
 
 def say_recipe(recipe: Recipe, label: str, found: Look, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +33,7 @@ _TITLES = {
     "open": "open (comparing rows)",
     CONTROL: "control (joining, heartbeats, progress, results)",
 }
-_LINES = ("-", "--", ":")
+_LINES, _MARKERS = ("-", "--", ":"), ("o", "s", "^")
 _DPI = 130
 _MOST_ROWS = 24  # links in one column of panels; more need two columns
 
@@ -78,16 +79,18 @@ def _in_phases(
 def curves_of(
     summary: Summary, phases: Mapping[str, Rounds], own: Mapping[str, Mapping[str, Rounds]] = NOBODY
 ) -> Figure:
-    """Draws one row of panels a phase: the loss, and the task's metric, by round.
+    """Draws one row of panels a phase: the loss, and the task's metrics, by round.
 
+    A metric of one round alone is no curve, and stands only in the title.
     ``phases``: the active party's rounds; ``own``: {phase: {party: rounds}} of phases with a loss at each party.
     """
 
     def has_any(name: str) -> bool:
         return any(has_curve(rounds) for rounds in (phases[name], *own.get(name, {}).values()))
 
-    shown = {name: rounds for name, rounds in phases.items() if has_any(name)} or dict(phases)
-    columns = 2 if any(_metric_names(rounds) for rounds in shown.values()) else 1
+    curved = {name: rounds for name, rounds in phases.items() if has_any(name)}
+    shown, least = (curved, 2) if curved else (dict(phases), 1)
+    columns = 2 if any(_metric_names(rounds, least) for rounds in shown.values()) else 1
     figure = Picture(figsize=(5.2 * columns, 0.9 + 3.5 * len(shown)), layout="constrained")
     axes = figure.subplots(len(shown), columns, squeeze=False)
     for row, (name, rounds) in zip(axes, shown.items(), strict=True):
@@ -97,7 +100,7 @@ def curves_of(
             _curve(row[0], rounds, ["loss"])
         row[0].set_title(f"{name}: loss", loc="left")
         if columns == 2:
-            names = _metric_names(rounds)
+            names = _metric_names(rounds, least)
             if names:
                 _curve(row[1], rounds, names)
                 row[1].set_title(f"{name}: {' and '.join(_short(metric) for metric in names)}", loc="left")
@@ -115,20 +118,21 @@ def has_curve(rounds: Rounds) -> bool:
     )
 
 
-def _metric_names(rounds: Rounds) -> list[str]:
-    found = {name for splits in rounds.values() for named in splits.values() for name in named}
-    return [name for name in _SHOWN if name in found][:2]
+def _metric_names(rounds: Rounds, least: int) -> list[str]:
+    """Returns the metrics to draw: those that some split has in ``least`` rounds or more."""
+    points = Counter((split, name) for splits in rounds.values() for split, named in splits.items() for name in named)
+    return [name for name in _SHOWN if any(points[split, name] >= least for split in _COLORS)][:2]
 
 
 def _curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
-    """Draws the metrics ``names``, with a colour for each split and a line style for each metric."""
+    """Draws the metrics ``names``, with a colour for each split, and a line style and marker for each metric."""
     drawn = 0
     for split, color in _COLORS.items():
-        for name, line in zip(names, _LINES, strict=False):
+        for name, line, shape in zip(names, _LINES, _MARKERS, strict=False):
             values = {r: m[split][name] for r, m in rounds.items() if m.get(split, {}).get(name) is not None}
             if values:
                 label = split if len(names) == 1 else f"{split} {_short(name)}"
-                marker = "o" if len(values) <= 40 else ""
+                marker = shape if len(values) <= 40 else ""
                 axes.plot(
                     list(values), list(values.values()), line, color=color, label=label, marker=marker, markersize=3
                 )

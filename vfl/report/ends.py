@@ -22,8 +22,8 @@ _ERROR = "error: "
 class End:
     """The end of a run.
 
-    ``state``: ``failed``, ``stopped``, or ``unfinished``: it runs now, or was killed. ``why``: a sentence, '' if none
-    is known. ``resumes``: whether the same commands resume it: not a simulation, and not a prediction.
+    ``state``: ``set aside``, ``failed``, ``stopped``, or ``unfinished``: it runs now, or was killed. ``why``: a
+    sentence, '' if none is known. ``resumes``: whether the same commands resume it: not a simulation, not a prediction.
     """
 
     state: str
@@ -35,6 +35,8 @@ class End:
         """Words it for a person."""
         if self.state == "unfinished":
             return "the run has not ended yet; if it was interrupted, the same commands resume it"
+        if self.state == "set aside":
+            return f"the run was set aside, and nobody resumes it ({self.why})"
         what = f"the run {'has failed' if self.state == 'failed' else 'was stopped'}"
         what += f" ({self.why})" if self.why and self.state == "failed" else ""
         if not self.resumes:
@@ -44,6 +46,9 @@ class End:
 
 def end_of(processes: Sequence[Source]) -> End:
     """Returns how an unfinished run has ended, as far as a log, or what a process said before it had one, says so."""
+    aside = [each.read("run.json").get("set_aside") for each in processes]
+    if whys := [str(noted.get("why", "")) for noted in aside if isinstance(noted, dict)]:
+        return End("set aside", clean(whys[0], LINE), resumes=False)
     lines = [_last(each.folder / "log.jsonl") for each in processes]
     paths = {path for each in processes for path in each.folder.parent.glob("*/stderr")}
     said = [line for line in (_last_line(path).decode("utf-8", "replace") for path in sorted(paths)) if line]

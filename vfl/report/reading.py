@@ -17,6 +17,7 @@ from vfl_common.summary import Summary, load_summary
 from vfl_common.text import LINE, clean
 
 OWN = ("local", "cross")  # the splits of a party's own losses; other metrics have "train", "validation", "test"
+_INITIAL = {"secret": "secret", "recipe": "known to all parties, from the recipe's seed"}
 Rounds = dict[int, dict[str, dict[str, float]]]  # round -> split -> name -> value
 
 
@@ -67,6 +68,22 @@ def importance(path: Path) -> list[str]:
     folder = path if path.is_dir() else path.parent
     logs = [folder / "log.jsonl"] if (folder / "run.json").is_file() else sorted(folder.glob("*/log.jsonl"))
     return [note for log in logs if (note := _importance(log))]
+
+
+def initial(path: Path) -> list[str]:
+    """Returns a line about what the initial weights followed from, of the parties whose folders are here.
+
+    ``path``: of a run, of its summary, or of one party.
+    """
+    folder = path if path.is_dir() else path.parent
+    runs = [folder / "run.json"] if (folder / "run.json").is_file() else sorted(folder.glob("*/run.json"))
+    found: dict[str, list[str]] = {}
+    for each in runs:
+        noted = Source(each.resolve().parent).read("run.json").get("init")
+        if noted in _INITIAL:
+            found.setdefault(noted, []).append(clean(each.resolve().parent.name))
+    said = [f"{_INITIAL[init]} ({', '.join(names)})" for init, names in sorted(found.items())]
+    return [f"initial weights: {'; '.join(said)}"] if said else []
 
 
 def _importance(log: Path) -> str:

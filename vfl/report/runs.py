@@ -30,8 +30,9 @@ _MOST = 60  # characters of a name that somebody else chose
 class Listed:
     """One folder in a folder of runs.
 
-    ``state``: ``finished``; ``failed`` or ``stopped``, if a process's log ends so; ``unfinished``: it runs now, or was
-    killed; ``damaged``: its summary cannot be read; ``study``: it is a folder of ``runs`` more runs.
+    ``state``: ``finished``; ``failed`` or ``stopped``, if a process's log ends so; ``set aside``: nobody resumes it;
+    ``unfinished``: it runs now, or was killed; ``damaged``: its summary cannot be read; ``study``: it is a folder of
+    ``runs`` more runs.
     ``began_s``: Unix time. ``summary``: of a finished run, if it is here.
     """
 

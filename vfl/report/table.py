@@ -16,7 +16,7 @@ from vfl.report.reading import Own
 from vfl.report.rounds import RoundLine
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
-from vfl_common.text import clean
+from vfl_common.text import clean, percent
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
@@ -98,16 +98,21 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
             parts += [Text(), table]
     if not summary.bytes.agrees:
         links = "; ".join(summary.bytes.disagreements)
-        why = f" ({_WHY_DIFFERENT})" if summary.interruptions or summary.absences else ""
+        why = f" ({_WHY_DIFFERENT})" if _disturbed(summary) else ""
         parts += [Text(f"\nThe two ends counted different bytes on: {links}{why}", "yellow")]
     for note in unprotected(summary):
         parts += [Text(f"\n{clean(note)}", "yellow")]
     if note := encryption(summary):
         parts += [Text(f"\n{clean(note)}", "yellow" if "NOT" in note else "")]
-    kernel = _WITHOUT_STOPPED if summary.interruptions or summary.absences else ""
+    kernel = _WITHOUT_STOPPED if _disturbed(summary) else ""
     words = f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: as the kernel counts{kernel}."
     parts += [Text(f"\n{words}", "dim")]
     return Group(*parts, Text())
+
+
+def _disturbed(summary: Summary) -> bool:
+    """Whether a process may have died during the run."""
+    return bool(summary.interruptions or summary.absences or any(party.returns for party in summary.parties))
 
 
 def in_order(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
@@ -126,7 +131,8 @@ def _headline(summary: Summary) -> str:
     held = {party.name: party.rows for party in summary.parties if party.rows}
     if held:
         common = next(party.common_rows for party in summary.parties if party.rows)
-        parts.append(f"{common:,} rows in common ({', '.join(f'{name} {rows:,}' for name, rows in held.items())})")
+        shares = ", ".join(f"{name} {percent(common, rows)} of {rows:,}" for name, rows in held.items())
+        parts.append(f"{common:,} rows in common ({shares})")
     if summary.without:
         parts.append(f"trained without {', '.join(summary.without)}, too late")
     missed = Counter[str]()
@@ -140,6 +146,8 @@ def _headline(summary: Summary) -> str:
     for party in summary.parties:
         if party.skipped_rounds:
             parts.append(f"{_counted(party.skipped_rounds, 'round')} skipped by {party.name}")
+        if party.returns:
+            parts.append(f"{_counted(party.returns, 'return')} of {party.name}")
     return " · ".join(parts)
 
 

@@ -11,12 +11,13 @@ from typing import Any
 from vfl.certs.authority import create_authority, issue
 from vfl_common.config.data import DataSettings
 from vfl_common.config.division import settings_of
+from vfl_common.config.party import code_named
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 
 REJOIN_S = 60.0  # nobody has to be called to start a process again
-_OFTEN = 10**9  # alignments a day: whoever simulates has all tables
+_OFTEN = 10**9  # alignments a day, and rows of another party: whoever simulates has all tables
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Federation:
     def write_party(self, name: str, server: str) -> None:
         """Writes the party file of ``name``, with the server's address, for ``vfl-party run``."""
         simulate = settings_of(self.recipe)
-        certs = self.folder / "certs"
+        certs, code = self.folder / "certs", code_named(self.recipe, name)
         tables = {
             "name": name,
             "recipe": self.recipe_path.name,
@@ -65,6 +66,10 @@ class Federation:
             "threads": simulate.threads,
             "out": str(self.out.resolve()),
             "alignments_a_day": _OFTEN,
+            "peer_rows_at_most": _OFTEN,
+            "trees": {"least_key_bits": 1024},  # a rehearsal
+            "init": "recipe",  # so that runs of one recipe are equal
+            "allow_code": [code] if code is not None else [],  # the recipe is of the person who runs it here
             "tls": {
                 "ca": f"{certs.name}/ca.pem",
                 "certificate": f"{certs.name}/{name}.pem",

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.recipe import Recipe, SimulateSettings
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
-from vfl_common.link import Hub, Link
+from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.logs import Console
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
 from vfl_common.run_folder import RunFolder, create
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vfl_party.data import Table
     from vfl_party.part import JobName, Part
     from vfl_party.party import Assembled, Load, Opened, Work
-    from vfl_party.results import Predicted
+    from vfl_party.results import Output, Predicted
     from vfl_party.turns import TakingTurns
 
     Cast = tuple[Opened, Work]
@@ -72,6 +72,7 @@ class MemoryTransport:
     server: Link | None
     ends: list[MemoryHub | MemoryLink] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
+    protocol: int = PROTOCOL
 
     def end(self, error: VflError) -> None:
         for each in self.ends:
@@ -92,6 +93,7 @@ def run_in_process(
     show: Callable[[Event], None] = lambda _event: None,
     observe: Observe | None = None,
     attach: Attach | None = None,
+    secrets: Mapping[str, bytes] | None = None,
 ) -> Summary:
     """Runs a federation to its end; returns its summary. One run at a time in a process: another one waits.
 
@@ -103,6 +105,7 @@ def run_in_process(
         show: called with the events of the server, as ``vfl simulate`` shows them.
         observe: called after each round of each party with its name, phase, rounds done, rounds and metrics.
         attach: called with each party once it is assembled, before it runs; a rehearsal of attacks listens there.
+        secrets: {party: 32 bytes that its own weights, dropout, orders and views follow from}; None: the recipe's seed.
 
     Raises VflError; whatever else a party raises is raised as it is.
     """
@@ -123,14 +126,14 @@ def run_in_process(
         opened.checkpoints = CheckpointStore(opened.path / "checkpoints", recipe.run.kept_checkpoints)
 
     with _federation(recipe, "train", folder, modules, show, observe) as federation:
-        federation.attach = attach
+        federation.attach, federation.secrets = attach, secrets
         return federation.run(cast, note)
 
 
 def predict_in_process(
     run: Path,
     data: Mapping[str, DataSettings],
-    output: Path,
+    outputs: Sequence[Output],
     folder: Path,
     *,
     load: Load | None = None,
@@ -143,7 +146,7 @@ def predict_in_process(
 
     Args:
         data: {party: the data of training, with the new rows as source}.
-        output: where the active party writes the result, CSV or Parquet.
+        outputs: where the active party writes the result.
         folder: of the prediction's own files; it must not exist yet.
         load, modules: as in ``run_in_process``.
 
@@ -154,9 +157,8 @@ def predict_in_process(
         from vfl_party import versions
         from vfl_party.data import Labels
         from vfl_party.prediction import Prediction, load_joint, prediction_data, unseen
-        from vfl_party.results import Predicted, check_output, id_names, label_name, meaning
+        from vfl_party.results import Predicted, id_names, label_name, meaning
 
-    check_output(output)
     trained = {name: load_joint(run, name) for name in data}
     of = {name: RunFolder(each.path, each.run_id).facts().get("run_id") for name, each in trained.items()}
     one, other = next(iter(of)), next((name for name in of if of[name] != next(iter(of.values()))), None)
@@ -167,6 +169,8 @@ def predict_in_process(
         raise InputError(Code.CHECKPOINT_INVALID, text)
     recipe = trained[one].recipe
     active = recipe.active.name
+    for output in outputs:
+        output.check(data[active])
     tables: dict[str, Table] = {}
     new: list[str] = []
 
@@ -178,7 +182,7 @@ def predict_in_process(
         versions.require_same(trained[name].path, trained[name].plugins, versions.modelling(opened))
         tables[name] = opened.table
         new.extend(f"{name}: {text}" for text in unseen(trained[name], opened.table) if settings.features)
-        return opened, Prediction(trained[name], settings, id_names(own), output)
+        return opened, Prediction(trained[name], settings, id_names(own), outputs)
 
     with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
         summary = federation.run(cast, lambda opened: opened.note(job="predict", trained_run=run.name))
@@ -246,6 +250,7 @@ class _Federation:
         self._recipe, self._job, self._folder = recipe, job, folder
         self._turns, self._devices, self._observe = turns, devices, observe
         self.attach: Attach | None = None
+        self.secrets: Mapping[str, bytes] | None = None
         self._ledgers = {party.name: Ledger() for party in recipe.parties}
         active = recipe.active.name
         from vfl_party.methods import in_flight
@@ -298,8 +303,8 @@ class _Federation:
 
         recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
 
-        def make(aligned: Aligned) -> Assembled:
-            assembled = assemble(opened, aligned, work, device=self._devices[name])
+        def make(aligned: Aligned, secret: int | None) -> Assembled:
+            assembled = assemble(opened, aligned, work, device=self._devices[name], secret=secret)
             if self.attach is not None:
                 self.attach(name, assembled)
             return assembled
@@ -310,7 +315,8 @@ class _Federation:
             folder.note(plugins=plugins | versions.modelling(opened))
             return folder
 
-        jobs = Jobs(opened, alignment_of(recipe, AllowAll(), divides=opened.divides), make)
+        alignment = alignment_of(recipe, AllowAll(), divides=opened.divides)
+        jobs = Jobs(opened, alignment, make, secret=self.secrets[name] if self.secrets is not None else None)
         session, console = self._server.session(name, ledger), Quiet()
         progress = Progress(console, session, ledger, name == recipe.active.name, Clock(used=None))
         if self._observe is not None:

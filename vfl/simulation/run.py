@@ -24,6 +24,7 @@ from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.which import kind_of, read_tables
 from vfl_common.files import require_folder
+from vfl_common.psi import MOST_ROWS
 
 _TICK_S = 0.1
 _GRACE_S = 10.0  # for the others to end by themselves once one has failed
@@ -128,6 +129,7 @@ class Simulation:
     def _start_server(self) -> None:
         recipe, federation = self.federation.recipe, self.federation
         args = ["vfl-server", "serve", str(federation.recipe_path), "--listen", "127.0.0.1:0", "--fresh"]
+        args += ["--rows-at-most", str(MOST_ROWS)]
         args += ["--ca", str(federation.folder / "certs" / "ca.pem")]
         args += ["--out", str(federation.out), "--run-id", self.folder.name]
         self.processes[recipe.server] = Process(

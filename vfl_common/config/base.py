@@ -6,7 +6,8 @@ import difflib
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails
@@ -45,13 +46,21 @@ class Section(BaseModel):
             known = {field.alias or name: field for name, field in cls.model_fields.items()}
             for key, item in value.items():
                 if key not in known:
-                    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+                    within = [f"{name}.{key}" for name, field in known.items() if _holds(field.annotation, key)]
+                    near = within or difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
                     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
                     raise ValueError(f"unknown key {key!r}; {hint}")
                 wrong = _other_type(_kinds(known[key].annotation), item)
                 if wrong is not None:
                     raise ValidationError.from_exception_data(key, [{**wrong, "loc": (key, *wrong["loc"])}])
         return value
+
+
+def _holds(annotation: Any, key: Any) -> bool:
+    """Returns whether a field is a table with this key, or one of several tables of which one has it."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return key in annotation.model_fields
+    return get_origin(annotation) in (Union, UnionType) and any(_holds(each, key) for each in get_args(annotation))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

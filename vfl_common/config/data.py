@@ -108,6 +108,8 @@ class DataSettings(Section):
     id: tuple[str, ...] = ()  # id columns (NPZ: arrays), one id together; named sets and NPZ without: the row's number
     id_rules: tuple[IdRule, ...] | None = None  # how each of them is spelt alike, in order; None: rows.id_rules
     duplicates: Duplicates = "error"  # rows that share an id: refuse them, keep the source's first, or drop them all
+    expect_common: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5  # the share of the rows that should be common to all
+    # parties; with less the party gets a warning
     label: str | None = None  # label column (NPZ: array); active party only. Named sets: "target"
     split: str | None = None  # column (NPZ: array) with each row's split, for rows.split = "column"; active party only,
     # or with rows.align = "none" every passive party
@@ -137,6 +139,7 @@ class DataSettings(Section):
     in_common: bool = False
     as_trained: bool = False
     _like: tuple[str, str] | None = PrivateAttr(default=None)
+    _keeps_rows: bool = PrivateAttr(default=False)
 
     @property
     def like(self) -> tuple[str, str] | None:
@@ -147,6 +150,19 @@ class DataSettings(Section):
         """Returns the same settings for a table that is written as that of training, if it can be read in two ways."""
         found = self.model_copy()
         found._like = style
+        return found
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the table keeps which rows the source has, and how it spells their ids: for results."""
+        return self._keeps_rows
+
+    def keeping_rows(self) -> DataSettings:
+        """Returns the same settings for a table that keeps its source's rows; of ``parts``, the first one does."""
+        name = next(iter(self.parts), "")
+        parts = {name: self.parts[name].keeping_rows()} if name else {}
+        found = self.model_copy(update={"parts": self.parts | parts})
+        found._keeps_rows = True
         return found
 
     @field_validator("source", "unaligned")

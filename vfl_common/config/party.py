@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
 from vfl_common.config.base import Section, parse, spelt
 from vfl_common.config.data import DataSettings
-from vfl_common.config.models import EncoderSettings
-from vfl_common.config.recipe import Name
+from vfl_common.config.models import CustomSettings, EncoderSettings
+from vfl_common.config.recipe import Name, Recipe
 from vfl_common.config.which import read_tables
+from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
 
 
@@ -20,16 +21,43 @@ def _address(text: str) -> str:
     return text
 
 
+AllowedCode = Annotated[str, spelt(r"[\w.]+(:\w+)?", "module or module:callable")]
 Address = Annotated[str, AfterValidator(_address)]  # host:port
+Pin = Annotated[str, spelt(r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits")]
+
+
+Init = Literal["secret", "recipe"]
 
 
 class TlsSettings(Section):
-    """PEM files: the federation's CA, this party's certificate and key; and the list of revoked certificates."""
+    """PEM files: the federation's CA, this party's certificate and key; and the list of revoked certificates.
+
+    An intermediate certificate lies in ``certificate``, behind the party's own.
+    """
 
     ca: str
     certificate: str
     key: str
-    revoked: str | None = None  # default: `revoked.txt` beside the CA, if it exists
+    passphrase_file: str | None = None  # of an encrypted key; default: the variable VFL_TLS_PASSPHRASE
+    revoked: str | None = None  # plain or signed; default: `revoked.txt` and `revoked.crl` beside the CA, if they exist
+
+
+class PredictionLimits(Section):
+    """What this party asks of a joint prediction. ``at_least``: how many rows must be common, so that it answers."""
+
+    at_least: PositiveInt = 1
+
+
+class TreeLimits(Section):
+    """What a party asks of recipes with secureboost: a recipe that gives less is refused before the party joins.
+
+    ``least_rows``: on each side of a split, and ``most_bits``: that a row's sides tell in a run; both at a passive
+    party. ``least_key_bits``: of the key that encrypts gradients.
+    """
+
+    least_rows: PositiveInt = 1
+    most_bits: PositiveInt | None = None
+    least_key_bits: Literal[1024, 2048, 3072, 4096] = 2048
 
 
 class PartyFile(Section):
@@ -47,9 +75,15 @@ class PartyFile(Section):
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
     out: str = "runs"  # a folder for this party's runs
     tls: TlsSettings
+    pins: dict[str, Pin] = Field(default_factory=dict)  # {the server or a party: its key}; others may have any
     data: DataSettings | None = None
     policy: str = "allow_all"  # decides what may leave this party
     alignments_a_day: PositiveInt = 24  # of one table, by psi: who may ask often can guess ids
+    peer_rows_at_most: PositiveInt = 10_000_000  # by psi: who has many rows can guess ids, and all mask them
+    predict: PredictionLimits = PredictionLimits()
+    trees: TreeLimits = TreeLimits()
+    init: Init = "secret"  # what own weights, dropout, orders and views follow from; of "recipe" all know it
+    allow_code: tuple[AllowedCode, ...] = ()  # what the recipe may have this party import and call
     encoder: EncoderSettings | None = None  # replaces the recipe's encoder; must give the recipe's embedding size
 
 
@@ -66,3 +100,24 @@ def load_party(path: Path) -> PartyFile:
     return party.model_copy(
         update={"recipe": absolute(party.recipe), "out": absolute(party.out), "tls": tls, "data": data}
     )
+
+
+def code_named(recipe: Recipe, name: str) -> str | None:
+    """Returns the ``module:callable`` that a recipe has a party import as its encoder; None if it names none."""
+    place = recipe.party(name)
+    if place is None or not place.features:
+        return None
+    encoder = place.encoder or recipe.model.encoder
+    return encoder.factory if isinstance(encoder, CustomSettings) else None
+
+
+def check_code(path: Path, file: PartyFile, recipe: Recipe) -> None:
+    """Raises InputError if the recipe would have this party run code that its own file does not allow."""
+    named = code_named(recipe, file.name) if file.encoder is None else None
+    if named is None:
+        return
+    module = named.partition(":")[0]
+    if not {named, module} & set(file.allow_code):
+        text = f"{path}: the recipe has this party run {named}, which the party file does not allow"
+        ways = f'read that code, and set allow_code = ["{module}"], or give an encoder of your own'
+        raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")

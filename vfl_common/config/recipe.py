@@ -1,16 +1,19 @@
-"""The recipe: the settings on which all parties agree. Its digest is compared when a party joins."""
+"""The recipe: the settings on which all parties agree. It is compared when a party joins."""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from vfl_common.config.base import KindName, Section, gathered, parse, spelt
 from vfl_common.config.beside import has_no_encoder
@@ -32,9 +35,41 @@ Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+def _count_or_share(value: int | float) -> int | float:
+    fits = value >= 1 if isinstance(value, int) else 0.0 < value < 1.0
+    if not fits:
+        text = "a number of rows, such as 1000, or a share of each party's rows between 0 and 1, such as 0.8"
+        raise ValueError(f"must be {text}, and is {value}")
+    return value
+
+
+CountOrShare = Annotated[int | float, AfterValidator(_count_or_share)]  # 0.8 is a share, 1000 a count
+
+
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})  # the runner's own, in step keys and the ledger
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
-_NEWER = ("align", "at_least", "alignment", "id_rules")  # keys of [rows] that not all versions know
+# {table: the keys that the canonical form has at their defaults, too}. A key that is added later is in none of them:
+# it stands in the canonical form only with another value than its default, so that digests stay what they were. If its
+# default ever changes, it is added here: a run that began with the former default is then not resumed with the other.
+_FIRST = {
+    table: frozenset(keys.split())
+    for table, keys in {
+        "": "name preset seed server task parties rows model phases start run",
+        "task": "kind classes metrics",
+        "parties": "name role features encoder",
+        "rows": "split validation test aligned labelled",
+        "model": "embedding_size combine encoder top precision",
+        "encoder": "kind hidden activation batch_norm dropout category_size channels shared small_images factory"
+        " options settings",
+        "top": "hidden dropout",
+        "phases": "kind name codec transforms settings",
+        "transforms": "kind exchange sent_by settings",
+        "wire": "codec phase exchange direction settings",
+        "start": "run phases tower",
+        "run": "rejoin_deadline_s join_deadline_s step_timeout_s heartbeat_s lost_after_s server_absent_s"
+        " checkpoint_every kept_checkpoints",
+    }.items()
+}
 _OF_PRESET = (
     "fedcvt",
     "fedhssl",
@@ -59,8 +94,8 @@ class RowsSettings(Section):
     ``align``: ``digest``: all parties hold the same ids already, and verify it; ``psi``: they find the ids in common
     by private set intersection, and no party learns another's other ids; ``none``: each passive party holds other rows
     of the same columns, and divides them by itself (mocosfl). ``at_least``: fewer rows in common end the
-    run before any party learns which. ``alignment``: an earlier run of the same parties and tables, whose common rows
-    are taken instead of finding them again.
+    run before any party learns which; a count, or a share, below 1, of each party's own rows. ``alignment``: an earlier
+    run of the same parties and tables, whose common rows are taken instead of finding them again.
 
     ``split``: ``random``: every party draws it from the seed, without regard to labels; ``stratified``: the active
     party draws it, and every split has its share of each class; ``column``: a column of the active party's data says
@@ -73,7 +108,7 @@ class RowsSettings(Section):
     """
 
     align: Literal["digest", "psi", "none"] = "digest"
-    at_least: PositiveInt = 1
+    at_least: CountOrShare = 1
     alignment: RunName | None = None
     split: Literal["random", "stratified", "column"] = "random"
     validation: Fraction = 0.1
@@ -170,7 +205,11 @@ class StartSettings(Section):
 
 
 class RunSettings(Section):
-    """Deadlines and intervals of a run."""
+    """Deadlines and intervals of a run.
+
+    ``resume_within_s``: so long after it has trained last, a run that was interrupted is kept although rows or columns
+    have changed since it began. After that it is set aside, and the same commands begin a new one.
+    """
 
     rejoin_deadline_s: Seconds = 900.0  # how long the others wait for a lost party: its people have to be called
     join_deadline_s: Seconds = 300.0  # how long the server waits for all parties at the start
@@ -178,6 +217,7 @@ class RunSettings(Section):
     heartbeat_s: Seconds = 2.0
     lost_after_s: Seconds = 15.0  # a party that is silent for longer counts as lost
     server_absent_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # how long training goes on without the server
+    resume_within_s: Annotated[float, Field(ge=0.0, le=1e8)] = 86_400.0
     checkpoint_every: PositiveInt = 1  # rounds
     kept_checkpoints: Annotated[int, Field(ge=2)] = 2
 
@@ -187,6 +227,16 @@ class RunSettings(Section):
         if self.server_absent_s and self.step_timeout_s <= self.lost_after_s:
             text = "with server_absent_s, step_timeout_s must be above lost_after_s"
             raise ValueError(f"{text}, after which a party that has died is reported")
+
+
+class PredictSettings(Section):
+    """What a prediction with a run of this recipe refuses.
+
+    ``refuse_outside``: the share of a column's rows whose numbers may be far outside those of training; with more, the
+    party that has the column does not predict. None: every share; the party says which columns these are.
+    """
+
+    refuse_outside: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
 
 
 class SimulateSettings(Section):
@@ -217,6 +267,7 @@ class Recipe(Section):
     wire: tuple[WireSettings, ...] = ()
     start: StartSettings | None = None
     run: RunSettings = RunSettings()
+    predict: PredictSettings = PredictSettings()
     simulate: SimulateSettings | None = None
 
     @model_validator(mode="before")
@@ -240,6 +291,11 @@ class Recipe(Section):
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ValueError(f"the name {doubles[0]!r} is used twice among the parties and the server")
+        plain = [name.lower() for name in names]
+        alike = sorted(name for name in names if plain.count(name.lower()) > 1)
+        if alike:
+            text = f"the names {alike[0]!r} and {alike[1]!r} differ by capitals alone, which TLS takes for the same"
+            raise ValueError(f"{text}; take other names")
         if sum(party.role == "active" for party in self.parties) != 1:
             raise ValueError('parties: exactly one party has role = "active"')
         for party in self.parties:
@@ -253,7 +309,7 @@ class Recipe(Section):
             self._check_own_rows()
         if self.start is not None and self.start.held_by == "active" and self.rows.align != "none":
             raise ValueError('start: held_by = "active" is for parties that hold rows of their own; remove it')
-        if self.rows.align != "psi" and (self.rows.alignment is not None or self.rows.at_least > 1):
+        if self.rows.align != "psi" and (self.rows.alignment is not None or self.rows.at_least != 1):
             raise ValueError('rows: alignment and at_least are for align = "psi"; add that, or remove them')
         for name in names:
             if name in RESERVED_FOLDERS:
@@ -321,18 +377,22 @@ class Recipe(Section):
         return next((party for party in self.parties if party.name == name), None)
 
     def canonical_json(self) -> str:
-        """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal recipes."""
-        found = self.model_dump(mode="json", exclude={"simulate"})
-        if self.start is not None and self.start.held_by == "every party":
-            del found["start"]["held_by"]
-        if self.task.positive is None:
-            del found["task"]["positive"]
-        if not self.wire:
-            del found["wire"]
-        for key in _NEWER:  # left out as before there were any, so that digests stay what they were
-            if getattr(self.rows, key) == RowsSettings.model_fields[key].default:
-                del found["rows"][key]
-        return json.dumps(found, sort_keys=True, separators=(",", ":"))
+        """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal recipes.
+
+        Equal from release to release, too: it leaves out keys that not all releases know, unless they are set.
+        """
+        full = self.model_dump(mode="json", exclude={"simulate"})
+        least = self.model_dump(mode="json", exclude={"simulate"}, exclude_defaults=True)
+        return json.dumps(_without_newer(full, least), sort_keys=True, separators=(",", ":"))
+
+    def spelling(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> Spelling:
+        """Returns the recipe for a comparison with that of another release. See ``Spelling.difference``.
+
+        ``defaults``: tables like the recipe's, with defaults of methods and filters, if the caller knows these.
+        """
+        full = self.model_dump(mode="json", exclude={"simulate"})
+        written = self.model_dump(mode="json", exclude={"simulate"}, exclude_unset=True)
+        return Spelling(_leaves(defaults) | _leaves(full), frozenset(_leaves(written)))
 
     def digest(self) -> str:
         """Returns the SHA-256 of the canonical form, hexadecimal."""
@@ -377,15 +437,66 @@ def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
     return None
 
 
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+@dataclass(frozen=True)
+class Spelling:
+    """A recipe as one side has it. ``filled``: {dotted key: value}, with defaults. ``written``: keys of its file."""
+
+    filled: Mapping[str, Any]
+    written: frozenset[str]
+
+    def difference(self, theirs: Spelling) -> tuple[str, Any, Any] | None:
+        """Finds a key by which the recipes of two releases differ: (dotted key, our value, theirs). None: they agree.
+
+        A key that both know must have one value, written or not. A key that only one of them knows must not be written
+        there: its default is what the other does. What is missing on one side is ``None`` in the result.
+        """
+        ours, others = self.filled, theirs.filled
+        for key in sorted(ours.keys() | others.keys()):
+            if key in ours and key in others:
+                if ours[key] != others[key]:
+                    return key, ours[key], others[key]
+            elif key in (self.written if key in ours else theirs.written):
+                return key, ours.get(key), others.get(key)
+        for key in _tables(ours, others):  # a default that is a table in one release alone
+            return key, ours[key], "a table"
+        for key in _tables(others, ours):
+            return key, "a table", others[key]
+        return None
+
+
+def _without_newer(full: Any, least: Any, table: str = "") -> Any:
+    """Returns ``full`` without the keys that ``least``, which has no defaults, and ``_FIRST`` both lack."""
+    if isinstance(full, list):
+        items = least if isinstance(least, list) else [{}] * len(full)
+        return [_without_newer(each, few, table) for each, few in zip(full, items, strict=True)]
+    if not isinstance(full, dict):
+        return full
+    few, first = least if isinstance(least, dict) else {}, _FIRST.get(table, frozenset())
+    kept = (key for key in full if key in few or key in first)
+    return {key: _without_newer(full[key], few.get(key), key) for key in kept}
+
+
+def _tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
+    """Returns those of ``keys``, sorted, that are tables in ``others``."""
+    known = sorted(others)
+    after = {key: bisect.bisect_left(known, f"{key}.") for key in sorted(keys)}
+    return [key for key, place in after.items() if place < len(known) and known[place].startswith(f"{key}.")]
+
+
+def _leaves(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Flattens tables as ``_flatten`` does; a list without tables stays one value."""
+    return _flatten(value, whole=True)
+
+
+def _flatten(value: Any, prefix: str = "", *, whole: bool = False) -> dict[str, Any]:
     if isinstance(value, dict):
         items = value.items()
-    elif isinstance(value, list):
+    elif isinstance(value, list) and not (whole and not any(isinstance(each, dict) for each in value)):
         items = ((str(index), item) for index, item in enumerate(value))  # type: ignore[assignment]
     else:
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, item in items:
         path = prefix if key == "settings" else f"{prefix}.{key}" if prefix else str(key)  # people write no "settings"
-        flat |= _flatten(item, path)
+        flat |= _flatten(item, path, whole=whole)
     return flat

@@ -9,11 +9,10 @@ import os
 import socket
 import ssl
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from cryptography import x509
 
@@ -24,6 +23,7 @@ from vfl_common.identity.credentials import Credentials
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # preface, empty SETTINGS
 
 _HUNG_UP = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)  # Python 3.11.2 raises the last one
+_READ_BYTES, _MOST_READS = 16_384, 64  # of a handshake; a peer's part has some kilobytes
 _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_… of OpenSSL
 _OTHER_CA = (7, 18, 19, 20, 21)  # wrong signature; self-signed, alone or in a chain; issuer unknown; no signature
 
@@ -65,7 +65,7 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
             _first_words(probe, tls)
     except InputError as error:
         return error
-    except (OSError, ValueError) as error:  # no room for a temporary file; a certificate that cannot be parsed
+    except (OSError, ValueError) as error:  # no memory for the key; a certificate that cannot be parsed
         return probe.error(f"{peer!r} at {address} does not answer, and the diagnosis failed: {error}")
     return probe.error(
         f"TLS with {peer!r} at {address} works, but the service does not answer; is it busy, or another version?"
@@ -73,11 +73,15 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
 
 
 def certificate_of(address: str, credentials: Credentials, peer: str, timeout_s: float) -> x509.Certificate:
-    """Connects once, and returns the certificate that ``peer`` shows. Raises InputError, as ``diagnose`` returns it."""
+    """Connects once, and returns the certificate that ``peer`` shows; it is for ``peer`` and for no other member.
+
+    In TLS 1.3 the peer shows its certificate first. So this needs no key, and hangs up before it is asked for one.
+    Raises InputError, as ``diagnose`` returns it.
+    """
     probe = _Probe(address, peer, credentials, timeout_s, time.monotonic() + timeout_s)
     try:
-        with _dial(probe) as raw, _shake_hands(probe, raw) as tls:
-            return _check_peer(probe, tls)
+        with _dial(probe) as raw:
+            return _check_peer(probe, _shown(probe, raw))
     except (OSError, ValueError) as error:
         raise probe.error(f"the certificate of {peer!r} at {address} cannot be looked at: {error}") from None
 
@@ -105,10 +109,38 @@ def _dial(probe: _Probe) -> socket.socket:
 
 
 def _shake_hands(probe: _Probe, raw: socket.socket) -> ssl.SSLSocket:
-    context = _context(probe.credentials)
+    context = _with_key(probe.credentials)
     raw.settimeout(probe.left_s)
-    try:
+    with _explained(probe):
         return context.wrap_socket(raw, server_hostname=_sni(probe.peer))
+
+
+def _shown(probe: _Probe, raw: socket.socket) -> ssl.SSLObject:
+    """Shakes hands up to the peer's part, which it sends first, and says nothing of our own."""
+    context = _context(probe.credentials)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(received, to_send, server_hostname=_sni(probe.peer))
+    with _explained(probe):
+        for _ in range(_MOST_READS):
+            try:
+                tls.do_handshake()
+                return tls
+            except ssl.SSLWantReadError:
+                raw.settimeout(probe.left_s)
+                raw.sendall(to_send.read())
+                data = raw.recv(_READ_BYTES)
+                if not data:
+                    raise ConnectionResetError from None
+                received.write(data)
+        raise ConnectionAbortedError
+
+
+@contextmanager
+def _explained(probe: _Probe) -> Iterator[None]:
+    """Words what goes wrong in a handshake. Raises InputError."""
+    try:
+        yield
     except ssl.SSLCertVerificationError as error:
         raise _untrusted(probe, error) from error
     except TimeoutError as error:
@@ -126,15 +158,14 @@ def _shake_hands(probe: _Probe, raw: socket.socket) -> ssl.SSLSocket:
         ) from error
 
 
-def _check_peer(probe: _Probe, tls: ssl.SSLSocket) -> x509.Certificate:
+def _check_peer(probe: _Probe, tls: ssl.SSLSocket | ssl.SSLObject) -> x509.Certificate:
     certificate = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
-    found = pem.names(certificate)
-    if found != (probe.peer,):
-        raise probe.error(
-            f"{probe.address} answers with a certificate for {pem.quoted(found)}, not {probe.peer!r}; "
-            "is the address right?",
-            Code.IDENTITY_MISMATCH,
-        )
+    members = probe.credentials.members
+    if not members.stand_for(certificate, probe.peer):
+        words = members.words(certificate, probe.peer)
+        if "also for" not in words:
+            words += f", not {probe.peer!r}; is the address right?"
+        raise probe.error(f"{probe.address} answers with a certificate {words}", Code.IDENTITY_MISMATCH)
     return certificate
 
 
@@ -228,16 +259,22 @@ def _closed(probe: _Probe) -> InputError:
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
-    """Sets up mutual TLS as gRPC does; the peer's name is compared later, so that the message can name it."""
+    """Sets up TLS as gRPC does; the peer's name is compared later, so that the message can name it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # each certificate of ca.pem is trusted, an intermediate too
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(cadata=credentials.ca_pem.decode("ascii", "ignore"))
-    with TemporaryDirectory() as folder:  # mode 0700; ssl reads certificates and keys from files only
-        path = Path(folder) / "own.pem"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(credentials.certificate_pem + b"\n" + credentials.key_pem)
-        context.load_cert_chain(path)
+    return context
+
+
+def _with_key(credentials: Credentials) -> ssl.SSLContext:
+    """Sets up mutual TLS. ssl reads certificates and keys from files only, so the file is in memory, and on no disk."""
+    context = _context(credentials)
+    with os.fdopen(os.memfd_create("own.pem"), "wb") as file:
+        file.write(credentials.certificate_pem + b"\n" + credentials.key_pem)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context
 
 

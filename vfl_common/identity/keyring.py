@@ -5,17 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from vfl_common.config.party import TlsSettings
-from vfl_common.errors import InputError
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.files import write_atomic
 from vfl_common.identity import pem
-from vfl_common.identity.credentials import Credentials, ends_soon, load_credentials, load_pair
-from vfl_common.identity.revoked import read_revoked, require_unrevoked
+from vfl_common.identity.credentials import (
+    DIALS,
+    Credentials,
+    ends_soon,
+    load_credentials,
+    load_pair,
+    require_own,
+)
+from vfl_common.identity.members import Members
+from vfl_common.identity.revoked import note_text, read_revoked, read_seen
 
 CA = "ca"  # no party may have this name
 _DAY_S = 86_400.0
@@ -27,26 +38,51 @@ class Keyring:
     """The certificate, key, CA and list of revoked certificates, as they are on disk; any thread may ask.
 
     What cannot be used (half of a new pair, garbage) never ends a running process: it goes on with what it read last,
-    logs one warning, and looks again at the next connection.
+    logs one warning, and looks again at the next connection. What was revoked once stays revoked, whatever becomes of
+    the lists.
     """
 
-    def __init__(self, tls: TlsSettings, name: str) -> None:
-        """Reads the files. Raises InputError, as ``load_credentials``."""
+    def __init__(
+        self,
+        tls: TlsSettings,
+        name: str,
+        members: Members | None = None,
+        *,
+        uses: Sequence[x509.ObjectIdentifier] = DIALS,
+        out: Path | None = None,
+    ) -> None:
+        """Reads the files. Raises InputError, as ``load_credentials``.
+
+        Args:
+            members: who has a part in the federation; None: that is not known.
+            uses: what the certificate must be for.
+            out: a folder that keeps ``revoked-NAME.txt``, the serial numbers that were ever in a list; None: they are
+                forgotten when the process ends.
+        """
         self.name = name
-        self._tls = tls
+        self._tls, self._uses = tls, uses
+        self._note = out / f"revoked-{name}.txt" if out is not None else None
         self._lock = threading.Lock()
-        self._now = load_credentials(tls, name=name)
         self._peers: dict[str, x509.Certificate] = {}
         self._said: dict[str, str] = {}  # {what: the last warning about it}
         self._told_s: float | None = None  # when the log was last told which certificates end soon
+        now = load_credentials(tls, name=name, members=members, uses=uses)
+        self._noted = read_seen(self._note) if self._note is not None else frozenset()
+        self._now = replace(now, revoked=self._noted)
+        self._keep(now.revoked)
+        require_own(self._now)
 
     def current(self) -> Credentials:
         """Returns what the next connection uses: the files as they are now, or the last ones that could be used."""
         with self._lock:
             replaced = self._read_pair()
             try:
-                self._now = replace(self._now, revoked=read_revoked(self._tls))
-                self._said.pop("list", None)
+                listed = read_revoked(self._tls, self._now.ca_pem)
+                self._keep(listed.serials)
+                if listed.late:
+                    self._complain("list", f"{listed.late}; a program that starts now refuses it")
+                else:
+                    self._said.pop("list", None)
             except InputError as error:
                 self._complain("list", f"{error}; until then the list as it was stays in use")
             now = self._now
@@ -63,10 +99,11 @@ class Keyring:
         now = self._now
         try:
             paths = (self._tls.ca, self._tls.certificate, self._tls.key)
-            if tuple(pem.read(Path(path)) for path in paths) == now.pems:
+            if tuple(pem.read(Path(path)) for path in paths) == now.files:
                 self._said.pop("pair", None)
                 return False
-            self._now = replace(load_pair(self._tls, name=self.name), revoked=now.revoked)
+            pair = load_pair(self._tls, name=self.name, members=now.members, uses=self._uses)
+            self._now = replace(pair, revoked=now.revoked)
         except Exception as error:  # noqa: BLE001 - whatever the files hold, and if one vanishes between two looks at it
             self._complain("pair", f"{error}; until then the certificate and key read before stay in use")
             return False
@@ -74,18 +111,48 @@ class Keyring:
         self._said.pop("own", None)
         return True
 
+    def _keep(self, listed: frozenset[int]) -> None:
+        """Adds what is listed now to what was listed before, and notes it; warns if a list has lost some of that."""
+        revoked = self._now.revoked | listed
+        if lost := len(revoked - listed):
+            text = f"{lost} certificates that were revoked are in no list of revoked certificates now"
+            where = f"; whoever means it removes their lines from {self._note}" if self._note is not None else ""
+            self._complain("shorter", f"{text}; they stay revoked{where}")
+        else:
+            self._said.pop("shorter", None)
+        if revoked != self._now.revoked:
+            self._now = replace(self._now, revoked=revoked)
+        if self._note is None or revoked == self._noted:
+            return
+        try:
+            self._note.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._note, note_text(revoked))
+            self._noted = revoked
+        except (InputError, OSError) as error:
+            self._complain("note", f"{error}; a program that starts anew will not know who was revoked before")
+
     def _complain(self, what: str, text: str) -> None:
         if self._said.get(what) != text:
             self._said[what] = text
             log.warning(text, extra={"event": "certificate"})
 
-    def admit(self, name: str, certificate_pem: bytes) -> None:
-        """Notes the certificate of a caller. Raises PeerError (CERTIFICATE_INVALID) if it is revoked."""
-        certificate = x509.load_pem_x509_certificate(certificate_pem)
-        require_unrevoked(name, certificate, self.current().revoked)
-        if self._peers.get(name) != certificate:
+    def admit(self, certificate_pem: bytes) -> str:
+        """Notes the certificate of a caller, and returns for whom it is.
+
+        Raises PeerError: IDENTITY_MISMATCH if it does not name exactly one member, or has another key than is pinned;
+        CERTIFICATE_INVALID if it cannot be read or is revoked.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            now = self.current()
+            name = now.members.named(certificate)
+            now.admit(name, certificate)
+        except (ValueError, UnsupportedAlgorithm):  # of the certificate, or of its key
+            raise PeerError(Code.CERTIFICATE_INVALID, "a caller's certificate cannot be read; make another") from None
+        if self._peers.get(name) != certificate and name in (now.members.names or {name}):
             self._peers[name] = certificate
             self._warn(name, certificate)
+        return name
 
     def ends(self) -> dict[str, datetime]:
         """Returns when the certificates end: this process's, the CA's (``ca``) and those of peers that have called."""

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 
 from vfl_common.errors import Code, InputError
+
+LEAST_RSA_BITS = 2048
+MOST_INTERMEDIATES = 3  # between a party's certificate and an authority of ``ca.pem``
+_CURVES = (ec.SECP256R1, ec.SECP384R1)  # a gRPC server accepts no signature by P-521 (1.85)
 
 
 def write_new(files: Mapping[Path, bytes], *, force: bool) -> None:
@@ -68,23 +80,56 @@ def parse_request(content: bytes, path: Path) -> x509.CertificateSigningRequest:
     return request
 
 
-def read_key(path: Path) -> tuple[PrivateKeyTypes, bytes]:
-    """Reads a private key that only its owner can read; returns it with its PEM text. Raises InputError.
+def read_secret(path: Path, what: str) -> bytes:
+    """Reads a file that only its owner can read. Raises InputError, which calls it ``what``.
 
-    If root owns the key and this process is not root's, the key's group may read it too: Kubernetes mounts a Secret
+    If root owns the file and this process is not root's, the file's group may read it too: Kubernetes mounts a Secret
     this way. (PostgreSQL has the same rule.)
     """
     content = read(path)
     status = path.stat()
     mode = status.st_mode & 0o777
     if mode & (0o037 if status.st_uid == 0 != os.geteuid() else 0o077):
-        raise _invalid(f"other users can use the key {path} (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}")
+        raise _invalid(f"other users can use {what} {path} (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}")
+    return content
+
+
+def parse_key(content: bytes, path: Path, passphrase: bytes | None = None) -> tuple[PrivateKeyTypes, bytes]:
+    """Parses a private key; returns it with its PEM text, which is not encrypted. Raises InputError.
+
+    ``passphrase``: opens the key if it is encrypted; else it is not used.
+    """
     try:
         return load_pem_private_key(content, password=None), content
-    except TypeError as error:
-        raise _invalid(f"the key {path} is encrypted; store it without a passphrase") from error
+    except TypeError:
+        pass  # it is encrypted
     except (ValueError, UnsupportedAlgorithm) as error:
         raise _invalid(f"{path} is not a private key in PEM format") from error
+    if passphrase is None:
+        text = f"the key {path} is encrypted; give its passphrase in a file (tls.passphrase_file; --passphrase-file)"
+        raise _invalid(f"{text} or in the variable VFL_TLS_PASSPHRASE")
+    try:
+        key = load_pem_private_key(content, passphrase)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _invalid(f"the passphrase does not open the key {path}; give the one with which it was made") from error
+    return key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def unusable(key: PublicKeyTypes) -> str:
+    """Returns '' if gRPC can use the key in a handshake; else what is wrong with it."""
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return "" if isinstance(key.curve, _CURVES) else f"is on the curve {key.curve.name}; take P-256 or P-384"
+    if isinstance(key, rsa.RSAPublicKey):
+        short = f"is RSA of {key.key_size} bits; take at least {LEAST_RSA_BITS}"
+        return "" if key.key_size >= LEAST_RSA_BITS else short
+    kind = type(key).__name__.removeprefix("_").removesuffix("PublicKey")
+    return f"is {kind}, which gRPC cannot use; take ECDSA (P-256) or RSA of at least {LEAST_RSA_BITS} bits"
+
+
+def pin_of(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
+    """Returns ``sha256:`` and the digest of the public key (its DER form, SubjectPublicKeyInfo), in hexadecimal."""
+    der = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return f"sha256:{sha256(der).hexdigest()}"
 
 
 def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
@@ -92,12 +137,20 @@ def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[
 
     Empty if there are none or they cannot be read.
     """
+    return tuple(value if kind is x509.DNSName else f"{kind.__name__}:{value}" for kind, value in _all_names(document))
+
+
+def dns_names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
+    """Returns the DNS names among the subject alternative names: a party's own name is one of them."""
+    return tuple(value for kind, value in _all_names(document) if kind is x509.DNSName)
+
+
+def _all_names(document: x509.Certificate | x509.CertificateSigningRequest) -> list[tuple[type, Any]]:
     try:
         san = document.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
-        return ()
-    values: Iterable[tuple[type, Any]] = ((type(name), name.value) for name in san)
-    return tuple(value if kind is x509.DNSName else f"{kind.__name__}:{value}" for kind, value in values)
+        return []
+    return [(type(name), name.value) for name in san]
 
 
 def quoted(found: tuple[str, ...]) -> str:
@@ -128,6 +181,64 @@ def issuer_of(certificate: x509.Certificate, authorities: Iterable[x509.Certific
             continue
         return authority
     return None
+
+
+def chain_of(
+    certificate: x509.Certificate, others: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]
+) -> list[x509.Certificate]:
+    """Returns the chain from ``certificate`` over intermediates among ``others`` to an authority; empty: there is none.
+
+    An intermediate must be an authority that may sign (basic constraints, key usage), with as few below it as its path
+    length allows. One with constraints on names is not followed, because they are not computed here. Dates are not
+    looked at.
+    """
+    chain = [certificate]
+    while len(chain) <= MOST_INTERMEDIATES + 1:
+        trusted = issuer_of(chain[-1], [each for each in authorities if _room_below(each) >= len(chain) - 1])
+        if trusted is not None:
+            return [*chain, trusted]
+        candidates = [each for each in others if each not in chain and _may_sign(each, below=len(chain) - 1)]
+        issuer = issuer_of(chain[-1], candidates)
+        if issuer is None:
+            return []
+        chain.append(issuer)
+    return []
+
+
+def _room_below(authority: x509.Certificate) -> int:
+    """Returns how many intermediates may follow an authority."""
+    try:
+        limit = authority.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+        return 0
+    return MOST_INTERMEDIATES if limit is None else limit
+
+
+def _may_sign(intermediate: x509.Certificate, below: int) -> bool:
+    understood = (x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
+    is_authority = False
+    try:
+        for extension in intermediate.extensions:
+            value = extension.value
+            if isinstance(value, x509.BasicConstraints):
+                is_authority = value.ca and (value.path_length is None or value.path_length >= below)
+            if isinstance(value, x509.KeyUsage) and not value.key_cert_sign:
+                return False
+            if isinstance(value, x509.NameConstraints) or (extension.critical and not isinstance(value, understood)):
+                return False
+    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+        return False
+    return is_authority
+
+
+def may(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
+    """Whether a certificate is for ``use``, of extended key usage; one that says nothing of it is for all."""
+    try:
+        return use in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return True
+    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+        return False
 
 
 def _exists(path: Path) -> InputError:

@@ -1,37 +1,68 @@
-"""The list of revoked certificates: a text file that the CA's keeper gives to the server and to every party.
+"""The lists of revoked certificates, which the CA's keeper gives to the server and to every party.
 
-One serial number a line, in hexadecimal digits, with or without colons; ``#`` begins a comment. The list lies beside
-the CA as ``revoked.txt``, unless ``tls.revoked`` or ``--revoked`` names another file.
+A list has one of two forms. A signed one is an X.509 CRL, PEM: it comes from an authority of ``ca.pem``, and it must be
+replaced before its ``nextUpdate``. A plain one is a text file: one serial number a line, in hexadecimal digits, with or
+without colons; ``#`` begins a comment. They lie beside the CA as ``revoked.crl`` and ``revoked.txt``, and both count,
+unless ``tls.revoked`` or ``--revoked`` names another file.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.identity import pem
 
-FILE = "revoked.txt"
+FILE, SIGNED = "revoked.txt", "revoked.crl"
 _SERIAL = re.compile(r"[0-9a-fA-F]{1,64}")
+_CRL = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+_IS_CRL = b"-----BEGIN X509 CRL-----"
 
 
-def read_revoked(tls: TlsSettings) -> frozenset[int]:
-    """Reads the serial numbers: none if no list is named and none lies beside the CA. Raises InputError."""
-    path = Path(tls.revoked) if tls.revoked is not None else Path(tls.ca).with_name(FILE)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        if tls.revoked is None and isinstance(error, FileNotFoundError):
-            return frozenset()
-        raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be read: {error.strerror}") from None
-    return frozenset(parse(content, path))
+@dataclass(frozen=True)
+class RevokedSerials:
+    """The serial numbers of all lists; ``late``: '' unless a signed one should have been replaced by now."""
+
+    serials: frozenset[int] = frozenset()
+    late: str = ""
+
+
+def read_revoked(tls: TlsSettings, ca_pem: bytes) -> RevokedSerials:
+    """Reads the lists: none if none is named and none lies beside the CA.
+
+    ``ca_pem``: the authorities that may sign a list.
+
+    Raises InputError if a list cannot be read, or is signed by nobody of them. One that is out of date is read as well.
+    """
+    named = tls.revoked is not None
+    beside = [Path(tls.ca).with_name(name) for name in (FILE, SIGNED)]
+    serials: set[int] = set()
+    late = ""
+    for path in [Path(tls.revoked)] if tls.revoked is not None else beside:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            if not named and isinstance(error, FileNotFoundError):
+                continue
+            raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be read: {error.strerror}") from None
+        if _IS_CRL not in content:
+            serials.update(parse(content, path))
+            continue
+        for found in parse_signed(content, path, pem.parse_certificates(ca_pem, Path(tls.ca))):
+            serials.update(each.serial_number for each in found)
+            late = late or _late(found, path)
+    return RevokedSerials(frozenset(serials), late)
 
 
 def parse(content: bytes, path: Path) -> list[int]:
-    """Parses the list. Raises InputError with the first line that is no serial number."""
+    """Parses a plain list. Raises InputError with the first line that is no serial number."""
     found = []
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
         text = line.partition("#")[0].strip().replace(":", "")
@@ -43,6 +74,46 @@ def parse(content: bytes, path: Path) -> list[int]:
     return found
 
 
+def parse_signed(
+    content: bytes, path: Path, authorities: list[x509.Certificate]
+) -> list[x509.CertificateRevocationList]:
+    """Parses signed lists, one after the other in a file. Raises InputError if one is damaged or of another CA."""
+    found = []
+    for block in _CRL.findall(content):
+        try:
+            each = x509.load_pem_x509_crl(block)
+            known = any(_signed_by(each, authority) for authority in authorities)
+        except (ValueError, UnsupportedAlgorithm):
+            known, each = False, None
+        if each is None or each.next_update_utc is None:
+            text = f"{path} is damaged, or has no date of the next list; get it anew from the keeper of the CA"
+            raise InputError(Code.CERTIFICATE_INVALID, text)
+        if not known:
+            text = f"{path} is not signed by the CA; get it anew from its keeper, or put that CA into ca.pem"
+            raise InputError(Code.CERTIFICATE_INVALID, text)
+        found.append(each)
+    if not found:
+        text = f"{path} is damaged: its signed list does not end; get it anew from the keeper of the CA"
+        raise InputError(Code.CERTIFICATE_INVALID, text)
+    return found
+
+
+def _signed_by(listed: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
+    key = authority.public_key()
+    try:
+        return listed.issuer == authority.subject and listed.is_signature_valid(key)  # type: ignore[arg-type]
+    except (TypeError, InvalidSignature):
+        return False
+
+
+def _late(listed: x509.CertificateRevocationList, path: Path) -> str:
+    end = listed.next_update_utc
+    if end is None or datetime.now(UTC) <= end:
+        return ""
+    text = f"the list of revoked certificates {path} was good until {pem.utc(end)}; get a new one"
+    return f"{text} from the keeper of the CA (`vfl certs revoke` makes it)"
+
+
 def require_unrevoked(name: str, certificate: x509.Certificate, revoked: frozenset[int]) -> None:
     """Raises PeerError (CERTIFICATE_INVALID) if the certificate of the peer ``name`` is revoked."""
     if certificate.serial_number in revoked:
@@ -50,3 +121,27 @@ def require_unrevoked(name: str, certificate: x509.Certificate, revoked: frozens
         raise PeerError(
             Code.CERTIFICATE_INVALID, f"{text}; {name} needs a new one from the keeper of the CA", party=name
         )
+
+
+# -- what was seen --------------------------------------------------------------------------------------------------
+
+_NOTE = """\
+# Serial numbers of certificates that were revoked here once. They stay revoked, even if a list loses them.
+# To accept one again, remove its line while the program does not run.
+"""
+
+
+def read_seen(path: Path) -> frozenset[int]:
+    """Reads the note of the serial numbers that were in a list once; none if there is none. Raises InputError."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return frozenset()
+    except OSError as error:
+        raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be read: {error.strerror}") from None
+    return frozenset(parse(content, path))
+
+
+def note_text(serials: frozenset[int]) -> str:
+    """Returns the note that ``read_seen`` reads."""
+    return _NOTE + "".join(f"{serial:x}\n" for serial in sorted(serials))

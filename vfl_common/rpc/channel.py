@@ -18,14 +18,12 @@ from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.diagnose import certificate_of, diagnose
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.revoked import require_unrevoked
 from vfl_common.rpc.door import Door
 from vfl_common.rpc.limits import most_connections, raise_file_limit
 from vfl_common.rpc.rate import Rate
 from vfl_common.text import host_and_port
 from vfl_common.wire.frames import FRAME_BYTES
 
-PROTOCOL = 7  # compared at joining and attaching; raise it with any change that an older peer would misread
 MAX_MESSAGE_BYTES = 2 * FRAME_BYTES  # a frame is 2 MiB and its envelope; gRPC itself refuses anything larger
 
 LOOKAHEAD_BYTES = 8 << 20  # at 200 ms from peer to peer, 40 MB/s
@@ -43,6 +41,8 @@ _SHARED_OPTIONS: list[tuple[str, int]] = [
     # the wire, and a peer that sends faster than it is read fills hundreds of megabytes.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+    # Nothing is compressed here, and what a peer compresses may be a thousand times as large afterwards.
+    ("grpc.per_message_decompression", 0),
 ]
 _SERVER_OPTIONS: list[tuple[str, int]] = [
     *_SHARED_OPTIONS,
@@ -50,6 +50,8 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # A caller that has not shown a certificate by then is a stranger that holds a connection.
     ("grpc.server_handshake_timeout_ms", 5_000),
+    # Of each connection; a party needs three at once, and those beyond its share are refused one by one.
+    ("grpc.max_concurrent_streams", 100),
 ]
 
 _LOOK_S = 2.0  # for a look at a peer's certificate
@@ -66,16 +68,26 @@ class Service(Protocol):
     def handler(self) -> Handler: ...
 
 
-def stream_handler(service: str, method: str, serve: Callable[[Iterator[bytes], Context], Iterator[bytes]]) -> Handler:
-    """Makes a bidirectional stream over raw bytes, so that each message is counted before it is parsed."""
-    return grpc.method_handlers_generic_handler(service, {method: grpc.stream_stream_rpc_method_handler(serve)})
+def stream_handler(
+    service: str,
+    method: str,
+    serve: Callable[[Iterator[bytes], Context], Iterator[bytes]],
+    **calls: Callable[[bytes, Context], bytes],
+) -> Handler:
+    """Makes a bidirectional stream over raw bytes, so that each message is counted before it is parsed.
+
+    ``calls``: the service's other methods, with one message each way.
+    """
+    handlers = {method: grpc.stream_stream_rpc_method_handler(serve)}
+    handlers |= {name: grpc.unary_unary_rpc_method_handler(call) for name, call in calls.items()}
+    return grpc.method_handlers_generic_handler(service, handlers)
 
 
 def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
-    """Makes a channel to ``peer``; its certificate must name ``peer``, whatever the host is called.
+    """Makes a channel to ``peer``; its certificate must name ``peer`` exactly, whatever the host is called.
 
-    Raises, only if some certificates are revoked: PeerError (CERTIFICATE_INVALID) if the peer's is one of them;
-    InputError if it cannot be looked at.
+    Raises: InputError if its certificate cannot be looked at, or is for another (IDENTITY_MISMATCH); PeerError if it is
+    revoked (CERTIFICATE_INVALID), or has another key than is pinned for it (IDENTITY_MISMATCH).
     """
     options = [
         *_SHARED_OPTIONS,
@@ -88,7 +100,7 @@ def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
         # (grpcio 1.85), so those who dial open it again themselves.
         ("grpc.enable_retries", 0),
     ]
-    trusted = _looked_at(address, credentials, peer) if credentials.revoked else credentials.ca_pem
+    trusted = _looked_at(address, credentials, peer)
     tls = grpc.ssl_channel_credentials(trusted, credentials.key_pem, credentials.certificate_pem)
     return grpc.secure_channel(address, tls, options=options)
 
@@ -96,18 +108,19 @@ def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
 def _looked_at(address: str, credentials: Credentials, peer: str) -> bytes:
     """Returns the peer's certificate, PEM, for a channel that trusts it alone. Raises as ``dial``.
 
-    gRPC does not show a caller whom it has reached. So this looks over a connection of its own; if another certificate
-    answered the next one, it would not be accepted.
+    gRPC does not show a caller whom it has reached, and its own comparison of names takes ``SERVER`` or one of several
+    names for ``server``. So this looks over a connection of its own; if another certificate answered the next one, it
+    would not be accepted, for as long as the channel lasts.
     """
     certificate = certificate_of(address, credentials, peer, _LOOK_S)
-    require_unrevoked(peer, certificate, credentials.revoked)
+    credentials.admit(peer, certificate)
     return certificate.public_bytes(Encoding.PEM)
 
 
 def connect(address: str, credentials: Credentials, peer: str, timeout_s: float) -> grpc.Channel | VflError:
     """Returns a channel that is ready, or the clearest reason why there is none within ``timeout_s``.
 
-    If certificates are revoked, the look at the peer's may take as long again.
+    The look at the peer's certificate may take as long again.
     """
     give_up_s = time.monotonic() + timeout_s
     while True:
@@ -117,7 +130,7 @@ def connect(address: str, credentials: Credentials, peer: str, timeout_s: float)
         except PeerError as error:
             return error
         except InputError as error:  # it may be about to listen, as a channel would find out
-            if time.monotonic() >= give_up_s:
+            if error.code is not Code.UNREACHABLE or time.monotonic() >= give_up_s:
                 return error
             time.sleep(_RETRY_S)
     try:
@@ -230,14 +243,5 @@ def _in_use(address: str, why: str) -> InputError:
 
 
 def caller(context: Context, keyring: Keyring) -> str:
-    """Returns the name in the caller's certificate.
-
-    Raises PeerError: IDENTITY_MISMATCH if it has none or several, CERTIFICATE_INVALID if it is revoked.
-    """
-    shown = context.auth_context()
-    names = shown.get("x509_subject_alternative_name", [])
-    if len(names) != 1:
-        raise PeerError(Code.IDENTITY_MISMATCH, f"a caller's certificate has {len(names)} names; it must have one")
-    name = str(names[0].decode("ascii", errors="replace"))
-    keyring.admit(name, shown["x509_pem_cert"][0])
-    return name
+    """Returns for whom the caller's certificate is. Raises PeerError, as ``Keyring.admit``."""
+    return keyring.admit(context.auth_context()["x509_pem_cert"][0])

@@ -15,6 +15,12 @@ def to_failure(error: BaseException) -> failure_pb2.Failure:
     return failure_pb2.Failure(code=int(error.code), message=text, party=error.party)  # type: ignore[arg-type]
 
 
+def refusal(party: str, code: Code) -> str:
+    """Says to the others why a party may not join: a sentence of this program's, without values."""
+    reason = CATALOGUE[code].public.replace("the party's", "its").replace("the party ", "it ")
+    return f"{party} was refused: {reason}"
+
+
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:
     """Returns the error that a received failure means for this process, ``me``.
 

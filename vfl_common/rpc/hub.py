@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from vfl_common.bundle import Bundle, BundleSpec, StepKey
+from vfl_common.bundle import Bundle, BundleSpec, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import Lenience
@@ -83,6 +83,7 @@ class ExchangeHub:
         roster: the parties that send, in the recipe's order.
         timeout_s: how long a living party may take for one step.
         in_flight: the most bundles of one party that may be under way.
+        protocol: that all parties speak in this generation; 0: any that this release knows.
         from_first: starts a step's time at the first bundle's arrival, not at ``collect``; so the parties' own work
             before it may take any time.
         allocate: makes buffers for what arrives (pinned if the device is a GPU).
@@ -99,7 +100,9 @@ class ExchangeHub:
         allocate: Allocate | None = None,
         from_first: bool = False,
         in_flight: int = 1,
+        protocol: int = 0,
     ) -> None:
+        self.protocol = protocol
         self.in_flight, self._unread_frames = in_flight, max(_UNREAD_FRAMES, in_flight)
         self.run_id, self.generation, self.roster = run_id, generation, tuple(roster)
         self.ledger = ledger
@@ -115,6 +118,8 @@ class ExchangeHub:
         self._patience = Patience()  # only the main thread changes it
         self._behind: set[str] = set()  # the main thread only: they do not know that the last lenient step has passed
         self._lenient: set[str] = set()  # the main thread only: phases that went on without parties
+        self._again: StepKey | None = None  # the main thread only: the step in which a party that returns repeats
+        self._sent: dict[str, Bundle] = {}  # the main thread only: what it has sent before
         self._lock = threading.Condition(threading.Lock())  # guards the attributes below
         self._ended: VflError | None = None
         self._streams: dict[str, PartyStream] = {}  # the newest of each party; older ones are closed
@@ -356,6 +361,9 @@ class ExchangeHub:
             raise event
         return event
 
+    def ask_again(self, step: StepKey) -> None:
+        self._again, self._sent = step, dict(self._arrived)
+
     def settle(self) -> None:
         if self._step is None or not self._behind:
             return
@@ -410,12 +418,24 @@ class ExchangeHub:
         """Tells a party whose whole bundle came too late which step is under way; see ``Patience`` for what follows."""
         if self._step is None:
             return
-        told = [encode_passed(self._step)]
+        self._tell_step(party, incoming, self._step)
+        self._patience.came(party, time.monotonic())
+        self._behind.discard(party)
+
+    def _tell_step(self, party: str, incoming: _Incoming, now: StepKey) -> None:
+        """Answers a whole bundle with the step that is under way."""
+        told = [encode_passed(now)]
         with self._lock:
             self._replies[party] = (incoming.step, told)  # if it is lost, the party sends its bundle again
             incoming.stream.outbox.put(told)
-        self._patience.came(party, time.monotonic())
-        self._behind.discard(party)
+
+    def _repeated(self, party: str, bundle: Bundle, incoming: _Incoming) -> None:
+        """Takes what a party that returns repeats; its next bundle decides whether it is waited for."""
+        if bundle != self._sent[party]:
+            text = f"{party} returned with other rows than it had"
+            raise PeerError(Code.ROWS_DIFFER, text, party=party)
+        if self._step is not None:
+            self._tell_step(party, incoming, self._step)
 
     def _take(self, stream: PartyStream, incoming: _Incoming | None, frame: Received) -> str | None:
         """Takes a frame, in the order in which its party sent them; returns the party if it completes its bundle."""
@@ -437,6 +457,9 @@ class ExchangeHub:
         if bundle is None:
             return None
         incoming.assembly = None
+        if incoming.step == self._again:
+            self._repeated(party, bundle, incoming)
+            return None
         self._arrived[party] = bundle
         if party in self._patience.away:
             self._patience.came(party, time.monotonic())
@@ -444,6 +467,12 @@ class ExchangeHub:
 
     def _begin(self, party: str, incoming: _Incoming, frame: Received) -> None:
         """Begins a bundle with its first frame."""
+        if incoming.step == self._again:  # of a party that has come back, whatever is under way
+            self._arrived.pop(party, None)  # of the process that it was before it came back
+            before = self._sent[party]
+            spec = BundleSpec(before.kind, {name: TensorSpec(x.dtype, x.shape) for name, x in before.tensors.items()})
+            incoming.assembly = Assembly(frame, spec, party=party, allocate=self._allocate)
+            return
         if incoming.step != self._step and (self._lenience is not None or incoming.step.phase in self._lenient):
             self._arrived.pop(party, None)  # of the process that it was before it came back
             incoming.passed = True

@@ -15,9 +15,8 @@ import grpc
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InputError, LostError, PeerError, VflError
 from vfl_common.ledger import CONTROL, Ledger
-from vfl_common.link import StepPassed
+from vfl_common.link import PROTOCOL, StepPassed
 from vfl_common.pb.vfl.v1 import exchange_pb2
-from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.failures import from_failure
 from vfl_common.rpc.service import SERVICE
 from vfl_common.wire.frames import (
@@ -48,6 +47,7 @@ class ExchangeLink:
         timeout_s: how long a living peer may take for one step.
         explain: finds out why there is no connection, in one sentence.
         on_waiting: called once, with the seconds left and that sentence, if the peer stays unreachable.
+        protocol: that all parties speak in this generation.
     """
 
     def __init__(
@@ -64,10 +64,11 @@ class ExchangeLink:
         allocate: Allocate | None = None,
         explain: Callable[[], str] = lambda: "",
         on_waiting: Callable[[float, str], None] = lambda _left_s, _why: None,
+        protocol: int = PROTOCOL,
     ) -> None:
         self._make_channel, self._explain, self._on_waiting = channel, explain, on_waiting
         self._me, self._peer = me, peer
-        self._run_id, self._generation = run_id, generation
+        self._run_id, self._generation, self._protocol = run_id, generation, protocol
         self._ledger = ledger
         self._reconnect_s, self._timeout_s, self._allocate = reconnect_s, timeout_s, allocate
         self._lock = threading.Lock()
@@ -205,7 +206,8 @@ class ExchangeLink:
         requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
         method = self._channel.stream_stream(f"/{SERVICE}/Swap")
         frame = exchange_pb2.Frame()
-        frame.attach.run_id, frame.attach.generation, frame.attach.protocol = self._run_id, self._generation, PROTOCOL
+        attach = frame.attach
+        attach.run_id, attach.generation, attach.protocol = self._run_id, self._generation, self._protocol
         if resume is not None:
             frame.attach.resume.phase, frame.attach.resume.round, frame.attach.resume.batch = resume
         requests.put(Encoded(frame.SerializeToString(), 0, CONTROL, CONTROL))

@@ -151,6 +151,9 @@ class MemoryHub(Hub):
                 if arrived is not None:
                     arrived(party, bundle)
 
+    def ask_again(self, step: StepKey) -> None:
+        """Nothing: a party that is in this process does not return."""
+
     def settle(self) -> None:
         assert self._step is not None  # noqa: S101 - a phase settles after its steps
         over = StepKey(self._step.phase, self._step.round + 1, 0)

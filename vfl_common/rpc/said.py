@@ -8,9 +8,9 @@ from typing import Protocol
 
 from vfl_common.errors import VflError
 from vfl_common.ledger import Ledger, fields_of
+from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.packing.coding import PLAIN
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.channel import PROTOCOL
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 from vfl_common.text import to_json
@@ -20,7 +20,7 @@ STATES = ("waiting", "running", "completed", "failed")  # of the run, as a party
 SAID: dict[str, dict[str, str]] = {
     "join": {
         "role": "active or passive",
-        "protocol": "its version",
+        "protocol": "the newest protocol that it speaks",
         "recipe_json": "the recipe",
         "job": "train or predict",
         "run_id": "the run to resume or predict with",
@@ -31,6 +31,12 @@ SAID: dict[str, dict[str, str]] = {
         "device_name": "the device's name",
         "generation": "the generation in which it went on while the server was away",
         "plugins": "names and versions of the plug-ins that the recipe asks for",
+        "filled_json": "the recipe with its defaults",
+        "written": "the keys that the recipe's file has",
+        "oldest": "the oldest protocol that will do for the recipe",
+        "version": "the program's version",
+        "held": "those of the checkpoints at which it loses nothing",
+        "unfit": "why it can no longer resume the run",
     },
     "plan": {"aggregations": "names and shapes of the weights that it shares"},
     "heartbeat": {},
@@ -57,10 +63,11 @@ SAID: dict[str, dict[str, str]] = {
         "without": "active party: parties that came too late",
         "absences_json": "active party: steps computed without a party",
         "peak_memory_bytes": "GPU memory",
-        "skipped_rounds": "rounds whose updates it has lost",
+        "skipped_rounds": "rounds whose updates it has lost or missed",
         "rows": "how many rows it holds, if the parties have found their common rows",
         "common_rows": "how many of them all parties hold",
         "times_json": "seconds of each phase: encoding, waiting, decoding, computing",
+        "returns": "how often it came back to others that had gone on",
     },
     "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
     "alone": {},
@@ -89,6 +96,12 @@ class Joining:
     checkpoints: tuple[str, ...] = ("",)  # labels at which it can resume; '': at the run's beginning
     exchange_address: str = ""
     plugins: Mapping[str, str] = field(default_factory=dict)  # {group:name: distribution and version}
+    filled_json: str = ""  # see ``Spelling.filled``
+    written: tuple[str, ...] = ()
+    oldest: int = OLDEST  # the oldest protocol that this party can run the recipe with
+    version: str = ""
+    held: tuple[str, ...] = ()  # of the checkpoints, those at which it loses nothing; (): all
+    unfit: str = ""  # why it can no longer resume ``run_id``, in public words
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,8 @@ class Start:
     exchange_address: str  # of the active party
     left: tuple[str, ...] = ()  # parties that have left, because they are not needed any more
     returning: bool = False  # the others are in the middle of the generation, and take this party back
+    protocol: int = PROTOCOL  # that all parties speak in this generation
+    anew: str = ""  # why this party leaves the unfinished run that it has offered; '': it must not
 
 
 @dataclass(frozen=True)
@@ -133,7 +148,7 @@ class PartyReport:
     parties that the model was trained without. ``absences_json``: the steps that were computed without a party.
     ``peak_memory_bytes``: the peak of its GPU memory. ``skipped_rounds``: those whose updates it has lost. ``rows``,
     ``common_rows``: how many rows it holds, and how many of them all parties hold, if they have found these.
-    ``times_json``: what its steps took their time for.
+    ``times_json``: what its steps took their time for. ``returns``: how often it came back to others that had gone on.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -149,6 +164,7 @@ class PartyReport:
     rows: int = 0
     common_rows: int = 0
     times_json: str = ""
+    returns: int = 0
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
         """Returns what the server gets: the results, with the party's ledger and the kernel's counts."""
@@ -165,6 +181,7 @@ class PartyReport:
             rows=self.rows,
             common_rows=self.common_rows,
             times_json=self.times_json,
+            returns=self.returns,
         )
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes
@@ -268,9 +285,9 @@ def progress_message(progress: ProgressUpdate) -> control_pb2.PartyMessage:
     return control_pb2.PartyMessage(progress=control_pb2.Progress(**asdict(progress)))
 
 
-def join_message(joining: Joining) -> control_pb2.PartyMessage:
-    """Returns what a party says when it joins."""
-    return control_pb2.PartyMessage(join=control_pb2.Join(protocol=PROTOCOL, **asdict(joining)))
+def join_message(joining: Joining, protocol: int = PROTOCOL) -> control_pb2.PartyMessage:
+    """Returns what a party says when it joins; ``protocol``: the newest that it offers to speak."""
+    return control_pb2.PartyMessage(join=control_pb2.Join(protocol=protocol, **asdict(joining)))
 
 
 def lenient_message(on: bool) -> control_pb2.PartyMessage:

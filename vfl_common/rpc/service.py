@@ -5,36 +5,57 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
 
 from vfl_common.bundle import StepKey
+from vfl_common.config.recipe import RESERVED_PHASES
 from vfl_common.errors import Code, InternalError, PeerError, VflError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
-from vfl_common.pb.vfl.v1 import exchange_pb2
-from vfl_common.rpc.channel import PROTOCOL, Context, Handler, caller, stream_handler
+from vfl_common.link import OLDEST, PROTOCOL
+from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
+from vfl_common.rpc.alike import require_alike
+from vfl_common.rpc.ask import answering
+from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.hub import ExchangeHub, PartyStream
 from vfl_common.rpc.refusals import Refusals
+from vfl_common.rpc.said import Joining, join_message
 from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import label, malformed, parse_frame
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
+_UNKNOWN = "unknown"  # a phase that no recipe of this run has
 MAX_STREAMS = 3  # for each party: the one in use, and others that are ending or beginning
 
 log = logging.getLogger(__name__)
 
 
 class ExchangeService:
-    """The gRPC side: admits parties of ``roster`` and moves frames between their streams and the current hub."""
+    """The gRPC side: admits parties of ``roster`` and moves frames between their streams and the current hub.
+
+    ``phases``: those of the recipe. Bytes of any other phase are counted as those of one, ``unknown``: a peer's words
+    must not make the ledger grow.
+    ``joining``: what this party says when it joins, to answer whether a caller fits it; None: nobody may ask.
+    """
 
     def __init__(
-        self, roster: Sequence[str], keyring: Keyring, ledger: Ledger, meter: TcpMeter, *, attach_timeout_s: float
+        self,
+        roster: Sequence[str],
+        keyring: Keyring,
+        ledger: Ledger,
+        meter: TcpMeter,
+        *,
+        phases: Collection[str],
+        attach_timeout_s: float,
+        joining: Joining | None = None,
     ) -> None:
+        self._joining = joining
         self._roster, self._keyring = frozenset(roster), keyring
+        self._phases = RESERVED_PHASES.union(phases)
         self._ledger, self._meter = ledger, meter
         self._attach_timeout_s = attach_timeout_s
         self._changed = threading.Condition()
@@ -45,7 +66,14 @@ class ExchangeService:
         self.refusals = Refusals()
 
     def handler(self) -> Handler:
-        return stream_handler(SERVICE, "Swap", self._swap)
+        calls = {"Ask": answering(self._keyring, self._ask)} if self._joining is not None else {}
+        return stream_handler(SERVICE, "Swap", self._swap, **calls)
+
+    def _ask(self, party: str, join: control_pb2.Join) -> None:
+        """Returns if a party fits this one: protocol, recipe and plug-ins. Raises PeerError."""
+        self._require_place(party)
+        if self._joining is not None:
+            require_alike(party, join, self._keyring.name, join_message(self._joining).join)
 
     def use(self, hub: ExchangeHub | None) -> None:
         """Makes ``hub`` the one that streams attach to from now on."""
@@ -109,9 +137,7 @@ class ExchangeService:
         streams already: each takes a thread.
         """
         party = caller(context, self._keyring)
-        if party not in self._roster:
-            text = f"{party} has no part in this exchange"
-            raise PeerError(Code.ROLE_MISMATCH, text, party=party)
+        self._require_place(party)
         with self._changed:
             if self._held[party] >= MAX_STREAMS:
                 raise PeerError(Code.NAME_TAKEN, f"{party} holds {MAX_STREAMS} streams already", party=party)
@@ -121,6 +147,11 @@ class ExchangeService:
         finally:
             with self._changed:
                 self._held[party] -= 1
+
+    def _require_place(self, party: str) -> None:
+        if party not in self._roster:
+            text = f"{party} has no part in this exchange"
+            raise PeerError(Code.ROLE_MISMATCH, text, party=party)
 
     def _until_it_ends(
         self, hub: ExchangeHub, stream: PartyStream, requests: Iterator[bytes], resume: StepKey | None
@@ -151,9 +182,9 @@ class ExchangeService:
             raise malformed(f"{party} opened a stream without attaching", party)
         attach = frame.attach
         self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
-        if attach.protocol != PROTOCOL:
-            text = f"{party} speaks protocol {attach.protocol}, this party {PROTOCOL}; install the same version"
-            raise PeerError(Code.PROTOCOL_DIFFERS, text, party=party)
+        if not OLDEST <= attach.protocol <= PROTOCOL:
+            text = f"{party} speaks protocol {attach.protocol}, this party {OLDEST} and {PROTOCOL}"
+            raise PeerError(Code.PROTOCOL_DIFFERS, f"{text}; install the same version", party=party)
 
         def settled() -> bool:
             return (
@@ -165,6 +196,9 @@ class ExchangeService:
             hub = self._hub
         if hub is None or (hub.run_id, hub.generation) != (attach.run_id, attach.generation):
             raise PeerError(Code.STALE_GENERATION, f"{party} attached to another generation", party=party)
+        if hub.protocol not in (0, attach.protocol):
+            text = f"{party} attached with protocol {attach.protocol}; all have agreed on {hub.protocol}"
+            raise PeerError(Code.PROTOCOL_DIFFERS, text, party=party)
         resume = attach.resume
         return hub, StepKey(resume.phase, resume.round, resume.batch) if attach.HasField("resume") else None
 
@@ -212,7 +246,8 @@ class ExchangeService:
             envelope = frame.envelope
             if envelope.HasField("header"):
                 phase, kind = envelope.step.phase, label(envelope)
-            self._ledger.add(party, phase, kind, "received", frame.data.nbytes, len(data))
+            known = phase if phase in self._phases else _UNKNOWN
+            self._ledger.add(party, known, kind, "received", frame.data.nbytes, len(data))
             hub.deliver(stream, frame)
             if envelope.last or not stream.outbox.empty():
                 return True

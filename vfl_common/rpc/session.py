@@ -25,9 +25,10 @@ from vfl_common.errors import (
 from vfl_common.files import PLAIN_NAME
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, connect, split_address
-from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.rpc.failures import from_failure, refusal, to_failure
 from vfl_common.rpc.inbox import Inbox
 from vfl_common.rpc.said import (
     Done,
@@ -51,6 +52,7 @@ _STOP_S = 2.0  # for the server to answer a party that was stopped
 _LONGEST_S = 1e6
 _PAUSE_S = 0.5  # before a session that ended is opened again
 _MOST_NAMES = 1_000  # of missing parties
+MOST_WORDS = 300  # characters of a reason that the server gives
 _PATIENCE_S = 3.0  # without an answer of the server, before a person is told
 _TELL_S = 60.0  # from then on, between two reports
 
@@ -96,6 +98,8 @@ class Session:
         self._started = self._completed = False
         self._watcher: Callable[[VflError], None] | None = None
         self._closed = threading.Event()
+        self._protocol = PROTOCOL  # that this party offers; less if the server knows no other
+        self._unspoken: VflError | None = None  # the server's refusal of the newest protocol
         self._has_waited = False  # for the server to hear that this party was stopped
         self._joined = control_pb2.Join()
         self._again: control_pb2.Join | None = None  # while the generation may go on without the server
@@ -121,7 +125,7 @@ class Session:
         while True:
             if self._channel is None:
                 self._connect(give_up_s)
-            message = join_message(joining)
+            message = join_message(joining, self._protocol)
             self._joined = message.join
             self._send(message)
             patience_s = self.wait_s
@@ -132,6 +136,8 @@ class Session:
                     text = f"{self.server} has accepted the connection but said nothing for {patience_s:g} s"
                     raise LostError(Code.PARTY_LOST, text, party=self.server) from None
                 if isinstance(answer, VflError):
+                    if self._offers_less(answer, joining):
+                        break
                     if not isinstance(answer, InterruptedRun):
                         raise answer
                     if self._has_lost():  # the server went away meanwhile: connect and join again
@@ -147,12 +153,23 @@ class Session:
                     spoke = True
                     left_s = max(0.0, min(answer.waiting.deadline_s, _LONGEST_S))
                     patience_s = left_s + self.wait_s
-                    self.on_waiting([clean(name, 64) for name in answer.waiting.missing[:_MOST_NAMES]], left_s, "")
+                    missing = [clean(name, 64) for name in answer.waiting.missing[:_MOST_NAMES]]
+                    self.on_waiting(missing, left_s, _refusals(answer.waiting))
                 elif answer.HasField("start"):
-                    return self._checked(answer.start)
+                    return self._checked(answer.start, joining.oldest)
                 elif answer.HasField("complete"):
                     self._completed = True
                     return Done(answer.complete.run_id, answer.complete.summary_json)
+
+    def _offers_less(self, error: VflError, joining: Joining) -> bool:
+        """Whether to join again in the protocol of the release before, because the server knows only that, perhaps."""
+        if error.code is not Code.PROTOCOL_DIFFERS or joining.oldest > OLDEST:
+            return False
+        if self._protocol == OLDEST:
+            raise self._unspoken or error
+        with self._lock:
+            self._protocol, self._unspoken, self._ended = OLDEST, error, None
+        return True
 
     def _forget(self) -> None:
         """Forgets what the server said of an earlier generation. Raises its refusal of this party, if it sent one."""
@@ -166,16 +183,26 @@ class Session:
         with self._lock:
             return self._channel is None and self._inbox.empty()
 
-    def _checked(self, start: control_pb2.Start) -> Start:
+    def _checked(self, start: control_pb2.Start, oldest: int) -> Start:
         """Checks the answer, because a run id becomes a folder's name here, and the server is not trusted with that."""
         if not all(PLAIN_NAME.fullmatch(name) for name in (start.run_id, start.checkpoint or "none")):
             text = f"{self.server} named a run or a checkpoint with characters that names may not have"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
         if start.exchange_address:
             split_address(start.exchange_address)
-        left = tuple(start.left)
+        protocol = start.protocol or self._protocol  # a server of the release before knows only one
+        if not oldest <= protocol <= self._protocol:
+            text = f"{self.server} starts the run in protocol {protocol}, and {self.me} joined with {self._protocol}"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.server)
         return Start(
-            start.run_id, start.generation, start.checkpoint, start.exchange_address, left, returning=start.returning
+            start.run_id,
+            start.generation,
+            start.checkpoint,
+            start.exchange_address,
+            tuple(start.left),
+            returning=start.returning,
+            protocol=protocol,
+            anew=clean(start.anew, MOST_WORDS),
         )
 
     @property
@@ -401,7 +428,10 @@ class Session:
             self._started, self._ended = True, None
             self._said.clear()
             self._joined.run_id, self._joined.generation = start.run_id, start.generation
+            self._joined.protocol = start.protocol or self._joined.protocol
             del self._joined.checkpoints[:]
+            del self._joined.held[:]
+            self._joined.unfit = ""
 
     def _go_on(self, start: control_pb2.Start) -> None:
         """Repeats what the server, which is back, must know. Raises PeerError if it speaks of another generation."""
@@ -492,6 +522,15 @@ class Session:
             self._inbox.put(error)
         if watcher is not None:
             watcher(error)
+
+
+def _refusals(waiting: control_pb2.Waiting) -> str:
+    """Says why parties that the run waits for were refused; '' if none was. The words are this program's."""
+    found = []
+    for failure in waiting.refused[:_MOST_NAMES]:
+        with contextlib.suppress(ValueError):  # a code of a later release
+            found.append(refusal(clean(failure.party, 64), Code(failure.code)))
+    return "; ".join(found)
 
 
 def _refused(error: grpc.Call) -> bool:

@@ -27,8 +27,11 @@ class TcpMeter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._names: dict[Endpoint, str] = {}
+        self._names: dict[Endpoint, str] = {}  # of addresses that are dialled
+        self._callers: dict[Endpoint, str] = {}  # of connections that are open
         self._counts: dict[tuple[Endpoint, Endpoint], tuple[int, int]] = {}
+        self._over: dict[str, tuple[int, int]] = {}  # by peer, of connections that have ended
+        self._used: set[str] = set()  # addresses of this machine
         self._began = interface.counters()
 
     def name_address(self, address: str, peer: str) -> None:
@@ -46,37 +49,49 @@ class TcpMeter:
         found = endpoint(grpc_peer)
         if found is not None:
             with self._lock:
-                self._names[found] = peer
+                self._callers[found] = peer
 
     def sample(self) -> None:
         """Reads the kernel's counts of all connections that are open now; does nothing if they cannot be read.
 
-        Forgets closed connections of nobody: a stranger could open any number. An open one may still get its name.
+        Of closed connections only each peer's sum is kept, and nothing of a stranger's: anybody could open any number.
+        An open one may still get its name.
         """
+        with self._lock:
+            known = self._callers.copy()  # before the look: who is named during it may not be in what it finds
         found = _open_connections()
         if found is None:
             return
         with self._lock:
             self._counts.update(found)
-            strangers = [ends for ends in self._counts if ends not in found and ends[1] not in self._names]
-            for ends in strangers:
-                del self._counts[ends]
+            for ends in self._counts.keys() - found.keys():
+                self._add(self._over, ends, self._counts.pop(ends))
+            open_now = {remote for _, remote in found}
+            for remote in known.keys() - open_now:
+                self._callers.pop(remote, None)
+
+    def _add(self, totals: dict[str, tuple[int, int]], ends: tuple[Endpoint, Endpoint], count: tuple[int, int]) -> None:
+        """Adds a connection's count to its peer's, if it has a name."""
+        peer = self._callers.get(ends[1]) or self._names.get(ends[1])
+        if peer is not None:
+            before = totals.get(peer, (0, 0))
+            totals[peer] = (before[0] + count[0], before[1] + count[1])
+            self._used.add(ends[0][0])
 
     def counts(self) -> list[TcpCount]:
         """Returns the counts by peer, as of the last samples; leaves out connections to unknown addresses."""
-        totals: dict[str, tuple[int, int]] = {}
         with self._lock:
-            for (_, remote), (sent, received) in self._counts.items():
-                peer = self._names.get(remote)
-                if peer is not None:
-                    before = totals.get(peer, (0, 0))
-                    totals[peer] = (before[0] + sent, before[1] + received)
+            totals = self._over.copy()
+            for ends, count in self._counts.items():
+                self._add(totals, ends, count)
         return [TcpCount(peer, *total) for peer, total in sorted(totals.items())]
 
     def interfaces(self) -> list[InterfaceCount]:
         """Returns the bytes since this meter was made, on the interfaces of connections to peers; none on loopback."""
         with self._lock:
-            used = {local[0] for local, remote in self._counts if remote in self._names}
+            for ends in self._counts:
+                self._add({}, ends, (0, 0))
+            used = self._used.copy()
         now, names = interface.counters(), interface.carrying(used)
         found = []
         for name in sorted(names & now.keys()):

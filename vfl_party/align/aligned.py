@@ -11,6 +11,7 @@ import numpy as np
 
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials
+from vfl_common.psi import MOST_ROWS
 from vfl_party.data import Table
 from vfl_party.declared import Occurrence
 from vfl_party.exchange import Ways
@@ -72,6 +73,9 @@ class Aligning:
         workers: how many processes may compute.
         credentials: with which this party shows the others who it is; None if all are in one process.
         begins: called when the rows are to be found, and not only compared; may raise InputError.
+        at_least: how many rows must be common, so that this party goes on, whatever the recipe says.
+        peer_rows_at_most: how many rows another party may have, so that this one masks them.
+        salt: of the private alignment that found the table's rows; empty if none did.
         show: reports an event, which is in the log already, to the person in front of the party.
         tick: called after each step with (phase, rounds done, rounds, batches done, batches).
     """
@@ -84,6 +88,9 @@ class Aligning:
     workers: int = 1
     credentials: Credentials | None = None
     begins: Callable[[], None] = lambda: None
+    at_least: int = 1
+    peer_rows_at_most: int = MOST_ROWS
+    salt: bytes = b""
     show: Callable[..., None] = lambda _event, **_facts: None
     tick: Callable[[str, int, int, int, int], None] = lambda _phase, _round, _rounds, _batch, _batches: None
 
@@ -91,10 +98,12 @@ class Aligning:
 class Alignment(Protocol):
     """Decides the rows, before models and phases are made.
 
-    ``certain``: whether the run fails if the rows are not those that are expected.
+    ``certain``: whether the run fails if the rows are not those that are expected. ``protocol``: the oldest protocol
+    with which it can be done.
     """
 
     certain: bool
+    protocol: int
 
     def occurrences(self, rows: int) -> Sequence[Occurrence]:
         """All that it exchanges in a generation if the parties hold ``rows`` rows each, in order."""
@@ -116,6 +125,13 @@ class Alignment(Protocol):
 
     def kept(self, at: Aligning) -> Aligned:
         """Returns the rows that this party and the others agreed on earlier in the run."""
+        ...
+
+    def show(self, at: Aligning, aligned: Aligned) -> None:
+        """Shows the active party, which goes on, that this passive party returns with the rows ``aligned``.
+
+        Raises PeerError if they are not those that it had when the generation began.
+        """
         ...
 
     def align(self, at: Aligning) -> Aligned:

@@ -5,21 +5,27 @@ If only the active party can divide the rows (``rows.split``), its answer says t
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import hmac
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
+from vfl_common.link import OLDEST, StepPassed
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.chains import make_chains
 from vfl_party.data import Table
-from vfl_party.declared import Exchange, Occurrence, Role, Sent, i64, u8
+from vfl_party.declared import Exchange, Occurrence, Sent, i64, u8
 from vfl_party.exchange import Answering, Asking
 from vfl_party.policies import Policy
 from vfl_party.rows import division_of, is_division
@@ -28,13 +34,21 @@ CPU = torch.device("cpu")
 OPENING = "open"  # the phase in which the rows are compared
 REMEDY = "every party needs the same ids, so cut each table to the ids in common"
 ROWS = Exchange("rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), when="once a generation")
+SHOWN = StepKey(OPENING, 0, 0)  # the step in which they are compared
+AGAIN = StepKey(OPENING, 1, 0)  # in which a party that returns shows them again
+SHOWN_AGAIN_SINCE = 8  # the protocol since which it does
 DIVIDED = replace(ROWS, down=Sent(Kind.ROWS, {"split": u8("rows")}))
+SLOW_SINCE = 8  # the protocol since which a list's digest is slow
+PASSES, PASSES_FOUND = 1, 4  # of 0.1 s: for lists that were the same before; for those that a private alignment finds
+_SCRYPT = {"n": 1 << 15, "r": 8, "maxmem": 1 << 26}  # 32 MiB
+_CHUNK = 1 << 12  # ids
 
 
 class DigestAlignment:
     """See ``Alignment``."""
 
     certain = True
+    protocol = OLDEST
 
     def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True, remedy: str = REMEDY) -> None:
         self._recipe, self._policy, self._divides, self._remedy = recipe, policy, divides, remedy
@@ -53,35 +67,49 @@ class DigestAlignment:
     def kept(self, at: Aligning) -> Aligned:
         return self.expected(at.table).with_kept(at.folder)
 
+    def show(self, at: Aligning, aligned: Aligned) -> None:
+        if at.ways.protocol < SHOWN_AGAIN_SINCE:
+            return
+        asking = self._asking(at, len(aligned.ids))
+        asking.lenient = True
+        with contextlib.suppress(StepPassed):
+            asking.swap(AGAIN, _shown(at, aligned.ids))
+            text = f"{asking.peer} answers a party that returns as if it were at the beginning"
+            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=asking.peer)
+
+    def _asking(self, at: Aligning, rows: int) -> Asking:
+        chains = make_chains(self._recipe, OPENING, self._exchange, "passive", self._policy)
+        active = self._recipe.active.name
+        return Asking(self._exchange, OPENING, chains, at.ways, active, CPU, {"rows": rows})
+
     def align(self, at: Aligning) -> Aligned:
         """Compares: each passive party sends the number and the keyed digest of its ids to the active party.
 
         Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at a passive party if
         the active party's division is none.
         """
-        name, table, ways = at.name, at.table, at.ways
-        step, active, ids = StepKey(OPENING, 0, 0), self._recipe.active.name, table.ids
-        role: Role = "active" if name == active else "passive"
-        exchange, chains = self._exchange, make_chains(self._recipe, OPENING, self._exchange, role, self._policy)
-        digest = torch.frombuffer(bytearray(rows_digest(at.run_id, ids)), dtype=torch.uint8)
+        name, table, step, active = at.name, at.table, SHOWN, self._recipe.active.name
+        ids, mine = table.ids, _shown(at, table.ids)
         if name != active:
-            asking = Asking(exchange, OPENING, chains, ways, active, CPU, {"rows": len(ids)})
-            reply = asking.swap(step, {"count": torch.tensor([len(ids)]), "digest": digest})
+            reply = self._asking(at, len(ids)).swap(step, mine)
             if not self._told:
                 return Aligned(ids)
             division = reply["split"].numpy().tobytes()
             if not is_division(division):
                 raise PeerError(Code.MALFORMED_MESSAGE, f"{active} sent a division without training rows", party=active)
             return Aligned(ids, division)
-        answering = Answering(exchange, OPENING, chains, ways, CPU, {})
+        chains = make_chains(self._recipe, OPENING, self._exchange, "active", self._policy)
+        answering = Answering(self._exchange, OPENING, chains, at.ways, CPU, {})
         received = answering.collect(step)
         for party, rows in received.items():
             count = int(rows["count"][0])
-            if count != len(ids) or not torch.equal(rows["digest"], digest):
+            if count != len(ids) or not torch.equal(rows["digest"], mine["digest"]):
                 what = f"{count} and {len(ids)} rows" if count != len(ids) else f"{count} rows each, with other ids"
                 text = f"different row sets: {party} and {name} hold {what}; {self._remedy}"
                 public = f"different row sets: {party} and {name} do not hold the same ids"
                 raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
+        if at.ways.protocol >= SHOWN_AGAIN_SINCE:
+            answering.hub.ask_again(AGAIN)
         aligned = self.expected(table)
         if aligned.division is None:
             answering.acknowledge(step, received)
@@ -91,15 +119,47 @@ class DigestAlignment:
         return aligned
 
 
-def rows_digest(run_id: str, ids: Sequence[str]) -> bytes:
-    """Returns the HMAC-SHA-256 of the ordered ids, keyed by the run: equal for equal lists, meaningless elsewhere."""
-    return keyed_digest(run_id.encode(), ids)
+def _shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
+    """Returns what a passive party shows of its rows."""
+    said = rows_digest(at.run_id, ids, at.salt, protocol=at.ways.protocol)
+    return {"count": torch.tensor([len(ids)]), "digest": torch.frombuffer(bytearray(said), dtype=torch.uint8)}
+
+
+def rows_digest(run_id: str, ids: Sequence[str], salt: bytes = b"", *, protocol: int = SLOW_SINCE) -> bytes:
+    """Returns 32 bytes of the ordered ids and the run: equal for equal lists, meaningless elsewhere.
+
+    ``salt``: of the private alignment that found the ids; empty if none did. ``protocol``: that the run's parties have
+    agreed on; before ``SLOW_SINCE`` the digest is one HMAC.
+    """
+    if protocol < SLOW_SINCE:
+        return keyed_digest(run_id.encode(), ids)
+    slow = slow_digest(salt, ids, PASSES_FOUND) if salt else slow_digest(run_id.encode(), ids, PASSES)
+    return hmac.digest(slow, b"rows " + run_id.encode(), "sha256")
+
+
+def slow_digest(salt: bytes, ids: Sequence[str], passes: int) -> bytes:
+    """Returns 32 bytes of the ordered ids that take ``passes`` times 0.1 s of one core, and 32 MiB.
+
+    Whoever knows the salt and all ids but one can still try out what that one is, but pays as much for every guess.
+    """
+    return _slow(_over(hashlib.sha256(), ids), salt, passes)
+
+
+@functools.lru_cache(maxsize=16)
+def _slow(digest: bytes, salt: bytes, passes: int) -> bytes:
+    """The parties of one process, and the generations of one party, ask for the same again."""
+    return hashlib.scrypt(digest, salt=salt, p=passes, dklen=32, **_SCRYPT)
 
 
 def keyed_digest(key: bytes, ids: Sequence[str]) -> bytes:
-    """Returns the HMAC-SHA-256 of the ordered ids. Whoever has the key can try out short lists."""
-    mac = hmac.new(key, digestmod=hashlib.sha256)
-    for row_id in ids:
-        encoded = row_id.encode()
-        mac.update(len(encoded).to_bytes(4, "little") + encoded)
-    return mac.digest()
+    """Returns the HMAC-SHA-256 of the ordered ids. Whoever has the key can try out lists, so it stays at this party."""
+    return _over(hmac.new(key, digestmod=hashlib.sha256), ids)
+
+
+def _over(digest: Any, ids: Sequence[str]) -> bytes:
+    """Feeds a digest with the length and the bytes of each id; returns its bytes."""
+    encoded = map(str.encode, ids)
+    while chunk := list(itertools.islice(encoded, _CHUNK)):
+        digest.update(b"".join([len(each).to_bytes(4, "little") + each for each in chunk]))
+    found: bytes = digest.digest()
+    return found

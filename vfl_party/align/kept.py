@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import private_file, unwritable
 from vfl_party.align.digest import keyed_digest
 from vfl_party.psi.curve import POINT_BYTES
 
 FOLDER = "alignment"  # in a party's folder of a run
 _STATE, _COMMON = "state.json", "common.bits"
+_WORDS = ("name", "secret", "seed", "salt", "marks")  # an earlier release kept no salt: its attempts begin anew
 _DIGEST_BYTES = 32
+SALT_BYTES = 32
 NO_ATTEMPT = bytes(16)
 
 
@@ -35,20 +40,37 @@ class Attempt:
     """One try at an alignment, the same at all parties until it succeeds or a party's rows change.
 
     ``name``: 16 random bytes, from the active party; the server does not know it. ``rows``: of each party.
-    ``secret``: the key that masks. ``seal``: the key under which the others seal what is for this party. ``seed``: of
-    the order in which this party shows its rows.
+    ``secret``: the key that masks. ``seed``: of the order in which this party shows its rows. ``salt``: of the list's
+    digests, the same at all parties. ``marks``: SHA-256 of the first bits from the server, which say what rows of this
+    party are common; empty before they have come.
     """
 
     name: bytes = NO_ATTEMPT
     secret: bytes = field(default=b"", repr=False)
-    seal: bytes = field(default=b"", repr=False)
     seed: bytes = field(default=b"", repr=False)
+    salt: bytes = field(default=b"", repr=False)
     rows: tuple[int, ...] = ()
+    marks: bytes = b""
 
     def order(self, rows: int) -> npt.NDArray[np.int64]:
-        """Returns the rows in the order in which this party shows them."""
-        drawn = np.random.Generator(np.random.PCG64(int.from_bytes(self.seed, "little")))
-        return drawn.permutation(rows).astype(np.int64)
+        """Returns the rows in the order in which this party shows them: sorted by numbers of a ChaCha20 stream.
+
+        Nobody who lacks the seed can tell it from any other order, and it is the same with every version of NumPy.
+        """
+        stream = Cipher(ChaCha20(self.seed, bytes(16)), mode=None).encryptor()
+        drawn = np.frombuffer(stream.update(bytes(8 * rows)), "<u8")
+        return np.argsort(drawn, kind="stable").astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Common:
+    """Which of this party's rows, in canonical order, are common. ``salt``: of the attempt that found them.
+
+    An alignment of an earlier release has left no salt.
+    """
+
+    rows: npt.NDArray[np.bool_]
+    salt: bytes = b""
 
 
 def _sum(facts: dict[str, Any]) -> str:
@@ -78,8 +100,8 @@ class Kept:
                 return Attempt()
             if found.pop("sum") != _sum(found):
                 return Attempt()
-            name, secret, seal, seed = (bytes.fromhex(found[key]) for key in ("name", "secret", "seal", "seed"))
-            return Attempt(name, secret, seal, seed, tuple(found["rows"]))
+            words = {key: bytes.fromhex(found[key]) for key in _WORDS}
+            return Attempt(**words, rows=tuple(found["rows"]))
         except (OSError, ValueError, KeyError, TypeError):
             return Attempt()
 
@@ -87,8 +109,21 @@ class Kept:
         """Begins an attempt; what is left of another one is removed. Raises InputError."""
         self.forget()
         self._make_folder()
-        words = {name: getattr(attempt, name).hex() for name in ("name", "secret", "seal", "seed")}
+        self._write(attempt)
+
+    def pin(self, marks: bytes) -> bool:
+        """Returns whether ``marks`` are those that the attempt has had before; the first ones are noted, on the disk.
+
+        Raises InputError.
+        """
+        digest = hashlib.sha256(marks).digest()
+        if not self.attempt.marks:
+            self._write(replace(self.attempt, marks=digest))
+        return hmac.compare_digest(self.attempt.marks, digest)
+
+    def _write(self, attempt: Attempt) -> None:
         with private_file(self._path / _STATE) as file:
+            words = {name: getattr(attempt, name).hex() for name in _WORDS}
             facts = {**words, "ids": self._digest.hex(), "rows": list(attempt.rows)}
             file.write(json.dumps({**facts, "sum": _sum(facts)}).encode())
         self.attempt = attempt
@@ -139,19 +174,35 @@ class Kept:
         except OSError as error:
             raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
 
+    def require_distinct(self, round_: int, party: str) -> None:
+        """Raises PeerError, naming ``party``, if it has sent a point twice among those that this round has masked.
+
+        A secret masks different points differently. ``curve.check`` sees one batch at a time.
+        """
+        path = self._points(round_)
+        try:
+            points = np.memmap(path, "<u8", "r").reshape(-1, POINT_BYTES // 8)
+        except (OSError, ValueError):
+            raise InputError(Code.FILE_INVALID, f"{path}: cannot be read; begin the run anew") from None
+        heads = np.sort(points[:, 0])
+        alike = points[np.isin(points[:, 0], heads[1:][heads[1:] == heads[:-1]])]  # in their first 8 of 32 bytes
+        if len(np.unique(alike, axis=0)) < len(alike):
+            text = f"{party} sent a point twice; run the same version of this program at all parties"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+
     # -- the result ---------------------------------------------------------------------------------------------
 
-    def finish(self, common: npt.NDArray[np.bool_]) -> None:
-        """Keeps which rows, in canonical order, are common. Raises InputError."""
+    def finish(self, common: Common) -> None:
+        """Keeps which rows are common. Raises InputError."""
         self._make_folder()
         with private_file(self._path / _COMMON) as file:
-            file.write(self._digest + np.packbits(common).tobytes())
+            file.write(self._digest + np.packbits(common.rows).tobytes() + common.salt)
 
-    def common(self) -> npt.NDArray[np.bool_] | None:
+    def common(self) -> Common | None:
         """Returns which rows are common; None if that is not known, or was for other rows."""
         return self._read_common(self._path / _COMMON)
 
-    def common_of(self, run: Path) -> npt.NDArray[np.bool_]:
+    def common_of(self, run: Path) -> Common:
         """Returns which rows are common, as found by an earlier run. Raises InputError.
 
         ``run``: this party's folder of that run.
@@ -164,15 +215,16 @@ class Kept:
             raise InputError(Code.DATA_INVALID, f"{path}: the alignment of the run {text}; {remedy}")
         return found
 
-    def _read_common(self, path: Path) -> npt.NDArray[np.bool_] | None:
+    def _read_common(self, path: Path) -> Common | None:
         try:
             data = path.read_bytes()
         except OSError:
             return None
-        bits = np.frombuffer(data, np.uint8)[_DIGEST_BYTES:]
-        if data[:_DIGEST_BYTES] != self._digest or len(bits) != -(-self._rows // 8):
+        end = _DIGEST_BYTES + -(-self._rows // 8)
+        bits, salt = np.frombuffer(data, np.uint8)[_DIGEST_BYTES:end], data[end:]
+        if data[:_DIGEST_BYTES] != self._digest or len(data) not in (end, end + SALT_BYTES):
             return None
-        return np.unpackbits(bits, count=self._rows).astype(bool)
+        return Common(np.unpackbits(bits, count=self._rows).astype(bool), salt)
 
     def clear(self) -> None:
         """Removes secrets and masked points, but not the result."""

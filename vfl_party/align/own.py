@@ -10,6 +10,7 @@ import torch
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
+from vfl_common.link import OLDEST
 from vfl_party.align.aligned import Aligned, Aligning, Holding
 from vfl_party.align.digest import OPENING
 from vfl_party.chains import make_chains
@@ -34,6 +35,7 @@ class OwnRows:
     """See ``Alignment``. The rows of the active party are the labels that it knows; they are in no split but train."""
 
     certain = True
+    protocol = OLDEST
 
     def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
         self._recipe, self._policy, self._divides = recipe, policy, divides
@@ -55,6 +57,9 @@ class OwnRows:
 
     def kept(self, at: Aligning) -> Aligned:
         return self.expected(at.table)
+
+    def show(self, at: Aligning, aligned: Aligned) -> None:
+        """Nothing: each party has rows of its own, and no phase goes on without one."""
 
     def align(self, at: Aligning) -> Aligned:
         """Tells all parties how many rows each passive party holds in each split.

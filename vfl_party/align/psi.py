@@ -18,6 +18,9 @@ others the batches that were under way.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
 import logging
 import os
 from collections import deque
@@ -35,10 +38,10 @@ from torch import Tensor
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import AbortedError, Code, InputError, LostError, PeerError
-from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, too_few
+from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, least_common, too_few
 from vfl_party.align.aligned import Aligned, Aligning
-from vfl_party.align.digest import DigestAlignment, keyed_digest
-from vfl_party.align.kept import NO_ATTEMPT, Attempt, Kept
+from vfl_party.align.digest import PASSES_FOUND, DigestAlignment, slow_digest
+from vfl_party.align.kept import NO_ATTEMPT, Attempt, Common, Kept
 from vfl_party.chains import make_chains
 from vfl_party.data import Table
 from vfl_party.declared import NOTHING, Exchange, Occurrence, Role, Sent, i64, u8
@@ -97,6 +100,7 @@ class PsiAlignment:
     """See ``Alignment``."""
 
     certain = False
+    protocol = 8
 
     def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
         self._recipe, self._policy, self._divides = recipe, policy, divides
@@ -122,7 +126,11 @@ class PsiAlignment:
         if found is None and self._recipe.passives:
             text = f"{at.folder}: does not say which rows all parties hold, and the others are in the middle of the run"
             raise InputError(Code.DATA_INVALID, f"{text}; restore the folder and the rows that it had")
-        return self._digest.expected(at.table if found is None else _picked(at.table, found))
+        return self._digest.expected(at.table if found is None else _picked(at.table, found.rows))
+
+    def show(self, at: Aligning, aligned: Aligned) -> None:
+        found = Kept(at.folder, at.table.ids, BATCH).common() if self._recipe.passives else None
+        self._digest.show(at if found is None else replace(at, salt=found.salt), aligned)
 
     def found_before(self, runs: Path, name: str, table: Table) -> int | None:
         """Returns how many rows the run of ``rows.alignment`` has found to be common; None if the recipe names none.
@@ -130,22 +138,22 @@ class PsiAlignment:
         ``runs``: the party's folder of runs. Raises InputError if that run cannot be used; PeerError if it has too few.
         """
         found = self._of_earlier(Kept(runs, table.ids, BATCH), runs, name)
-        return int(found.sum()) if found is not None else None
+        return int(found.rows.sum()) if found is not None else None
 
-    def _of_earlier(self, kept: Kept, runs: Path, name: str) -> npt.NDArray[np.bool_] | None:
+    def _of_earlier(self, kept: Kept, runs: Path, name: str) -> Common | None:
         rows = self._recipe.rows
         if rows.alignment is None or not self._divides:
             return None
         common = kept.common_of(runs / rows.alignment / name)
-        if (found := int(common.sum())) < rows.at_least:
-            raise too_few(rows.at_least, found)
+        _require_enough(rows.at_least, common.rows)
         return common
 
     def align(self, at: Aligning) -> Aligned:
         """Finds the common rows, if the run does not know them yet, and compares them as ``DigestAlignment`` does.
 
-        Raises PeerError (ROWS_DIFFER) if there are fewer than ``rows.at_least``; PeerError if a party breaks the
-        protocol; InputError if the file of an earlier alignment does not fit.
+        Raises PeerError: ROWS_DIFFER if there are fewer than ``rows.at_least`` or ``at.at_least``; REFUSED if a party
+        has more than ``at.peer_rows_at_most``; another code if a party or the server breaks the protocol. Raises
+        InputError if the file of an earlier alignment does not fit.
         """
         if not self._recipe.passives:
             return self._digest.align(at)
@@ -158,21 +166,34 @@ class PsiAlignment:
             ring.meet(known=common is not None)
             if not ring.known:
                 common = ring.run()
-                if self._divides and (found := int(common.sum())) < self._recipe.rows.at_least:
-                    raise too_few(self._recipe.rows.at_least, found)
-                ring.compare([at.table.ids[row] for row in np.flatnonzero(common).tolist()])
+                self._check_enough(common.rows, at)
+                ring.compare([at.table.ids[row] for row in np.flatnonzero(common.rows).tolist()], common.salt)
                 kept.finish(common)
         except (PeerError, AbortedError):  # the run ends, and the attempt with it
             if not ring.known:
                 kept.forget()
             raise
         assert common is not None  # noqa: S101 - the ring knows it if this party does
-        aligned = self._digest.align(replace(at, table=_picked(at.table, common)))
+        aligned = self._digest.align(replace(at, table=_picked(at.table, common.rows), salt=common.salt))
         kept.clear()  # all parties have kept the common rows before they compared them
-        facts = {"common": len(aligned.ids), "of": len(at.table)}
-        log.info("%d of %d rows are held by all parties", *facts.values(), extra={"event": "aligned", **facts})
-        at.show("aligned", **facts)
         return aligned
+
+    def _check_enough(self, common: npt.NDArray[np.bool_], at: Aligning) -> None:
+        """Raises PeerError (ROWS_DIFFER) if fewer rows are common than the recipe or this party wants."""
+        if self._divides:
+            _require_enough(self._recipe.rows.at_least, common)
+        found = int(common.sum())
+        if found < at.at_least:
+            text = f"fewer rows are held by all parties than {at.name} answers for"
+            mine = f"{text}: {found:,} are, and predict.at_least of its party file is {at.at_least:,}"
+            raise PeerError(Code.ROWS_DIFFER, text, party=at.name).privately(mine)
+
+
+def _require_enough(at_least: int | float, common: npt.NDArray[np.bool_]) -> None:
+    """Raises PeerError if too few of this party's rows are common."""
+    found = int(common.sum())
+    if found < least_common(at_least, len(common)):
+        raise too_few(at_least, found)
 
 
 def _picked(table: Table, common: npt.NDArray[np.bool_]) -> Table:
@@ -201,8 +222,7 @@ class _Ring:
     def meet(self, *, known: bool) -> None:
         """Agrees with the others on an attempt and on the batches that are left to do. Raises PeerError."""
         before, step, k = self._kept.attempt, StepKey(PHASE, 0, 0), self._size
-        fresh = Attempt(NO_ATTEMPT, os.urandom(32), before.seal or os.urandom(32), os.urandom(32))
-        self._identity = sealed.KeyPair(fresh.seal)
+        self._identity = sealed.KeyPair.new()
         mine = {
             "rows": _ints(len(self._at.table)),
             "attempt": _bytes(before.name),
@@ -229,13 +249,15 @@ class _Ring:
         if not fit:  # the active party has looked at each
             text = f"{self.names[0]} says that the parties have {self.rows} rows, which cannot be"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.names[0])
+        for other, rows in zip(self.names, self.rows, strict=True):
+            self._require_masks(other, rows)
         self._publics = [
             self._public(number, each.numpy().tobytes()) for number, each in enumerate(said["introductions"])
         ]
         name = said["attempt"].numpy().tobytes()
         if name != before.name or name == NO_ATTEMPT:
             self._at.begins()
-            self._kept.begin(replace(fresh, name=name, rows=tuple(self.rows)))
+            self._kept.begin(Attempt(name, os.urandom(32), os.urandom(32), self._salt(name), tuple(self.rows)))
         elif before.rows != tuple(self.rows):  # with the same secrets, another set would show what has changed
             text = f"{self.names[0]} goes on with an alignment in which the parties had other numbers of rows"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.names[0])
@@ -274,6 +296,8 @@ class _Ring:
                 "known": _ints(1, dtype=torch.uint8),
                 "introductions": torch.zeros(k, INTRODUCTION_BYTES, dtype=torch.uint8),
             }
+        for name, each in told.items():
+            self._require_masks(name, int(each["rows"][0]))
         gone = [name for name in self.names if name not in told]
         if gone:
             text = f"{gone[0]} has left the run, and the rows in common cannot be found without it"
@@ -298,6 +322,14 @@ class _Ring:
             "introductions": torch.stack([told[name]["introduction"] for name in self.names]),
         }
 
+    def _require_masks(self, name: str, rows: int) -> None:
+        """Raises PeerError (REFUSED) if another party has more rows than this one masks."""
+        me, most, active = self._at.name, self._at.peer_rows_at_most, self.names[0]
+        if name != me and rows > most:
+            who = name if active in (me, name) else f"{active} says that {name}"
+            text = f"{who} announces {rows:,} rows, and {me} masks at most {most:,} of another party"
+            raise PeerError(Code.REFUSED, f"{text} (peer_rows_at_most of its party file)", party=name)
+
     def _introduction(self) -> bytes:
         """Returns how this party introduces its key for sealing; signed, if parties are processes of their own.
 
@@ -315,14 +347,23 @@ class _Ring:
         """Returns a party's key for sealing. Raises PeerError if its introduction is not its own."""
         size, said = int.from_bytes(padded[:2], "little"), padded[2:]
         mine = self._at.credentials
-        if number == self._me or mine is None:
+        if number == self._me:  # whatever the active party says: it salts the digest of the list
+            return self._identity.public
+        if mine is None:
             return said[: sealed.PUBLIC_BYTES]
         return sealed.verified(said[:size], mine, self.names[number], self._at.run_id.encode())
 
+    def _salt(self, name: bytes) -> bytes:
+        """Returns a new attempt's salt, which nobody can know before: each party has just drawn a key for it."""
+        return hashlib.sha256(b"vfl common rows" + name + b"".join(self._publics)).digest()
+
     # -- what the rounds mask -----------------------------------------------------------------------------------
 
-    def run(self) -> npt.NDArray[np.bool_]:
-        """Does what is left of the attempt; returns which of this party's rows, in canonical order, are common."""
+    def run(self) -> Common:
+        """Does what is left of the attempt; returns which of this party's rows are common.
+
+        Raises PeerError if a party has sent a point twice, or the server has marked other rows in this attempt.
+        """
         attempt, k = self._kept.attempt, self._size
         order = attempt.order(len(self._at.table))
         salt = self._at.run_id.encode() + attempt.name
@@ -338,19 +379,34 @@ class _Ring:
                     received.add(batch, points, self._sender)
                     for each in reversed(outputs):  # who waits for the last has the results of the others
                         each.settle(most=2 * self._at.workers)
-            outputs[-1].settle(most=0)
+                received.settle(most=0)
+                self._kept.require_distinct(round_ + 1, self._sender)  # before the next party could be blamed for it
         bits = self._intersect()
+        self._pin(bits)
         common = np.zeros(len(order), bool)
         common[order] = np.unpackbits(bits, count=len(order)).astype(bool)
-        return common
+        return Common(common, attempt.salt)
 
-    def compare(self, ids: Sequence[str]) -> None:
-        """Has the server compare the list of common ids with those of the others, under a key that it does not know.
+    def _pin(self, bits: npt.NDArray[np.uint8]) -> None:
+        """Notes the first bits of the attempt before anything is answered. Raises PeerError if these are others.
 
-        So no party sees another's digest, and a list that a party or the server has made up shows nobody an id. Raises
-        PeerError (ROWS_DIFFER) if the lists differ.
+        Each choice of bits is one list whose digest can be tried out. So others end the attempt, and count as one more.
         """
-        digest = keyed_digest(b"common" + self._kept.attempt.name, ids)
+        if self._kept.pin(bits.tobytes()):
+            return
+        with contextlib.suppress(InputError):  # the day's last alignment has begun already; the run ends anyway
+            self._at.begins()
+        text = f"{self._server} has marked other rows as common than before in the same alignment"
+        whose = "the server, or a party that has sent it other masked rows, lies"
+        raise PeerError(Code.MALFORMED_MESSAGE, f"{text}: {whose}; begin a new run", party=self._server)
+
+    def compare(self, ids: Sequence[str], salt: bytes) -> None:
+        """Has the server compare the list of common ids with those of the others, with a salt that it does not know.
+
+        So no party sees another's digest. Whoever makes up a list and sees its digest pays for each guess of the ids
+        that it does not know. Raises PeerError (ROWS_DIFFER) if the lists differ.
+        """
+        digest = hmac.digest(slow_digest(salt, ids, PASSES_FOUND), b"lists", "sha256")
         self._asking(LISTS).swap(StepKey(PHASE, self._size, 2), {"digest": _bytes(digest)})
 
     def _intersect(self) -> npt.NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.models import OptimizerSettings, TaskSettings
 from vfl_party.seeds import Rows
 
 Role = Literal["active", "passive", "server"]
@@ -69,6 +69,26 @@ class Owner:
     rows: Mapping[str, Rows]
 
 
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """What the recipe says of a party whose encoder the first phase trains, and what the attacker has told that party.
+
+    ``phase``: its name. ``make``: makes the untrained encoder of a party whose own seeds follow from that root.
+    ``known``: the root that all know, the recipe's seed; ``true``: the party's own, for a judge. ``optimizer``: of the
+    encoder; ``epochs``: of the phase. ``plain``: whether each batch gives one update, by the gradient that came for it.
+    ``replies``: the batches of gradients that the attacker has sent that party.
+    """
+
+    phase: str
+    make: Callable[[int], nn.Module]
+    known: int
+    true: int
+    optimizer: OptimizerSettings
+    epochs: int
+    plain: bool
+    replies: Callable[[], Iterator[Intercepted]]
+
+
 @dataclass(frozen=True)
 class Image:
     """How columns are the pixels of an image. ``shape``: C, H and W, at least two pixels high and wide.
@@ -121,7 +141,8 @@ class Scene:
     ``rows``: {split: rows}. ``encoder``: the attacker's own trained encoder, in evaluation mode. ``inputs``: the
     encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind. ``columns``: {party:
     its columns}; only the judge and the auxiliary rows use them. ``owners``: {party: what it has}, for the judge.
-    ``heard``: the messages from and to the attacker that phases let be overheard, in order. ``seed``: of all that an
+    ``heard``: the messages from and to the attacker that phases let be overheard, in order. ``beginnings``: {passive
+    party: how its encoder began}, at the active party, if the first phase is split training. ``seed``: of all that an
     attack draws. ``targets``: the label of each row in a regression, float64 [N], scaled. The server has messages, and
     nothing else.
     """
@@ -141,6 +162,7 @@ class Scene:
     heard: Callable[[], Iterator[Heard]] = field(default=lambda: iter(()))
     owners: Mapping[str, Owner] = field(default_factory=dict)
     targets: Tensor | None = None
+    beginnings: Mapping[str, Beginning] = field(default_factory=dict)
 
     @property
     def classes(self) -> int:

@@ -18,7 +18,7 @@ from vfl_common.packing.bundles import decoded, encoded, name_of, parts_of, seed
 from vfl_common.packing.coders import Bits, Coder, rows_of
 from vfl_party.declared import spec_of
 from vfl_party.filter import NOWHERE, Filter, Passage, Tensors
-from vfl_party.plugins import Room
+from vfl_party.plugins import Room, where_it_failed
 
 S = TypeVar("S", bound=Section)
 
@@ -62,13 +62,19 @@ def make(name: str, where: str, settings: Mapping[str, Any] | None = None, place
     except VflError as error:
         raise InputError(error.code, f"{where}: codec {name}: {error}") from None
     except Exception as error:
-        text = f"{where}: the codec {name!r} cannot be made ({type(error).__name__}: {error})"
+        text = f"{where}: the codec {name!r} cannot be made: it failed {where_it_failed(error)}"
         raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+
+
+def settings_of(name: str, where: str) -> type[Section] | None:
+    """Returns the model of a codec's settings; None if it has none. Raises InputError if there is no such codec."""
+    export = ROOM.load(name, where)
+    return export.settings if isinstance(export, Codec) else None
 
 
 def has_settings(name: str, where: str) -> bool:
     """Returns whether a codec has settings. Raises InputError that names ``where`` if there is no such codec."""
-    return isinstance(ROOM.load(name, where), Codec)
+    return settings_of(name, where) is not None
 
 
 class Packed(Filter):

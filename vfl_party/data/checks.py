@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings, shown
 from vfl_common.errors import Code, InputError
+from vfl_common.text import shortened
 from vfl_party.data.ids import first_repeated
 from vfl_party.data.space import parts, release
 
@@ -157,12 +158,19 @@ def no_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
     return missing
 
 
+def like(name: str, names: Sequence[str]) -> str:
+    """Words which of ``names`` are meant by ``name``, for a sentence; '' if none is like it. Capitals do not count."""
+    by_case = {each.casefold(): each for each in names}
+    found = [by_case[each] for each in difflib.get_close_matches(name.casefold(), by_case, n=3, cutoff=0.7)]
+    return f" (the nearest: {listed(found)})" if found else ""
+
+
 def nearest(name: str, names: Sequence[str]) -> str:
     """Lists the entries of ``names`` that are nearest to ``name``, or else the first ones, for a sentence."""
     return listed(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Lists names for a sentence, at most ``most`` of them."""
-    shown = ", ".join(repr(name) for name in names[:most])
+    """Lists names for a sentence, at most ``most`` of them, each cut if it is long."""
+    shown = ", ".join(repr(shortened(name)) for name in names[:most])
     return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown

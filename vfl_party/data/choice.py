@@ -53,7 +53,7 @@ def choose_features(
     """Chooses the party's feature columns: listed ones or all, without ``leave_out`` and ``drop``, cut to its view."""
     lost = next((name for name in settings.columns or () if name not in names), None)
     if settings.as_trained and lost is not None:
-        raise checks.unusable(source, f"has no column {lost!r}, but training had it; add it")
+        raise checks.unusable(source, f"has no column {lost!r}, but training had it{checks.like(lost, names)}; add it")
     for key in ("columns", "drop", "numeric", "categorical"):
         checks.require_names(source, key, getattr(settings, key) or (), names)
     both = sorted(set(settings.numeric) & set(settings.categorical))

@@ -25,7 +25,7 @@ from vfl_party.data.choice import Chosen, choose
 from vfl_party.data.space import IN_MEMORY, GrowingMatrix, Space
 from vfl_party.data.stream import Stream, emptied, without_headers
 from vfl_party.data.table import Categories
-from vfl_party.data.vocabulary import Vocabulary, decoded
+from vfl_party.data.vocabulary import Vocabulary, decoded, decoded_type
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,8 @@ class Rows:
 
     ids: the columns that are one id together, as they come: each [N] text, None if missing. labels: [N] float64 or text
     (object), or None. features: the party's columns, or pixels: [N, C, H, W], or [N, F] if ``image_shape`` says how to
-    arrange them. splits: [N] text of ``SPLITS``, or None. notes: what was guessed, a sentence each.
+    arrange them. splits: [N] text of ``SPLITS``, or None. notes: what was guessed, a sentence each. id_types: of the id
+    columns in the source, if it declares them. separator: see ``Stream``.
     """
 
     ids: Sequence[Any]
@@ -66,9 +67,23 @@ class Rows:
     features: Columns | npt.NDArray[Any]
     splits: npt.NDArray[np.object_] | None = None
     notes: tuple[str, ...] = ()
+    id_types: tuple[pa.DataType, ...] = ()
+    separator: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids[0])
+
+    def own_ids(self) -> tuple[pa.Array | pa.ChunkedArray, ...]:
+        """Returns the columns of the id as the source has them: whole numbers are such."""
+        texts = (
+            part if isinstance(part, pa.Array | pa.ChunkedArray) else pa.array(part, pa.string()) for part in self.ids
+        )
+        if not self.id_types:
+            return tuple(texts)
+        return tuple(
+            pc.cast(text, kind) if pa.types.is_integer(kind) else text
+            for text, kind in zip(texts, self.id_types, strict=True)
+        )
 
 
 def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
@@ -89,7 +104,7 @@ def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
         reading = _Pass(stream.source, chosen, settings, space, found)
         result = reading.over(itertools.chain(head, rows), stream.notes)
         if not reading.odd:
-            return replace(result, notes=(*result.notes, *stream.found))
+            return replace(result, notes=(*result.notes, *stream.found), separator=stream.separator)
         words |= {name for name, cells in reading.odd.items() if name in odd or not cells}
         odd |= reading.odd
 
@@ -191,7 +206,8 @@ class _Pass:
         assert schema is not None  # noqa: S101 - there are rows
         ids = [pa.chunked_array(each) for each in self._ids]
         said = (*notes, *(self._found.notes if self._found is not None else ()))
-        return Rows(ids, self._labels(), self.columns(schema), self._splits(), said)
+        types = tuple(decoded_type(schema.field(name).type) for name in self._chosen.id)
+        return Rows(ids, self._labels(), self.columns(schema), self._splits(), said, types)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Adds rows. Raises InputError."""

@@ -53,9 +53,11 @@ class Labels:
             if least == greatest:
                 mean, std = least, 1.0
             elif scale == "minmax":
-                mean, std = least, greatest - least
+                with np.errstate(over="ignore"):
+                    mean, std = least, greatest - least
             else:
-                mean, std = values.mean(), values.std()
+                with np.errstate(over="ignore", invalid="ignore"):  # refused below
+                    mean, std = values.mean(), values.std()
             if not (np.isfinite(mean) and np.isfinite(std)) or std == 0.0:
                 raise checks.unusable(
                     source, "its labels are too large or too small to be scaled; give them in another unit"

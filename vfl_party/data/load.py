@@ -19,7 +19,7 @@ from vfl_common.errors import VflError
 from vfl_common.passwords import hidden
 from vfl_party.data import checks
 from vfl_party.data.collect import Columns, Rows, collect
-from vfl_party.data.ids import IdCounts, Ids, in_order, normalised
+from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, normalised
 from vfl_party.data.odd_ids import refuse_rounded
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.database import open_database
@@ -31,9 +31,9 @@ from vfl_party.data.sources.parquet import PARQUET, holds_parquet, open_parquet
 from vfl_party.data.sources.text import open_text
 from vfl_party.data.space import Space
 from vfl_party.data.stream import Stream, emptied
-from vfl_party.data.table import Table
+from vfl_party.data.table import LEFT_OUT, InputRows, Table
 from vfl_party.data.views import CUTS, column_run, cut_images, row_run
-from vfl_party.plugins import PlugIns
+from vfl_party.plugins import PlugIns, where_it_failed
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     checks.require_rows(source, n)
     ids = normalised(rows.ids, settings.id_rules or ())
     refuse_rounded(source, rows.ids)
+    own_ids = rows.own_ids() if settings.keeps_rows else ()
     rows = replace(rows, ids=())  # of a large table they are many
     release_unused = pa.default_memory_pool().release_unused
     release_unused()
@@ -101,10 +102,31 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
         raise checks.unusable(source, "has no feature columns beside the id; check data.columns, data.drop, data.label")
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
-    order = row_run(order, settings.view)
+    kept, order = order, row_run(order, settings.view)
     if len(order) == 0:
         raise checks.unusable(source, f"has {len(table)} rows, too few for the parts of data.view; take fewer parts")
+    if own_ids:
+        table = _with_own_rows(table, own_ids, rows.separator, ids, kept, order)
     return table if len(order) == n and (np.diff(order) > 0).all() else table.select(order)
+
+
+def _with_own_rows(
+    table: Table,
+    own_ids: tuple[Any, ...],
+    separator: str | None,
+    ids: pa.LargeStringArray,
+    kept: Positions,
+    order: Positions,
+) -> Table:
+    """Adds the rows of the source to its table, which has all of them; ``order``: those of ``kept`` in the view."""
+    left_out = np.where(ids.is_valid().to_numpy(False), LEFT_OUT.index("with a repeated id"), 1).astype(np.uint8)
+    left_out[kept] = 0
+    own = InputRows(own_ids, left_out, separator, table.style[0] if table.style is not None else None)
+    places_N = np.arange(len(left_out), dtype=np.int64)
+    if len(order) < len(kept):  # the other rows of the file are those of other parties
+        listed = np.sort(order)
+        own, places_N[listed] = own.only(listed), np.arange(len(listed), dtype=np.int64)
+    return replace(table, own=own, places_N=places_N)
 
 
 def read_rows(settings: DataSettings, with_label: bool) -> Rows:
@@ -187,8 +209,8 @@ def _frame_of(source: str, name: str) -> Any:
     except VflError:
         raise
     except Exception as error:
-        why = hidden(f"{type(error).__name__}: {error}".partition("\n")[0], source)
-        raise checks.unreadable(source, f"the plug-in fails ({why}); correct data.source, or the plug-in") from error
+        why = hidden(where_it_failed(error), source)
+        raise checks.unreadable(source, f"the plug-in failed {why}; correct data.source, or the plug-in") from error
 
 
 def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Table:

@@ -16,6 +16,7 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.join import part_of
 from vfl_party.data.space import MappedArray, Space, parts, release
+from vfl_party.data.spans import Span, outside, spans_of
 from vfl_party.data.table import Categories, Table, counted
 from vfl_party.data.written import SIGNS
 from vfl_party.devices import index_on
@@ -91,6 +92,7 @@ class Preprocessor:
 
     ``fill``: the replacement of a missing number (pixel), [F] or [C * H * W]; None if nothing may be missing.
     ``kinds``, ``style``: how the table of training was written, see ``collect.Columns``; None if it was not noted.
+    ``spans``: how far its numbers reach, by column, see ``spans``; None of images, or if it was not noted.
     """
 
     numeric_names: tuple[str, ...]
@@ -104,23 +106,35 @@ class Preprocessor:
     flatten: bool
     kinds: Mapping[str, str] | None = None
     style: tuple[str, str] | None = None
+    spans: tuple[Span, ...] | None = None
 
     @classmethod
     def fit(
-        cls, table: Table, train_rows: Codes, *, one_hot: bool, flatten: bool, settings: DataSettings
+        cls,
+        table: Table,
+        train_rows: Codes,
+        *,
+        one_hot: bool,
+        flatten: bool,
+        settings: DataSettings,
+        tabular: bool = True,
     ) -> Preprocessor:
         """Learns from ``train_rows`` (positions in the table).
 
         ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for each category;
         "unknown" is all zeros. Otherwise they become codes for a tabular encoder. ``flatten``: images become rows of
         pixels.
-        A joined table's parts are learnt one by one, each by its own settings.
+        A joined table's parts are learnt one by one, each by its own settings. ``tabular``: whether the method has an
+        encoder that could be of that kind, for a sentence.
         Raises InputError if there is nothing to learn from.
         """
         if settings.parts:
             parts = [(part_of(table, name), own) for name, own in settings.parts.items() if own.columns != ()]
             return cls._beside_each_other(
-                [cls.fit(part, train_rows, one_hot=one_hot, flatten=flatten, settings=own) for part, own in parts]
+                [
+                    cls.fit(part, train_rows, one_hot=one_hot, flatten=flatten, settings=own, tabular=tabular)
+                    for part, own in parts
+                ]
             )
         if len(train_rows) == 0:
             raise checks.unusable(table.source, "no training rows are left; give more rows or smaller other splits")
@@ -140,7 +154,8 @@ class Preprocessor:
             vocabularies.append(tuple(sorted(seen)))
             if one_hot and sum(map(len, vocabularies)) > MOST_ONE_HOT:
                 what = f"column {name!r} has {len(seen)} categories, too many to become columns"
-                raise checks.unusable(table.source, f'{what}; drop it, or use an encoder of kind "tabular"')
+                remedy = ', or use an encoder of kind "tabular"' if tabular else ""
+                raise checks.unusable(table.source, f"{what}; list it in data.drop{remedy}")
         return cls(
             numeric_names=table.numeric_names,
             categorical_names=table.categorical_names,
@@ -153,6 +168,7 @@ class Preprocessor:
             flatten=flatten,
             kinds=dict(table.kinds),
             style=table.style,
+            spans=None if table.numeric_NF is None else spans_of(table.numeric_NF, train_rows),
         )
 
     @property
@@ -183,6 +199,7 @@ class Preprocessor:
             vocabularies=joined("vocabularies"),
             kinds={name: kind for part in parts for name, kind in (part.kinds or {}).items()},
             style=None,
+            spans=tuple(span for part in parts for span in part.spans or ()),
         )
 
     def transform(self, table: Table) -> Features:
@@ -238,6 +255,17 @@ class Preprocessor:
             found[name] = int(counted(table.categorical, k)[:-1][is_new].sum())
         return {name: count for name, count in found.items() if count}
 
+    def outside(self, table: Table) -> dict[str, int]:
+        """Returns the columns with numbers outside those of training, and how many. Raises InputError.
+
+        Nothing is outside if training has not noted how far its numbers reach.
+        """
+        values = self._aligned(table).numeric_NF
+        if values is None or not self.spans:
+            return {}
+        counts = outside(values, self.spans).tolist()
+        return {name: count for name, count in zip(self.numeric_names, counts, strict=True) if count}
+
     def state(self) -> dict[str, Any]:
         """Returns all that ``transform`` needs, for JSON."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -261,7 +289,8 @@ class Preprocessor:
                 if name in others:
                     what = f"column {name!r} held {kind} in training but does not now"
                     raise checks.unusable(table.source, f"{what}; correct it")
-                raise checks.unusable(table.source, f"has no column {name!r}, but training had it; add it")
+                near = checks.like(name, [*table.numeric_names, *table.categorical_names])
+                raise checks.unusable(table.source, f"has no column {name!r}, but training had it{near}; add it")
         if self.kinds is not None:
             _check_kinds(table.source, self.numeric_names, self.kinds, table.kinds)
         return Table(

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from vfl_common.text import shortened
 from vfl_party.data import checks
 from vfl_party.data.checks import listed
 from vfl_party.data.ids import IdCounts, Ids
@@ -36,6 +38,30 @@ class Categories:
         return Categories(self.codes_NK[:, list(columns)], tuple(self.words[k] for k in columns))
 
 
+LEFT_OUT = ("", "without an id", "with a repeated id")  # why a row of a source is not in its table
+
+
+@dataclass(frozen=True, eq=False)
+class InputRows:
+    """All rows of a source, in its order, for results that fit beside it.
+
+    ids: the columns that are one id together, [S] each, as the source has them. left_out: [S] places in ``LEFT_OUT``.
+    separator, decimal: of a text file's cells and numbers; None of another source.
+    """
+
+    ids: tuple[pa.Array | pa.ChunkedArray, ...]
+    left_out: npt.NDArray[np.uint8]
+    separator: str | None = None
+    decimal: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.left_out)
+
+    def only(self, rows: npt.NDArray[np.int64]) -> InputRows:
+        """Returns the given rows."""
+        return replace(self, ids=tuple(each.take(pa.array(rows)) for each in self.ids), left_out=self.left_out[rows])
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Rows in canonical order: sorted by the UTF-8 bytes of their ids; all arrays in that order.
@@ -43,8 +69,9 @@ class Table:
     numeric_NF: NaN if a value is missing; images_NCHW: pixels, 0 to 1 if the source holds bytes; labels: [N] float64
     numbers or text (dtype object), None if none were read; splits: [N] text, ``train``, ``validation`` or ``test``, if
     the source says it; counts: of the source's rows, also of those that are left out because of their ids; notes: what
-    was guessed, a sentence each; space: where its arrays lie; kinds, style: see ``collect.Columns``. A table has
-    columns or images; an active party without features has neither.
+    was guessed, a sentence each; space: where its arrays lie; kinds, style: see ``collect.Columns``; own: the
+    source's rows, if the settings keep them, and places_N: the place of each row among these. A table has columns or
+    images; an active party without features has neither.
     """
 
     source: str
@@ -61,6 +88,8 @@ class Table:
     space: Space = IN_MEMORY
     kinds: Mapping[str, str] = field(default_factory=dict)
     style: tuple[str, str] | None = None
+    own: InputRows | None = None
+    places_N: npt.NDArray[np.int64] | None = None  # noqa: N815
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -80,6 +109,7 @@ class Table:
             images_NCHW=pick(self.images_NCHW),
             labels=pick(self.labels),
             splits=pick(self.splits),
+            places_N=None if self.places_N is None else self.places_N[rows],
         )
 
     def among(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -104,7 +134,7 @@ def describe(table: Table) -> list[str]:
         lines.append(f"categorical columns: {len(table.categorical_names)}")
         seen = [counted(table.categorical, k) for k in range(len(table.categorical_names))]
         for name, counts in zip(table.categorical_names, seen, strict=True):
-            lines.append(f"  {name!r}: {np.count_nonzero(counts[:-1])} categories")
+            lines.append(f"  {shortened(name)!r}: {np.count_nonzero(counts[:-1])} categories")
         lines += _missing(table.categorical_names, [int(counts[-1]) for counts in seen])
     if len(lines) == 1:
         lines.append("features: none")
@@ -127,7 +157,7 @@ def counted(categories: Categories, k: int, rows: npt.NDArray[np.int64] | None =
 
 
 def _missing(names: tuple[str, ...], counts: list[int]) -> list[str]:
-    return [f"  {name!r}: {count} missing" for name, count in zip(names, counts, strict=True) if count]
+    return [f"  {shortened(name)!r}: {count} missing" for name, count in zip(names, counts, strict=True) if count]
 
 
 def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
@@ -140,6 +170,7 @@ def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
             f" mean {labels.mean():g}, standard deviation {labels.std():g}"
         ]
     shown = [
-        f"{value if isinstance(value, str) else f'{value:g}'}: {n}" for value, n in zip(values, counts, strict=True)
+        f"{shortened(value) if isinstance(value, str) else f'{value:g}'}: {n}"
+        for value, n in zip(values, counts, strict=True)
     ]
     return [f"labels: {len(values)} different values", *(f"  {line}" for line in shown)]

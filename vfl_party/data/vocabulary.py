@@ -57,6 +57,11 @@ def decoded(column: pa.Array) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
+def decoded_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _category_values(column: pa.Array) -> pa.Array:
     """Returns the values that tell categories apart, null if missing: floats as they are, all else as text."""
     column = decoded(column)

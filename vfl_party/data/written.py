@@ -6,6 +6,7 @@ blocks. A column that later rows contradict is looked at again, with these rows.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Collection, Mapping
@@ -156,8 +157,8 @@ def find(
             form = f" of the form {reading.form}" if reading.form else ""
             text = f"column {name!r} holds dates{form}: read as days since 1970-01-01"
             notes.append(f"{text}; data.dates, data.categorical")
-    kinds = {type(each) for each in readings.values()}
-    if settings.dates is not None and readings and Dates not in kinds:
+    forms = {each.form for each in readings.values() if isinstance(each, Dates)}
+    if settings.dates is not None and readings and settings.dates not in forms:
         text = f"data.dates = {settings.dates!r} fits the cells of no column"
         raise checks.unusable(source, f'{text}; write it as strptime has it, such as "%d.%m.%Y", or remove it')
     notes += [f"{sign} is dropped from the numbers of {checks.listed(names)}" for sign, names in signs.items()]
@@ -179,7 +180,13 @@ def _reading(
     wrong, right = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
     if right > wrong > 0:
         raise not_all_dates(source, name, settings.dates)
-    return said if right and not wrong else _numbers(text, style, marked)
+    if right and not wrong:
+        return said
+    found: Reading | None = _numbers(text, style, marked)
+    if found is None:  # a table may have dates of several forms
+        with contextlib.suppress(InputError):  # day and month cannot be told apart: words, of which a note is told
+            found = find_dates(source, name, text)
+    return found
 
 
 def _pattern(style: Style) -> str:

@@ -15,7 +15,7 @@ from vfl_common.config.base import parse, read_toml
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
-from vfl_common.config.party import load_party
+from vfl_common.config.party import check_code, load_party
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.config.which import kind_of, read_tables
 from vfl_common.errors import Code, InputError
@@ -30,6 +30,7 @@ from vfl_party.forecast.result import CountedForecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
 from vfl_party.methods import check_fit, check_together, load_method, parse_settings, upper_of
 from vfl_party.party import Load, encoder_settings, load
+from vfl_party.plugins import blaming
 from vfl_party.policies import Policy
 from vfl_party.policies import load as load_policy
 from vfl_party.policies.allow_all import AllowAll
@@ -71,6 +72,7 @@ def read_outlook(path: Path) -> Outlook:
         known = ", ".join(party.name for party in recipe.parties)
         text = f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
         raise InputError(Code.NOT_IN_RECIPE, text)
+    check_code(path, file, recipe)
     data = file.data if file.data is None or place.features else ids_only(file.data)
     encoder, policy = encoder_settings(recipe, file.name, file.encoder), load_policy(file.policy, f"{path}: policy")
     return Outlook(recipe, file.name, data, encoder, Path(file.recipe), policy=policy)
@@ -103,7 +105,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
             name=name,
             recipe=recipe,
             device=torch.device("cpu"),
-            models=upper_of(recipe) if holders else {},  # which know the size of what crosses the cut
+            models=upper_of(recipe, recipe.seed) if holders else {},  # which know the size of what crosses the cut
             features=None,
             labels=None,
             targets=None,
@@ -136,6 +138,7 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
     return forecast_of(party, rows, ended)
 
 
+@blaming()
 def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> CountedForecast:
     """Counts the whole run of ``party``'s recipe; ``party``: as ``lone_party`` gives it. Raises as ``forecast``."""
     recipe, count = party.recipe, _Count()
@@ -239,7 +242,7 @@ class _Count:
                 self.exchanges += summarised(recipe, phase, exchange, known)
             known = chains[id(exchange)]
             for sent, chain, up in ((exchange.up, known.up, True), (exchange.down, known.down, False)):
-                spec = chain.wire_spec(sent.spec(**dict(each.sizes)))
+                spec = chain.wire_spec(exchange.spec(sent, phase, dict(each.sizes)))
                 size = sizes(each.step, spec)
                 runs.add(size, len(asking), up)
                 for name in asking:

@@ -1,38 +1,107 @@
 """Okamoto-Uchiyama and Paillier by HEU (sf-heu), a library in C++.
 
 It writes an array as msgpack: rows, columns, dimensions, then a string for each number: its bytes, and eight that are
-the same for all of a scheme. On our wire a ciphertext is the number alone, with a fixed width.
+the same for all of a scheme. A public key is an array of numbers, and the same eight bytes. On our wire ciphertexts and
+keys are numbers alone, with a fixed width. They are checked here and written into HEU's form here, so that HEU parses
+nothing that a peer has sent.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import gmpy2
 import numpy as np
 
 from vfl_party.homomorphic import worker
+from vfl_party.homomorphic.modulus import check_modulus
 from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
 from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
-_NAMES = {"ou": "OU", "paillier": "Z-paillier"}  # with which HEU begins the text of a key
-_MODULUS = re.compile(r"\bn=([0-9A-F]+)")
-_EXTRA_BITS = 8  # the product of OU's primes may be a little longer than its name says
+EXTRA_BITS = 8  # the product of OU's primes may be a little longer than its name says
+
+
+@dataclass(frozen=True)
+class PublicNumbers:
+    """The numbers of a public key: n, then the bases of which HEU makes encryptions: OU's G and H, or Paillier's h_s.
+
+    Both of OU are below n, that of Paillier is below n².
+    """
+
+    scheme: str
+    bits: int
+    n: int
+    bases: tuple[int, ...]
+
+    @property
+    def modulus(self) -> int:
+        """Returns the number below which ciphertexts are."""
+        return self.n if self.scheme == "ou" else self.n * self.n
+
+    @classmethod
+    def widths(cls, scheme: str, bits: int) -> list[int]:
+        """Returns the bytes of each number on the wire."""
+        return [bits // 8 + 2] * 3 if scheme == "ou" else [bits // 8, bits // 4]
+
+    @classmethod
+    def of_heu(cls, scheme: str, bits: int, written: bytes) -> PublicNumbers:
+        """Returns the numbers of a public key that HEU has written here."""
+        found, at = list[int](), 1
+        for _ in cls.widths(scheme, bits):
+            length, begin = _string(written, at)
+            at = begin + length
+            found.append(int.from_bytes(written[begin:at], "little"))
+        return cls(scheme, bits, found[0], tuple(found[1:]))
+
+    @classmethod
+    def read(cls, scheme: str, bits: int, wire: bytes) -> PublicNumbers:
+        """Returns the numbers that a peer has sent. Raises CipherError if they are those of no key of this scheme."""
+        widths = cls.widths(scheme, bits)
+        if len(wire) != sum(widths):
+            raise CipherError(f"its public key has {len(wire)} bytes, and {sum(widths)} are wanted")
+        found, at = list[int](), 0
+        for width in widths:
+            found.append(int.from_bytes(wire[at : at + width], "little"))
+            at += width
+        key = cls(scheme, bits, found[0], tuple(found[1:]))
+        check_modulus(key.n, bits, EXTRA_BITS)
+        if not all(1 < base < key.modulus and gmpy2.gcd(base, key.n) == 1 for base in key.bases):
+            raise CipherError("its public key has a base out of range, or one that shares a factor with n")
+        return key
+
+    def wire(self) -> bytes:
+        """Returns the numbers for the wire."""
+        widths = self.widths(self.scheme, self.bits)
+        return b"".join(
+            each.to_bytes(width, "little") for each, width in zip((self.n, *self.bases), widths, strict=True)
+        )
+
+    def for_heu(self) -> bytes:
+        """Returns the key as HEU writes it: an array of the numbers, with OU also the bits of a plaintext.
+
+        Those are the bits of a prime that only the key's owner knows; who adds needs no more than a third of the key's.
+        """
+        parts = [_written(each) for each in (self.n, *self.bases)]
+        if self.scheme == "ou":
+            parts.append(b"\xcd" + (self.bits // 3).to_bytes(2, "big"))
+        return bytes([0x90 | len(parts)]) + b"".join(parts) + TAILS[self.scheme]
 
 
 class HeuKeys:
-    """A private key of HEU, and its public key as HEU writes it. Long work is cut into pieces."""
+    """A private key of HEU, and the numbers of its public key for the wire. Long work is cut into pieces."""
 
     def __init__(self, library: Any, scheme: str, bits: int, width: int) -> None:
         self._library, self._scheme, self._width = library, scheme, width
-        self.public, private = worker.keys(scheme, bits)
-        both = library.phe.PublicKey.load_from(self.public), library.phe.SecretKey.load_from(private)
+        public, private = worker.keys(scheme, bits)
+        both = library.phe.PublicKey.load_from(public), library.phe.SecretKey.load_from(private)
         self._kit = library.numpy.HeKit(library.phe.setup(*both))
-        self._modulus = _modulus(_n(both[0], scheme), scheme)
+        numbers = PublicNumbers.of_heu(scheme, bits, public)
+        self.public, self._modulus = numbers.wire(), numbers.modulus
         self._encoder = library.phe.BigintEncoder(schema(library, scheme))
         self._encrypting, self._decrypting = Pace(SLOW), Pace(SLOW)
 
@@ -64,15 +133,12 @@ class HeuAdder:
 
     def __init__(self, library: Any, scheme: str, public: bytes, bits: int, width: int, together: int) -> None:
         self._library, self._scheme, self._width, self._together = library, scheme, width, together
+        key = PublicNumbers.read(scheme, bits, public)
         try:
-            key = library.phe.PublicKey.load_from(public)
-            self._kit, n = library.numpy.setup(key), _n(key, scheme)
+            self._kit = library.numpy.setup(library.phe.PublicKey.load_from(key.for_heu()))
         except (RuntimeError, LookupError, ValueError):
-            raise CipherError("its public key cannot be read") from None
-        self._modulus = _modulus(n, scheme)
-        wide = self._modulus.bit_length() > 8 * width
-        if wide or not bits - _EXTRA_BITS <= n.bit_length() <= bits + _EXTRA_BITS or n % 2 == 0:
-            raise CipherError(f"its public key is no odd number of about {bits} bits")
+            raise CipherError("its public key cannot be computed with") from None
+        self._modulus = key.modulus
         self._evaluator = self._kit.evaluator()
         self._encoder = library.phe.BigintEncoder(schema(library, scheme))
         self._summing, self._adding, self._shifting, self._masking = Pace(FAST), Pace(FAST), Pace(SLOW), Pace(SLOW)
@@ -230,20 +296,18 @@ def _string(written: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(written[at + 1 : at + 3], "big"), at + 3
 
 
+def _written(number: int) -> bytes:
+    """Returns a positive number as HEU writes it: a string, the lowest byte first, with room for the sign."""
+    length = number.bit_length() // 8 + 1
+    if length < 32:
+        head = bytes([0xA0 | length])
+    elif length < 256:
+        head = bytes([0xD9, length])
+    else:
+        head = bytes([0xDA]) + length.to_bytes(2, "big")
+    return head + number.to_bytes(length, "little")
+
+
 def schema(library: Any, scheme: str) -> Any:
     """Returns HEU's name of a scheme."""
     return library.phe.SchemaType.OU if scheme == "ou" else library.phe.SchemaType.ZPaillier
-
-
-def _n(key: Any, scheme: str) -> int:
-    """Returns a public key's n. Raises ValueError if it has none, or is of another scheme."""
-    text = str(key)
-    found = _MODULUS.search(text)
-    if found is None or not text.startswith(_NAMES[scheme]):
-        raise ValueError("no modulus")
-    return int(found[1], 16)
-
-
-def _modulus(n: int, scheme: str) -> int:
-    """Returns the number below which ciphertexts are."""
-    return n if scheme == "ou" else n * n

@@ -15,6 +15,7 @@ import gmpy2
 import numpy as np
 import numpy.typing as npt
 
+from vfl_party.homomorphic.modulus import check_modulus
 from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
@@ -92,8 +93,7 @@ class PaillierAdder:
         if len(public) != bits // 8:
             raise CipherError(f"its public key has {len(public)} bytes, and {bits // 8} are wanted")
         n = gmpy2.mpz(int.from_bytes(public, "little"))
-        if n.bit_length() != bits or n % 2 == 0:
-            raise CipherError(f"its public key is no odd number of {bits} bits")
+        check_modulus(n, bits)
         self._n, self._n2 = n, n * n
 
     @cached_property

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic_core import PydanticSerializationError
 from torch import nn
 
 from vfl_common.config.base import Section, parse
 from vfl_common.config.beside import must_be_alone, must_not_start
-from vfl_common.config.recipe import PhaseSettings, Recipe
+from vfl_common.config.recipe import PhaseSettings, Recipe, Spelling
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS
+from vfl_party import codecs, transforms
 from vfl_party.absence import LatePolicy
 from vfl_party.chains import check_asked, check_wire
 from vfl_party.context import MakeEncoder, Party
 from vfl_party.method import Method, Scores
 from vfl_party.metrics import load_metric
 from vfl_party.phase import Phase
-from vfl_party.plugins import Room
+from vfl_party.plugins import Room, blaming
 from vfl_party.privacy.plan import PrivacyPlan, make_plan
 
 ROOM = Room("vfl.methods", "phase of kind", sys.modules[__name__], "METHOD")
@@ -44,6 +46,7 @@ def parse_settings(phase: PhaseSettings) -> Section:
     return settings
 
 
+@blaming()
 def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
     """Returns the encoder that all phases share: built by the first method that has a builder, else a single encoder.
 
@@ -70,17 +73,22 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
         raise InputError(Code.CONFIG_INVALID, f"{where}: {error}") from None
 
 
-def upper_of(recipe: Recipe) -> dict[str, nn.Module]:
-    """Returns what the phases of the active party share of a cut network: the first method's. Raises InputError."""
+@blaming()
+def upper_of(recipe: Recipe, seed: int) -> dict[str, nn.Module]:
+    """Returns what the phases of the active party share of a cut network: the first method's.
+
+    ``seed``: the active party's own, see ``Party.own_seed``. Raises InputError.
+    """
     start = recipe.start
     for phase in (*(start.phases if start is not None else ()), *recipe.phases):
         method = load_method(phase.kind)
         if method.upper is not None:
-            found: dict[str, nn.Module] = method.upper(parse_settings(phase), recipe)
+            found: dict[str, nn.Module] = method.upper(parse_settings(phase), recipe, seed)
             return found
     return {}
 
 
+@blaming()
 def own_of(recipe: Recipe) -> dict[str, nn.Module]:
     """Returns the model of the recipe's method that is no encoder and no top, if it has one."""
     found: dict[str, nn.Module] = {}
@@ -90,6 +98,7 @@ def own_of(recipe: Recipe) -> dict[str, nn.Module]:
     return found
 
 
+@blaming()
 def own_scores(party: Party, phase: str) -> Scores | None:
     """Returns the party's side of the joint prediction, if the recipe's method has its own. Raises InputError."""
     for each in party.recipe.phases:
@@ -100,6 +109,7 @@ def own_scores(party: Party, phase: str) -> Scores | None:
     return None
 
 
+@blaming()
 def sent_noise(recipe: Recipe) -> float:
     """Returns σ of the noise on a passive party's embeddings in evaluation and prediction: the phases' largest."""
     asked = [0.0]
@@ -110,6 +120,7 @@ def sent_noise(recipe: Recipe) -> float:
     return max(asked)
 
 
+@blaming()
 def protected(recipe: Recipe) -> str:
     """Says how the phases' encoders protect the embeddings that they give, for evaluation and prediction."""
     found = []
@@ -119,6 +130,7 @@ def protected(recipe: Recipe) -> str:
     return next((each for each in found if each), "")
 
 
+@blaming()
 def late_policy(recipe: Recipe) -> LatePolicy:
     """Returns what stands in for a party in the first phase that goes on without one; ``wait`` if none does."""
     for phase in recipe.phases:
@@ -129,10 +141,42 @@ def late_policy(recipe: Recipe) -> LatePolicy:
     return "wait"
 
 
+@blaming()
 def in_flight(recipe: Recipe) -> int:
     """Returns how many exchanges of one passive party may be under way, in any phase."""
     methods = [(load_method(phase.kind), phase) for phase in recipe.phases]
     return max(method.in_flight(parse_settings(phase)) if method.in_flight else 1 for method, phase in methods)
+
+
+def oldest_protocol(recipe: Recipe) -> int:
+    """Returns the oldest protocol with which all phases can be run."""
+    return max(load_method(phase.kind).protocol for phase in recipe.phases)
+
+
+def filled(recipe: Recipe) -> Spelling:
+    """Returns the recipe for a comparison with that of another release: with the defaults of methods and filters."""
+    phases = [
+        {
+            "settings": _filled(load_method(phase.kind).settings, phase.settings),
+            "transforms": [
+                {"settings": _filled(transforms.load(use.kind, f"recipe: phases: {phase.name}").settings, use.settings)}
+                for use in phase.transforms
+            ],
+        }
+        for phase in recipe.phases
+    ]
+    wire = [
+        {"settings": _filled(codecs.settings_of(table.codec, "recipe: wire"), table.settings)} for table in recipe.wire
+    ]
+    return recipe.spelling({"phases": phases, "wire": wire})
+
+
+def _filled(model: type[Section] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings with the defaults of their model; nothing if JSON lacks their types, as a plug-in's may be."""
+    try:
+        return parse(model, settings, "recipe").model_dump(mode="json") if model is not None else {}
+    except PydanticSerializationError:
+        return {}
 
 
 def nothing_kept(recipe: Recipe) -> str | None:
@@ -145,6 +189,7 @@ def evaluated(recipe: Recipe) -> set[str]:
     return {split for phase in recipe.phases for split in getattr(parse_settings(phase), "splits", ())}
 
 
+@blaming()
 def privacy_plan(recipe: Recipe, rows: int) -> PrivacyPlan | None:
     """Returns the budget of the phases with ``dp`` over ``rows`` training rows, equal at every party; None without any.
 
@@ -217,6 +262,7 @@ def _check_mixed(recipe: Recipe) -> None:
         raise InputError(Code.CONFIG_INVALID, f'{text}; take "mocosfl" and "probe", or other kinds alone')
 
 
+@blaming()
 def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     """Makes this party's side of every phase of the recipe. Raises InputError."""
     phases = []
@@ -228,7 +274,12 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     party.late_policy, party.protected = late_policy(recipe), protected(recipe)
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), party.role)
-        phases.append(side(party, phase.name, parse_settings(phase)))
+        made = side(party, phase.name, parse_settings(phase))
+        lacks = next((each for each in ("name", "rounds", "run_round") if not hasattr(made, each)), None)
+        if lacks is not None:
+            text = f"recipe: phases: {phase.name}: the {type(made).__name__} of kind {phase.kind!r} has no {lacks!r}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; set it in __init__, as vfl_party.phase.Phase says")
+        phases.append(made)
     opened = {key: each.exchange for key, each in party.exchanges.items()}
     check_asked(recipe, opened)
     check_wire(recipe, opened)

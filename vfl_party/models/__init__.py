@@ -5,8 +5,7 @@ Modules are built on the CPU inside ``seeded(...)``, so that their weights are e
 
 from vfl_party.models.combine import Combined, combine, combined_size
 from vfl_party.models.encoder import build_encoder, checked_encoder
-from vfl_party.models.failing import where_it_failed
-from vfl_party.models.init import seeded
+from vfl_party.models.init import begin, generator, seeded
 from vfl_party.models.parts import mark_top, top_state
 from vfl_party.models.plugin import Encoder, check_encoder
 from vfl_party.models.precision import forward
@@ -22,6 +21,7 @@ __all__ = [
     "InputSpec",
     "StochasticEncoder",
     "TwoTowers",
+    "begin",
     "build_encoder",
     "build_predictor",
     "build_projector",
@@ -32,8 +32,8 @@ __all__ = [
     "combined_size",
     "deterministic",
     "forward",
+    "generator",
     "mark_top",
     "seeded",
     "top_state",
-    "where_it_failed",
 ]

@@ -8,8 +8,8 @@ from torch import nn
 
 from vfl_common.config.models import CustomSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.models.failing import where_it_failed
 from vfl_party.models.spec import InputSpec
+from vfl_party.plugins import where_it_failed
 
 
 def build_custom(settings: CustomSettings, spec: InputSpec, embedding_size: int) -> nn.Module:

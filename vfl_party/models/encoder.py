@@ -17,12 +17,12 @@ from vfl_common.config.models import (
 from vfl_common.errors import Code, InputError
 from vfl_party.models.cnn import build_cnn
 from vfl_party.models.custom import build_custom
-from vfl_party.models.failing import where_it_failed
 from vfl_party.models.mlp import build_mlp
 from vfl_party.models.plugin import build_plugin
 from vfl_party.models.resnet18 import build_resnet18
 from vfl_party.models.spec import InputSpec
 from vfl_party.models.tabular import build_tabular
+from vfl_party.plugins import where_it_failed
 
 
 def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int) -> nn.Module:

@@ -11,9 +11,8 @@ from torch import nn
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import ENCODERS, EncoderSettings, PluginSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.models.failing import where_it_failed
 from vfl_party.models.spec import InputSpec
-from vfl_party.plugins import PlugIns
+from vfl_party.plugins import PlugIns, where_it_failed
 
 S = TypeVar("S", bound=Section)
 

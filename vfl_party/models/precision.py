@@ -22,6 +22,8 @@ def forward(model: nn.Module, *inputs: Tensor, precision: Precision) -> Tensor:
         return out
     if inputs[0].device.type == "cpu":
         torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call] # not restored: the backward pass runs after this call
+    # Inside another autocast torch would still have the weights that it has cast before the last update.
+    torch.clear_autocast_cache()
     with torch.autocast(inputs[0].device.type, dtype=torch.bfloat16):
         out = model(*inputs)
     return out.float()

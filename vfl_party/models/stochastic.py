@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vfl_common.errors import Code, InputError
-from vfl_common.files import private_file
+from vfl_common.files import kept_secret
 
 SECRET_BYTES = 32
 LEAST_SIGMA = 0.1  # of a number that N(0, 1) is to stand for: rows far from the others have noise, too
@@ -76,19 +75,7 @@ class StochasticEncoder(nn.Module):
         A generation that begins anew has the same weights again, and must not send them under other noise: the mean of
         many draws tells more than one.
         """
-        try:
-            kept = path.read_bytes()
-        except FileNotFoundError:
-            with private_file(path) as file:
-                file.write(bytes(self.secret.cpu().numpy()))
-            return
-        except OSError as error:
-            raise InputError(
-                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}); make it readable"
-            ) from None
-        if len(kept) != SECRET_BYTES:
-            raise InputError(Code.FILE_INVALID, f"{path}: has {len(kept)} bytes, not {SECRET_BYTES}; restore it")
-        self.secret.copy_(_tensor(kept))
+        self.secret.copy_(_tensor(kept_secret(path, bytes(self.secret.cpu().numpy()))))
 
     def _noise(self, both: Tensor) -> Tensor:
         """Draws ε, float32 [B, width]."""

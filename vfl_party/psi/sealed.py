@@ -27,7 +27,6 @@ from cryptography.utils import CryptographyDeprecationWarning
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity import pem
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.revoked import require_unrevoked
 from vfl_party.psi import curve
 
 PUBLIC_BYTES = 32
@@ -56,7 +55,9 @@ class KeyPair:
         return self._key.public_key().public_bytes_raw()
 
     def introduction(self, credentials: Credentials, context: bytes) -> bytes:
-        """Returns the public key, the certificate, and a signature over ``context`` and the public key.
+        """Returns the public key, a signature over ``context`` and the public key, and the certificate.
+
+        Behind the certificate follow the intermediates of its chain, if there are any.
 
         ``context``: what the introduction is good for, such as the run.
         Raises InputError (CERTIFICATE_INVALID) if the certificate's key is neither ECDSA nor RSA.
@@ -69,9 +70,9 @@ class KeyPair:
         else:
             text = f"the key of {credentials.certificate_file} is neither ECDSA nor RSA; make another, have it signed"
             raise InputError(Code.CERTIFICATE_INVALID, text)
-        # Encoded anew: the file may hold more than the certificate, even the key.
-        certificate = credentials.certificate.public_bytes(Encoding.PEM)
-        return self.public + len(signature).to_bytes(2, "little") + signature + certificate
+        # Encoded anew: the file may hold more than the certificates, even the key.
+        chain = b"".join(each.public_bytes(Encoding.PEM) for each in credentials.chain[:-1])
+        return self.public + len(signature).to_bytes(2, "little") + signature + chain
 
     def seal(self, peer_public: bytes, context: bytes, plain: bytes) -> bytes:
         """Encrypts ``plain`` for the peer; the result is ``OVERHEAD`` bytes longer.
@@ -120,21 +121,24 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
         party: who must have made it.
         context: what it must be good for.
 
-    Raises PeerError: MALFORMED_MESSAGE if it cannot be read; IDENTITY_MISMATCH if the certificate is another party's or
-    has not signed this; CERTIFICATE_INVALID if it is not from the CA, out of date or revoked.
+    Raises PeerError: MALFORMED_MESSAGE if it cannot be read; IDENTITY_MISMATCH if the certificate is another party's,
+    has another key than is pinned, or has not signed this; CERTIFICATE_INVALID if it is not from the CA, out of date or
+    revoked.
     """
     public, rest = introduction[:PUBLIC_BYTES], introduction[PUBLIC_BYTES:]
     end = 2 + int.from_bytes(rest[:2], "little")
     signature = rest[2:end]
+    authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
     try:
         with warnings.catch_warnings():  # what is only warned of today is refused, too
             warnings.simplefilter("error", CryptographyDeprecationWarning)
-            certificate = x509.load_pem_x509_certificate(rest[end:])
+            certificate, *others = x509.load_pem_x509_certificates(rest[end:])
             key = certificate.public_key()
+            chain = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning):
         text = f"the introduction of {party} cannot be read; run the same version of this program at all parties"
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
-    _require_certificate(certificate, credentials, party)
+    _require_chain(chain, certificate, credentials, party)
     said = _said(context, public)
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
@@ -150,20 +154,24 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
     return public
 
 
-def _require_certificate(certificate: x509.Certificate, credentials: Credentials, party: str) -> None:
-    authority = pem.issuer_of(certificate, pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file)))
-    if authority is None:
+def _require_chain(
+    chain: list[x509.Certificate], certificate: x509.Certificate, credentials: Credentials, party: str
+) -> None:
+    if not chain:
         text = f"the certificate of {party} is from another CA than that of {credentials.name}; take both from one"
         raise PeerError(Code.CERTIFICATE_INVALID, text, party=party)
-    found = pem.names(certificate)
-    if found != (party,):
-        text = f"the introduction of {party} has a certificate for {pem.quoted(found)}"
+    if not credentials.members.stand_for(certificate, party):
+        words = credentials.members.words(certificate, party)
+        text = f"the introduction of {party} has a certificate {words}"
         raise PeerError(Code.IDENTITY_MISMATCH, text, party=party)
     now = datetime.now(UTC)
-    if problem := pem.out_of_date(certificate, now):
-        text = f"the certificate of {party} {problem}; it is {pem.utc(now)} by the clock of {credentials.name}"
-        raise PeerError(Code.CERTIFICATE_INVALID, text, party=party)
-    require_unrevoked(party, certificate, credentials.revoked)
+    for each in chain:
+        if problem := pem.out_of_date(each, now):
+            text = f"the certificate of {party} {problem}; it is {pem.utc(now)} by the clock of {credentials.name}"
+            raise PeerError(Code.CERTIFICATE_INVALID, text, party=party)
+    if problem := pem.unusable(certificate.public_key()):
+        raise PeerError(Code.CERTIFICATE_INVALID, f"the key of the certificate of {party} {problem}", party=party)
+    credentials.admit(party, certificate)
 
 
 def _said(context: bytes, public: bytes) -> bytes:

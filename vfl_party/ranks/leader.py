@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,6 +89,9 @@ class Guarded(Phase):
 
     def load_state(self, tree: Tree) -> None:
         self._phase.load_state(tree)
+
+    def keep(self, folder: Path) -> None:
+        self._phase.keep(folder)
 
     def finish(self) -> None:
         self._phase.finish()

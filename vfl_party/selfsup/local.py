@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
+from vfl_party.models import generator
 from vfl_party.seeds import Rows, derive_seed, full_batches
 from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.losses import KeyQueue, nt_xent, variance_kept
@@ -68,7 +69,7 @@ class LocalSelfSup:
 
     def _batches(self, epoch: int) -> list[Rows]:
         """Returns the batches of an epoch (numbered through the phase), in an order of this party only."""
-        seed = derive_seed(self._party.recipe.seed, self._party.name)
+        seed = derive_seed(self._party.own_seed, self._party.name)
         return full_batches(seed, self._phase, epoch, self._rows, self._plan.batch_size)
 
     def steps(self, epochs: int) -> int:
@@ -88,9 +89,7 @@ class LocalSelfSup:
         """Trains one pass over the rows; ``epoch`` is numbered through the phase."""
         party = self._party
         features = party.need_features()
-        random = torch.Generator().manual_seed(
-            derive_seed(party.recipe.seed, "augment", self._phase, party.name, epoch)
-        )
+        random = generator(derive_seed(party.own_seed, "augment", self._phase, party.name, epoch))
         self.tower.train()
         if self._guide is not None:
             self._guide.train(self._guide_drifts)

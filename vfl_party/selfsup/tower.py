@@ -36,10 +36,10 @@ class Tower(nn.Module):
 
 
 def build_tower(party: Party, phase: str, label: str, encoder: nn.Module, plan: SelfSupPlan, *, shared: bool) -> Tower:
-    """Puts heads on ``encoder`` (of width E), drawn from the recipe's seed; ``shared``: equal at every party."""
+    """Puts heads on ``encoder`` (of width E), drawn from the party's own seed; ``shared``: equal at every party."""
     width = encoder_width(encoder, party)
     names = (phase, label) if shared else (phase, party.name, label)
-    with seeded(derive_seed(party.recipe.seed, "init", *names)):
+    with seeded(derive_seed(party.recipe.seed if shared else party.own_seed, "init", *names)):
         projector = build_projector(width, plan.widths)
         predictor = build_predictor(plan.widths[-1], plan.hidden) if plan.predicts else nn.Identity()
     return Tower(encoder, projector.to(party.device), predictor.to(party.device))
@@ -112,7 +112,7 @@ def make_queue(party: Party, phase: str, label: str, plan: SelfSupPlan, rows: in
             f"recipe: phases: {phase}: a queue of {plan.queue} keys and {rows} rows at {party.name}: a row's own keys"
         )
         raise InputError(Code.CONFIG_INVALID, f"{text} would be among its negatives; set queue to {rows - 1} or less")
-    seed = derive_seed(party.recipe.seed, "queue", phase, party.name, label)
+    seed = derive_seed(party.own_seed, "queue", phase, party.name, label)
     return KeyQueue(plan.queue, plan.widths[-1], seed, party.device)
 
 

@@ -15,7 +15,7 @@ from vfl_common.link import Hub
 from vfl_common.packing.bundles import decode, encode
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.stages import AggregationPlan, rounds_done
-from vfl_server.aggregation.mean import mean
+from vfl_server.aggregation.mean import mean, outlier
 
 log = logging.getLogger(__name__)
 
@@ -166,18 +166,25 @@ class Aggregator:
 
 
 def _answer_all(hub: EndingHub, steps: Sequence[tuple[StepKey, Mapping[str, BundleSpec], AggregationPlan]]) -> None:
+    told: set[str] = set()
     for step, specs, plan in steps:
-        _answer(hub, step, specs, plan)
+        _answer(hub, step, specs, plan, told)
 
 
-def _answer(hub: EndingHub, step: StepKey, specs: Mapping[str, BundleSpec], plan: AggregationPlan) -> None:
+def _answer(
+    hub: EndingHub, step: StepKey, specs: Mapping[str, BundleSpec], plan: AggregationPlan, told: set[str]
+) -> None:
     """Answers one step. Frees its memory on return, except for the last reply, which a party may request again."""
     bundles = hub.collect(step, specs)
-    hub.reply(step, dict.fromkeys(bundles, average(bundles, step, plan)))
+    hub.reply(step, dict.fromkeys(bundles, average(bundles, step, plan, told)))
 
 
-def average(bundles: Mapping[str, Bundle], step: StepKey, plan: AggregationPlan) -> Bundle:
+def average(
+    bundles: Mapping[str, Bundle], step: StepKey, plan: AggregationPlan, told: set[str] | None = None
+) -> Bundle:
     """Returns the mean of what the parties have sent, as it crosses: read, averaged in float32, written.
+
+    ``told``: the parties of whom the log has said already that their weights outweigh all others'; None: of nobody.
 
     Raises PeerError as ``mean``, and if a party sent what its codec never writes; InputError (NON_FINITE) if the
     codec of the answer cannot write the mean.
@@ -186,6 +193,11 @@ def average(bundles: Mapping[str, Bundle], step: StepKey, plan: AggregationPlan)
     if up is not None:
         bundles = {party: decode(up, each, plan.spec, party=party, step=step) for party, each in bundles.items()}
     found = mean(bundles, step)
+    told = set() if told is None else told
+    if (party := outlier(bundles)) and party not in told:
+        told.add(party)
+        text = f"the weights of {party} at {step} have a norm over 1,000 times that of any other party's: the mean is"
+        log.warning(f"{text} almost its own; ask it whether its training goes well", extra={"event": "outlier"})
     return found if down is None else encode(down, found, plan.down.seed, SERVER, step)
 
 

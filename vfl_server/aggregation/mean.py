@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
+from vfl_common.bundle import HUGE, Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, PeerError
 
 _WIRE = np.dtype("<f4")
+_TIMES = 1000.0  # as much longer than all others, and a party's weights are worth a note
 
 
 def mean(bundles: Mapping[str, Bundle], step: StepKey) -> Bundle:
@@ -18,7 +19,8 @@ def mean(bundles: Mapping[str, Bundle], step: StepKey) -> Bundle:
 
     ``bundles``: {party: its weights}; at least one, all with the same float32 tensors. They are not changed.
 
-    Raises PeerError (NON_FINITE) if a party sent NaN or infinity, or the sum is beyond float32.
+    Raises PeerError (NON_FINITE) if a party sent NaN, infinity, or numbers too large to train with: in the mean they
+    would look like the fault of whoever trains on with it.
     """
     like = next(iter(bundles.values())).tensors
     return Bundle(Kind.WEIGHTS, {name: _mean(name, buffer.shape, bundles, step) for name, buffer in like.items()})
@@ -28,19 +30,28 @@ def _mean(name: str, shape: tuple[int, ...], bundles: Mapping[str, Bundle], step
     total: npt.NDArray[np.float32] | None = None
     for party, bundle in bundles.items():
         values = np.frombuffer(bundle.tensors[name].data, dtype=_WIRE)
-        if not np.isfinite(values).all():
-            raise _not_finite(f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity", party)
+        least, most = values.min(initial=0.0), values.max(initial=0.0)
+        if not (least >= -HUGE and most <= HUGE):
+            finite = np.isfinite(least) and np.isfinite(most)
+            what = f"numbers beyond {HUGE:g}, too large to train with" if finite else "NaN or infinity"
+            text = f"tensor {name[:40]!r} of {party} at {step} holds {what}"
+            raise PeerError(Code.NON_FINITE, text, party=party)
         if total is None:
             total = values.copy()
             continue
-        with np.errstate(over="ignore"):
-            total += values
+        total += values
     assert total is not None  # noqa: S101 - at least one party
-    if not np.isfinite(total).all():
-        raise _not_finite(f"the sum of tensor {name[:40]!r} of all parties at {step} is beyond float32", "")
     total /= np.float32(len(bundles))
     return Buffer(DType.FLOAT32, shape, total.data.cast("B") if total.nbytes else memoryview(b""))
 
 
-def _not_finite(message: str, party: str) -> PeerError:
-    return PeerError(Code.NON_FINITE, message, party=party)
+def outlier(bundles: Mapping[str, Bundle]) -> str:
+    """Returns the party whose weights have a norm a thousand times that of anybody else's; '' if there is none."""
+    norms = {party: _norm(bundle) for party, bundle in bundles.items()}
+    (party, first), *others = sorted(norms.items(), key=lambda each: -each[1])
+    return party if others and first > _TIMES * others[0][1] > 0.0 else ""
+
+
+def _norm(bundle: Bundle) -> float:
+    each = (np.frombuffer(buffer.data, dtype=_WIRE) for buffer in bundle.tensors.values())
+    return float(np.sqrt(sum(np.einsum("i,i->", values, values, dtype=np.float64) for values in each)))

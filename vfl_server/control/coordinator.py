@@ -18,14 +18,16 @@ from typing import Literal
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
+from vfl_common.link import OLDEST
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.alike import range_of
+from vfl_common.rpc.failures import refusal, to_failure
 from vfl_common.rpc.rate import Rate
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary
 from vfl_common.text import clean
 from vfl_server.control import declarations, membership
-from vfl_server.control.admission import admit
+from vfl_server.control.admission import admit, agreed
 from vfl_server.control.display import Display, Emit, metrics
 from vfl_server.control.reports import done_by, is_sound
 from vfl_server.control.run_state import RunState, move
@@ -35,6 +37,7 @@ Outbox = queue.SimpleQueue["control_pb2.ServerMessage | None"]
 
 MAX_TEXT = 200  # characters of a text in a party's messages
 _ANNOUNCE_S = 60.0  # between two counts of how long the run still waits
+_AGAIN_S, _AGAIN = 6.0, 20  # so often a party may join again into a running generation: 20 times, then 10 a minute
 _JOINED_S, _JOINED = 1.0, 8  # so often those who wait are told who has joined, after the first times
 _STANDSTILL_S = 5.0  # between two ticks: this process was stopped, or its machine slept
 
@@ -54,6 +57,7 @@ class Member:
     plan: tuple[AggregationPlan, ...] | None = None  # for this generation; None: not received yet
     progress: control_pb2.Progress | None = None  # the last one of this generation
     report: control_pb2.Report | None = None
+    anew: str = ""  # why it leaves the run that it has offered, if that is another one
     alone: bool = False  # the active party: it needs no other party for the rest of this generation
     lenient: bool = False  # the active party: it goes on without a passive party that is lost
     began_s: float = 0.0  # when it heard of the generation
@@ -106,6 +110,9 @@ class Coordinator:
         completed: an earlier process of this server has completed the run; the parties may not know it yet.
         ran_s: seconds since an earlier process of this server first started the run; 0 if none did.
         under_way: an earlier process of this server died in the last generation, which may have gone on without it.
+        oldest: the oldest protocol that this server can serve the recipe with.
+        released: says why a party leaves another run that it has offered; '' if it must not. Called under the lock.
+        expired: whether the run is set aside if a party's data have changed since it began. Called under the lock.
         emit: reports events to the person or program in front of the server.
     """
 
@@ -124,6 +131,9 @@ class Coordinator:
         completed: bool = False,
         ran_s: float = 0.0,
         under_way: bool = False,
+        oldest: int = OLDEST,
+        released: Callable[[str], str] = lambda _run_id: "",
+        expired: Callable[[], bool] = lambda: False,
         emit: Emit,
     ) -> None:
         self.recipe, self.job, self.run_id, self.generation = recipe, job, run_id, generation
@@ -131,6 +141,12 @@ class Coordinator:
         self._phases = tuple(phase.name for phase in recipe.phases)
         self._on_start, self._on_plan, self._on_end = on_start, on_plan, on_end
         self._on_leave, self._emit = on_leave, emit
+        self._oldest = oldest
+        self._protocol = 0  # of this generation; 0: an earlier process of this server knew it
+        self._refused: dict[str, Code] = {}  # parties that came and may not join, while others wait for them
+        self._refusals: set[tuple[str, Code]] = set()  # that the others have heard of at once
+        self._released, self._expired = released, expired
+        self.set_aside = ""  # why this run is to be set aside, once it is
         self._checkpoint = ""  # the checkpoint from which the generation started
         self._lock = threading.Condition()
         self._members: dict[str, Member] = {}
@@ -149,6 +165,7 @@ class Coordinator:
         self._announced_s = -math.inf  # the first tick says for whom the run waits
         self._announces = Rate(_JOINED_S, _JOINED)
         self._unannounced = False  # parties have joined since
+        self._again = Rate(_AGAIN_S, _AGAIN)  # each time ends a generation for all
         self._deadline_s = recipe.run.join_deadline_s
         self._started_s = time.monotonic() - ran_s if ran_s else None
         self.finished = threading.Event()
@@ -172,10 +189,7 @@ class Coordinator:
         Raises:
             PeerError: NOT_IN_RECIPE, NAME_TAKEN.
         """
-        if name not in self._roster:
-            text = f"{name} is not a party of recipe {self.recipe.name}"
-            here = f"{text} (parties: {', '.join(self._roster)})"  # a stranger does not learn who they are
-            raise PeerError(Code.NOT_IN_RECIPE, text, party=name).privately(here)
+        self._require_place(name)
         with self._lock:
             opened_s = time.monotonic()
             while name in self._members:  # several may have waited for the same silent session
@@ -186,6 +200,12 @@ class Coordinator:
             else:
                 self._members[name] = member
             return member
+
+    def _require_place(self, name: str) -> None:
+        if name not in self._roster:
+            text = f"{name} is not a party of recipe {self.recipe.name}"
+            here = f"{text} (parties: {', '.join(self._roster)})"  # a stranger does not learn who they are
+            raise PeerError(Code.NOT_IN_RECIPE, text, party=name).privately(here)
 
     def _replace(self, older: Member, opened_s: float) -> None:
         """Ends a session that says nothing. Raises PeerError (NAME_TAKEN) if it is alive after ``opened_s``."""
@@ -198,6 +218,33 @@ class Coordinator:
                 text = f"a party named {older.name} has already joined and is alive"
                 raise PeerError(Code.NAME_TAKEN, text, party=older.name)
             self._lose(older, "fell silent and was restarted", may_return=True)
+
+    def ask(self, name: str, join: control_pb2.Join) -> None:
+        """Returns if a party that joined with ``join`` would be admitted; keeps nothing, and changes nothing.
+
+        The answer is for any job and any run, and also for a party that has joined already.
+
+        Raises:
+            PeerError: NOT_IN_RECIPE, and those of ``admit``.
+        """
+        self._require_place(name)
+        with self._lock:
+            joined = {other: each.join for other, each in self._in_order() if each.joined and other != name}
+        join.job, join.run_id = self.job, next((each.run_id for each in joined.values()), "")
+        admit(name, join, self.recipe, self.job, joined, self._oldest)
+
+    def refused(self, name: str, error: VflError) -> None:
+        """Tells those who wait for a party that it came and was refused: at once, but each reason only once."""
+        with self._lock:
+            there = self._members.get(name)
+            if name not in self._roster or self.state is not RunState.WAITING or (there is not None and there.joined):
+                return
+            if error.code is Code.NAME_TAKEN:  # another process of the same name takes part
+                return
+            self._refused[name] = error.code
+            if (name, error.code) not in self._refusals:
+                self._refusals.add((name, error.code))
+                self._decide(announce=True)
 
     def closed(self, member: Member) -> None:
         """Handles the end of a session's stream."""
@@ -311,6 +358,12 @@ class Coordinator:
             for member in self._members.values():
                 member.outbox.put(None)
 
+    @property
+    def at_work(self) -> bool:
+        """Whether a generation is under way, and all its parties have said what they are going to do."""
+        with self._lock:
+            return self.state is RunState.RUNNING and self._agreed
+
     def fail(self, error: VflError) -> None:
         """Ends the run and sends ``error`` to every party."""
         with self._lock:
@@ -383,18 +436,20 @@ class Coordinator:
 
     def _join(self, member: Member, join: control_pb2.Join) -> None:
         joined = {name: other.join for name, other in self._in_order() if other.joined and other is not member}
-        admit(member.name, join, self.recipe, self.job, joined)
+        admit(member.name, join, self.recipe, self.job, joined, self._oldest)
         if self.failure is not None:  # it comes too late, and hears why
             self._stop(member, self.failure)
             return
         if self.state is RunState.COMPLETED:
-            member.joined = True
+            member.join, member.joined = join, True
             if self._summary_json is not None:  # otherwise ``complete`` tells it
                 self._complete(member)
             return
         if join.generation:
             if not self._stopped:  # otherwise its session ends, and it asks the next server
                 self._claims(member, join)
+            return
+        if self.job == "train" and join.run_id not in ("", self.run_id) and not self._lets_go(member, join):
             return
         if member.name in self._left and not self._needed(member.name):
             text = (
@@ -403,10 +458,21 @@ class Coordinator:
             raise PeerError(Code.NAME_TAKEN, text, party=member.name)
         away = self._away | (self._cut.keys() if self._can_do_without(member.name) else set())
         back = self.state is RunState.RUNNING and member.name in away and self.recipe.active.name in self._members
-        if back and join.run_id != self.run_id:
+        if back and (join.unfit or join.run_id != self.run_id):
             raise self._lacking(member.name, "the step that is under way")
+        if back:
+            (least, most), spoken = range_of(join), self._protocol or agreed(joined.values())
+            if not least <= spoken <= most:
+                text = f"{member.name} speaks protocol {most}, and the generation that is under way {spoken}"
+                raise PeerError(Code.PROTOCOL_DIFFERS, f"{text}; install the version that it had", party=member.name)
         if self.state is RunState.RUNNING and not back:  # the party left the generation before we noticed
+            if self._again.passes(member.name, time.monotonic()) is None:
+                text = f"{member.name} has joined again {_AGAIN} times in a short time, and may not stop the others now"
+                raise PeerError(Code.NAME_TAKEN, f"{text}; start it again in a minute", party=member.name)
             self._interrupt(f"{member.name} joins again", lost=[])
+        if join.unfit and join.run_id == self.run_id:
+            self._unfit(member.name, clean(join.unfit, MAX_TEXT))
+            return
         self._left.pop(member.name, None)
         self._enter(member, join)
         if back:
@@ -416,6 +482,37 @@ class Coordinator:
             self._emit("back", party=member.name)
         else:
             self._decide(announce=True, joined=member)
+
+    def _lets_go(self, member: Member, join: control_pb2.Join) -> bool:
+        """Returns whether a party may leave the other run that it offers; if it must not, this run does not begin.
+
+        Raises PeerError if this run has begun: then that party alone is wrong.
+        """
+        member.anew = self._released(join.run_id)
+        if member.anew or not any(join.checkpoints):
+            return True
+        text = f"{member.name} has checkpoints of run {clean(join.run_id, 80)}, which has not ended, and "
+        if self.generation:
+            text += f"{self.recipe.server} is in run {self.run_id}; start it with the folder of runs that it had before"
+            raise PeerError(Code.CHECKPOINT_INVALID, text, party=member.name)
+        text += (
+            f"{self.recipe.server} has not; start the server with the folder of runs that it had before, or begin a "
+            "new run with vfl-server serve --fresh"
+        )
+        self._fail(PeerError(Code.CHECKPOINT_INVALID, text, party=member.name))
+        return False
+
+    def _unfit(self, name: str, why: str) -> None:
+        """Sets the run aside because a party cannot resume it, if that is due; else the run ends for all."""
+        what = f"{name} cannot resume run {self.run_id}: {why}"
+        if self._expired():
+            self.set_aside = what
+            self.stop()
+            self.finished.set()
+            return
+        within = f"run.resume_within_s, {self.recipe.run.resume_within_s:g} s after the run trained last"
+        text = f"{what}; restore them, or begin a new run with vfl-server serve --fresh, at the server alone"
+        self._fail(PeerError(Code.DATA_INVALID, f"{text} (the same commands do so from {within})", party=name))
 
     def _claims(self, member: Member, join: control_pb2.Join) -> None:
         """Takes back a party that went on without this server, or tells it that its generation is over."""
@@ -440,14 +537,17 @@ class Coordinator:
     def _enter(self, member: Member, join: control_pb2.Join) -> None:
         """Takes a party as one that has joined."""
         member.join, member.joined, member.report = join, True, None
+        self._refused.pop(member.name, None)
         self._identities[member.name] = PartySummary(
             name=member.name,
             role="active" if join.role == "active" else "passive",
             pid=join.pid,
             device=join.device,
             device_name=join.device_name,
+            version=join.version,
         )
-        self._emit("joined", party=member.name, role=join.role, device=join.device)
+        facts = {"version": clean(join.version)} if join.version else {}
+        self._emit("joined", party=member.name, role=join.role, device=join.device, **facts, protocol=join.protocol)
 
     def _in_order(self) -> list[tuple[str, Member]]:
         return [(name, self._members[name]) for name in self._roster if name in self._members]
@@ -461,9 +561,10 @@ class Coordinator:
             for name, member in self._members.items()
             if member.joined
         }
+        held = {name: list(self._members[name].join.held) for name in ready if self._members[name].join.held}
         waited_s = time.monotonic() - self._waiting_since_s
         left = {name: each.report.free_from for name, each in self._left.items()}
-        return membership.decide(waited_s, self._deadline_s, self._roster, ready, left, self.recipe.active.name)
+        return membership.decide(waited_s, self._deadline_s, self._roster, ready, left, self.recipe.active.name, held)
 
     def _needed(self, name: str) -> bool:
         """Returns whether a party that has left is needed again."""
@@ -482,7 +583,8 @@ class Coordinator:
             for name in decision.lacking:
                 self._refuse(self._members[name], decision.label)
         elif isinstance(decision, membership.GiveUp):
-            self._fail(LostError(Code.PARTY_LOST, decision.reason, party=decision.missing[0]))
+            why = "".join(f"; {self._why_refused(name)}" for name in decision.missing if name in self._refused)
+            self._fail(LostError(Code.PARTY_LOST, f"{decision.reason}{why}", party=decision.missing[0]))
         elif announce:
             self._announce(decision, joined)
 
@@ -491,18 +593,25 @@ class Coordinator:
         now_s = time.monotonic()
         self._unannounced = self._announces.passes("", now_s) is None
         told = [joined] if self._unannounced else [each for each in self._members.values() if each.joined]
-        waiting = control_pb2.Waiting(missing=decision.missing, deadline_s=decision.left_s)
+        refused = [name for name in decision.missing if name in self._refused]
+        failures = [to_failure(PeerError(self._refused[name], "", party=name)) for name in refused]
+        waiting = control_pb2.Waiting(missing=decision.missing, deadline_s=decision.left_s, refused=failures)
         for member in told:
             if member is not None:
                 member.outbox.put(control_pb2.ServerMessage(waiting=waiting))
         if not self._unannounced:
             self._announced_s = now_s
-            self._emit("waiting", missing=list(decision.missing), left_s=round(decision.left_s, 1))
+            why = {"why": "; ".join(map(self._why_refused, refused))} if refused else {}
+            self._emit("waiting", missing=list(decision.missing), left_s=round(decision.left_s, 1), **why)
+
+    def _why_refused(self, name: str) -> str:
+        return refusal(name, self._refused[name])
 
     def _refuse(self, member: Member, label: str) -> None:
         """Refuses a party that cannot resume at ``label``, as the others can: they would have to begin again."""
         error = self._lacking(member.name, label or "its beginning")
         member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
+        self._refused[member.name] = error.code
         self._lose(member, "cannot resume at a checkpoint that the others hold")
 
     def _lacking(self, name: str, label: str) -> PeerError:
@@ -515,6 +624,7 @@ class Coordinator:
     def _begin(self, decision: membership.Begin) -> None:
         self.generation += 1
         self._checkpoint, self._agreed, self._goes_on = decision.checkpoint, False, False
+        self._protocol = agreed([member.join for member in self._members.values()])
         self._display.begin()
         self._on_start(self.generation, decision.checkpoint)
         self.state = move(self.state, RunState.RUNNING)
@@ -536,6 +646,8 @@ class Coordinator:
             exchange_address="" if member.name == active else self._members[active].join.exchange_address,
             left=list(self._left),
             returning=returning,
+            protocol=self._protocol or agreed([each.join for each in self._members.values() if each.joined]),
+            anew=member.anew,
         )
         member.outbox.put(control_pb2.ServerMessage(start=start))
 

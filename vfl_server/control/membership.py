@@ -46,6 +46,7 @@ def decide(
     ready: Mapping[str, Sequence[str]],
     left: Mapping[str, Collection[str]] = MappingProxyType({}),
     active: str = "",
+    held: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Begin | Wait | Refuse | GiveUp:
     """Decides whether the run may start.
 
@@ -59,10 +60,11 @@ def decide(
         ready: {party: labels at which it can resume; "" is the beginning}, of the joined parties.
         left: {party: labels from which the run does not need it}, of the parties that have left.
         active: the party that decides between labels that equally many offer.
+        held: {party: those of its labels at which it loses nothing}, of those that would lose something.
     """
     missing = tuple(party for party in roster if party not in ready and party not in left)
     if not missing:
-        checkpoint = newest_common(ready.values())
+        checkpoint = newest_common(ready.values(), [held[party] for party in ready if party in held])
         if checkpoint is None:
             label = most_offered(ready, active)
             return Refuse(tuple(party for party in roster if label not in ready.get(party, [label])), label)
@@ -85,10 +87,15 @@ def goes_on(party: str, claimed: tuple[str, int], under_way: tuple[str, int], mi
     return claimed == under_way and party in missed
 
 
-def newest_common(offered: Collection[Sequence[str]]) -> str | None:
-    """Returns the newest label that every party offers, None if there is none. Labels sort by position in the run."""
+def newest_common(offered: Collection[Sequence[str]], held: Collection[Sequence[str]] = ()) -> str | None:
+    """Returns the label to resume at, of those that every party offers; None if there is none.
+
+    It is the newest that all hold; if there is none, the newest of those that most hold. Labels sort by position in the
+    run. ``held``: the labels of each party that does not hold all that it offers.
+    """
     common = set.intersection(*(set(labels) for labels in offered)) if offered else {""}
-    return max(common, default=None)
+    holds = [set(labels) for labels in held]
+    return max(common, key=lambda label: (sum(label in labels for labels in holds), label), default=None)
 
 
 def most_offered(offered: Mapping[str, Sequence[str]], active: str) -> str:

@@ -40,7 +40,7 @@ def is_sound(report: control_pb2.Report) -> bool:
 def done_by(report: control_pb2.Report) -> dict[str, int | float | list[PhaseTimes] | None]:
     """Returns the facts of a report that go into the party's entry of the summary."""
     peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
-    skipped = {"skipped_rounds": min(report.skipped_rounds, MOST_ROUNDS)}
+    skipped = {"skipped_rounds": min(report.skipped_rounds, MOST_ROUNDS), "returns": report.returns}
     rows = {"rows": report.rows, "common_rows": report.common_rows}
     times = {"times": times_of(report) or []}
     done = {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak}

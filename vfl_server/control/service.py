@@ -14,6 +14,7 @@ from vfl_common.errors import Code, InternalError, PeerError, VflError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.ask import answering
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.refusals import Refusals
@@ -47,7 +48,7 @@ class ControlService:
         self.refusals = Refusals(show)
 
     def handler(self) -> Handler:
-        return stream_handler(SERVICE, "Session", self._session)
+        return stream_handler(SERVICE, "Session", self._session, Ask=answering(self._keyring, self._coordinator.ask))
 
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         name = ""
@@ -57,7 +58,10 @@ class ControlService:
                 member = self._coordinator.open(name)
                 yield from self._until_it_ends(member, requests, context)
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
-            self.refusals.note(name or (error.party if isinstance(error, PeerError) else ""), error)
+            name = name or (error.party if isinstance(error, PeerError) else "")
+            self.refusals.note(name, error)
+            if isinstance(error, PeerError):
+                self._coordinator.refused(name, error)
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
 
     @contextmanager
@@ -108,6 +112,7 @@ class ControlService:
         except VflError as error:  # refuses this party only; the others keep waiting
             if isinstance(error, PeerError):
                 self.refusals.note(member.name, error)
+                self._coordinator.refused(member.name, error)
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)
         except Exception:  # noqa: BLE001 - gRPC raises a bare Exception if the stream breaks; `closed` handles it

@@ -24,7 +24,7 @@ from vfl_party.attacks.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitErro
 from vfl_party.seeds import derive_seed
 
 _MOST_SHOWN = 30  # columns of a party; of more, only mean and best are given
-_FOUND, _CHANCE, _OWN, _FREQUENT = "found", "chance", "own columns", "most frequent"
+FOUND, CHANCE, _OWN, _FREQUENT = "found", "chance", "own columns", "most frequent"
 
 
 def play(scene: Scene) -> list[Figure]:
@@ -42,7 +42,7 @@ def decoded(scene: Scene, what: str) -> list[Figure]:
     for each in pairs(scene, images=False, what=what):
         guesses = _guesses(each, scene.seed)
         like = Figure("", f"{len(each.z_known)} rows", "R²", 0.0, place=each.place)
-        words = {_FOUND: f"{what} of {each.place}", _CHANCE: f"shuffled {what} (chance)", _OWN: _OWN}
+        words = {FOUND: f"{what} of {each.place}", CHANCE: f"shuffled {what} (chance)", _OWN: _OWN}
         nothing = [words[source] for source, guess in guesses.items() if is_mean(guess)]
         notes = [_nothing(nothing)] if nothing else []
         numbers, categories = _numbers(each, guesses), _categories(each, guesses)
@@ -50,8 +50,8 @@ def decoded(scene: Scene, what: str) -> list[Figure]:
         constant -= len(numbers) + len(categories)
         one = "column has one value and is" if constant == 1 else "columns have one value and are"
         notes += [f"{constant} {one} left out"] if constant else []
-        figures = [*_figures(each.sender, "column", numbers, like)]
-        figures += _figures(each.sender, "category", categories, replace(like, unit="accuracy"))
+        figures = [*figures_of(each.sender, "column", numbers, like)]
+        figures += figures_of(each.sender, "category", categories, replace(like, unit="accuracy"))
         if each.over:
             figures += _over_epochs(each, guesses, like, scene.seed)
         if figures and notes:
@@ -78,8 +78,8 @@ def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
     shuffled = each.z_known[torch.randperm(len(each.z_known), generator=drawn)]
     groups = [*each.groups.values()]
     found = {
-        _FOUND: decode_table(each.z_known, each.values_known, each.z_judged, seed, groups),
-        _CHANCE: decode_table(shuffled, each.values_known, each.z_judged, seed, groups),
+        FOUND: decode_table(each.z_known, each.values_known, each.z_judged, seed, groups),
+        CHANCE: decode_table(shuffled, each.values_known, each.z_judged, seed, groups),
     }
     if each.own is not None:
         found[_OWN] = decode_table(each.own[0], each.values_known, each.own[1], seed, groups)
@@ -88,11 +88,11 @@ def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
 
 def _over_epochs(each: Pairs, guesses: Mapping[str, Tensor], like: Figure, seed: int) -> Iterator[Figure]:
     """Yields the means again, of a decoder that has a row's embeddings of all recorded epochs, not the last alone."""
-    guesses = {**guesses, _FOUND: decode_over(each, seed)[held_of(len(each.z_known)) :]}
+    guesses = {**guesses, FOUND: decode_over(each, seed)[held_of(len(each.z_known)) :]}
     like = replace(like, knows=f"{like.knows}, {ALL_EPOCHS}")
-    yield from _figures(each.sender, "column", _numbers(each, guesses), like, only_mean=True)
+    yield from figures_of(each.sender, "column", _numbers(each, guesses), like, only_mean=True)
     categories = _categories(each, guesses)
-    yield from _figures(each.sender, "category", categories, replace(like, unit="accuracy"), only_mean=True)
+    yield from figures_of(each.sender, "category", categories, replace(like, unit="accuracy"), only_mean=True)
 
 
 def _numbers(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
@@ -128,7 +128,7 @@ def _categories(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[st
     return found
 
 
-def _figures(
+def figures_of(
     sender: str, word: str, columns: Mapping[str, Mapping[str, float]], like: Figure, *, only_mean: bool = False
 ) -> Iterator[Figure]:
     """Yields mean, best and all of some columns."""
@@ -136,15 +136,15 @@ def _figures(
         return
 
     def figure(of: str, value: Callable[[str], float], *, detail: bool = False) -> Figure:
-        beside = {what: value(what) for what in next(iter(columns.values())) if what not in (_FOUND, _CHANCE)}
-        chance = value(_CHANCE)
-        return replace(like, of=f"{sender}: {of}", value=value(_FOUND), chance=chance, baselines=beside, detail=detail)
+        beside = {what: value(what) for what in next(iter(columns.values())) if what not in (FOUND, CHANCE)}
+        chance = value(CHANCE)
+        return replace(like, of=f"{sender}: {of}", value=value(FOUND), chance=chance, baselines=beside, detail=detail)
 
     many = "columns" if word == "column" else "categories"
     yield figure(f"mean of {many}", lambda what: statistics.fmean(each[what] for each in columns.values()))
     if only_mean:
         return
-    best = max(columns.values(), key=lambda each: each[_FOUND])
+    best = max(columns.values(), key=lambda each: each[FOUND])
     yield figure(f"best-read {word}", lambda what: best[what], detail=True)
     if len(columns) <= _MOST_SHOWN:
         for name, own in columns.items():

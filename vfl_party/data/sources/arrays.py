@@ -37,7 +37,9 @@ def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with
     n = next(iter(lengths.values()), 0)
     checks.require_rows(source, n)
     keep = slice(0, settings.limit)
-    ids = [id_texts(source, name, _chunk(arrays[name].reshape(n)[keep])) for name in settings.id]
+    columns = [_chunk(arrays[name].reshape(n)[keep]) for name in settings.id]
+    ids = [id_texts(source, name, column) for name, column in zip(settings.id, columns, strict=True)]
+    types = tuple(column.type for column in columns) or (pa.int64(),)
     labels = splits = None
     if with_label and settings.label is not None:
         labels = label_values(source, settings.label, _chunk(arrays[settings.label].reshape(n)[keep]))
@@ -48,8 +50,8 @@ def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with
     if len(features) == 1 and first is not None and (first.ndim > 2 or (first.ndim == 2 and settings.image_shape)):
         checks.refuse_column_settings(source, settings, ("numeric", "categorical"))
         images = first if first.ndim == 2 else channels_first(source, first, settings.image_shape)
-        return Rows(ids or [row_ids(n)[keep]], labels, images, splits)
-    return Rows(ids or [row_ids(n)[keep]], labels, array_columns(features, settings), splits)
+        return Rows(ids or [row_ids(n)[keep]], labels, images, splits, id_types=types)
+    return Rows(ids or [row_ids(n)[keep]], labels, array_columns(features, settings), splits, id_types=types)
 
 
 def row_ids(n: int) -> list[str]:

@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.collect import Rows, collect, id_texts
-from vfl_party.data.ids import Id, normalised
-from vfl_party.data.sources.arrays import array_rows, row_ids
+from vfl_party.data.collect import Rows, collect
+from vfl_party.data.sources.arrays import array_rows
 from vfl_party.data.stream import Stream
 
 
@@ -64,24 +63,6 @@ def write_arrays(arrays: Mapping[Any, Any], file: BinaryIO) -> None:
                 raise checks.unusable("data", f"{name!r} holds objects; make all of its values numbers or text")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
-
-
-def own_ids(frame: Any, settings: DataSettings) -> tuple[list[Id], dict[str, list[Any]]]:
-    """Returns the ids of a frame's rows, in its order: as the parties compare them, and the columns that have them.
-
-    Rows without ids are numbered from 0. Raises InputError.
-    """
-    source, rules = settings.source, settings.id_rules or ()
-    if not settings.id:
-        n = len(next(iter(frame.values())))
-        return normalised([row_ids(n)], rules).to_pylist(), {"id": list(range(n))}
-    if is_arrays(frame):
-        columns = {name: pa.array(np.asarray(frame[name])) for name in settings.id}
-    else:
-        arrow = as_arrow(frame, source, settings.id)
-        columns = {name: arrow[name].combine_chunks() for name in settings.id}
-    ids = normalised([id_texts(source, name, column) for name, column in columns.items()], rules)
-    return ids.to_pylist(), {name: column.to_pylist() for name, column in columns.items()}
 
 
 def is_arrays(frame: object) -> bool:

@@ -26,9 +26,10 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     """
     source = settings.source
     index = str(Path(source) / IMAGES)
-    checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
     if not Path(index).is_file():
-        raise checks.unreadable(source, f"has no {IMAGES}, which lists its images in a column {FILE!r}; write one")
+        what = f"is a folder with neither Parquet files nor {IMAGES}, which lists images in a column {FILE!r}"
+        raise checks.unreadable(source, f"{what}; correct data.source, or write one")
+    checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
     ids = settings.id or (FILE,)
     listed = {"source": index, "id": ids, "columns": (FILE,), "categorical": (FILE,), "view": None}
     alone = settings.model_copy(update=listed)

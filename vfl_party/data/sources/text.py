@@ -24,7 +24,8 @@ from vfl_party.data.stream import Stream
 SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 OTHER_KINDS = {"pk\x03\x04": "a ZIP or Excel file", "%pdf": "a PDF", "{": "JSON", "[": "JSON", "<": "HTML or XML"}
 _SAMPLE_LINES = 200
-_LONGEST_CELL = 1 << 30  # characters
+_LONGEST_LINE = 1 << 24  # characters of a line, and of a cell: more are no table, or a compressed file that is a trap
+_MOST_SAMPLED = 1 << 25  # characters
 _MOST_LINES = 50  # of a row, on average
 _SAMPLE_BYTES = 1 << 26  # in which the encoding is found
 _BOMS = (
@@ -121,6 +122,9 @@ def _text_blocks(source: str, layout: TextLayout, chosen: Sequence[str], notes: 
             where = checks.rows(source, row.number - 1 - layout.skip) if row.number else f"a row after {seen:,}"
             what = f"{where} has {row.actual_columns} cells, but the header has {row.expected_columns}"
             raise checks.unreadable(source, f"{what}; correct it, or set data.separator or data.skip_lines") from None
+        if "straddling" in str(error):
+            what = f"a row after {seen:,} has more than {BLOCK_BYTES >> 20} MiB, which no table has"
+            raise checks.unreadable(source, f"{what}; write the file again, with a row a line") from None
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             raise _not_in(source, layout.encoding) from None
         raise _not_text(source) from None
@@ -138,13 +142,15 @@ def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> 
 
 def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
     """Raises InputError if a quotation mark is not closed, or if text follows one that closes a cell."""
-    before = csv.field_size_limit(_LONGEST_CELL)
+    before = csv.field_size_limit(_LONGEST_LINE)
     try:
         with _open(source) as file, io.TextIOWrapper(file, encoding=layout.encoding, newline="") as text:
-            start, rows = 0, csv.reader(text, delimiter=layout.separator, strict=True)
+            start, rows = 0, csv.reader(_lines(source, text), delimiter=layout.separator, strict=True)
             for _ in rows:
                 start = rows.line_num
     except csv.Error as error:
+        if "field larger" in str(error):
+            raise _too_long(source, start + 1) from None
         if "unexpected end" in str(error):
             what = f"line {start + 1} opens a quotation mark that nothing closes"
         else:
@@ -235,7 +241,7 @@ def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
 
 def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
     """Returns the cells of each line that is not blank; none if quotation marks stand wrongly."""
-    before = csv.field_size_limit(_LONGEST_CELL)
+    before = csv.field_size_limit(_LONGEST_LINE)
     try:
         return [row for row in csv.reader(lines, delimiter=separator) if row]
     except csv.Error:
@@ -293,11 +299,28 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
 def _first_lines(source: str, encoding: str, most: int) -> list[str]:
     try:
         with _open(source) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
-            return list(itertools.islice(text, most))
+            lines, total = list[str](), 0
+            for line in itertools.islice(_lines(source, text), most):
+                lines.append(line)
+                total += len(line)
+                if total > _MOST_SAMPLED and len(lines) > most - _SAMPLE_LINES + 1:
+                    break
+            return lines
     except UnicodeError:
         raise _not_in(source, encoding) from None
     except (OSError, ValueError, pa.ArrowException):
         raise _not_text(source) from None
+
+
+def _lines(source: str, text: io.TextIOWrapper) -> Iterator[str]:
+    """Yields the lines of a file. Raises InputError for one that is too long, before all of it is in memory."""
+    for number in itertools.count(1):
+        line = text.readline(_LONGEST_LINE + 1)
+        if len(line) > _LONGEST_LINE:
+            raise _too_long(source, number)
+        if not line:
+            return
+        yield line
 
 
 def _separator(lines: Sequence[str]) -> str:
@@ -327,6 +350,11 @@ def _open(source: str) -> Any:
 def _not_in(source: str, encoding: str) -> Exception:
     text = f"is not {encoding.upper()} throughout; set data.encoding, such as"
     return checks.unreadable(source, f'{text} "cp1252" for Windows-1252')
+
+
+def _too_long(source: str, line: int) -> Exception:
+    what = f"line {line:,} has more than {_LONGEST_LINE:,} characters, which no table has"
+    return checks.unreadable(source, f"{what}; write the file again, with a row a line")
 
 
 def _zero(source: str, line: int) -> Exception:

@@ -101,7 +101,7 @@ class ActiveFedCVT(Phase):
 
 def _head(party: Party, phase: str, view: str) -> nn.Module:
     """Makes the linear classifier of one party's view, with its initial weights."""
-    with seeded(derive_seed(party.recipe.seed, "init", party.name, phase, view)):
+    with seeded(derive_seed(party.own_seed, "init", party.name, phase, view)):
         head = nn.Linear(party.embedding_size, party.recipe.task.outputs)
     return head.to(party.device)
 

@@ -114,7 +114,7 @@ def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
     have joined: then ``too_few`` is for the first round.
     """
     rows = np.setdiff1d(party.rows("local"), party.rows("aligned"))
-    seed, size = derive_seed(party.recipe.seed, party.name), settings.own_batch(party.role)
+    seed, size = derive_seed(party.own_seed, party.name), settings.own_batch(party.role)
     found = Cycle(seed, f"{phase} own", rows, size)
     if found.short and party.recipe.rows.align != "psi":
         raise too_few(party, phase, found)

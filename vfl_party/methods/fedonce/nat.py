@@ -14,14 +14,14 @@ from vfl_party.context import Party
 from vfl_party.methods.fedonce.rows import diverged, rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.methods.fedonce.training import LocalTraining
+from vfl_party.models import generator
 from vfl_party.phase import RoundReport
 from vfl_party.seeds import Rows, derive_seed
 
 
 def on_sphere(n: int, d: int, seed: int) -> Tensor:
     """Targets C [n, d]: rows of N(0, 1), each scaled to norm 1."""
-    random = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(n, d, generator=random))
+    return F.normalize(torch.randn(n, d, generator=generator(seed)))
 
 
 def match(z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
@@ -56,7 +56,7 @@ class Nat:
         self._rows = rows_to_learn(party, phase, settings.rows)
         self._encoder = party.models["encoder"]
         self._training = LocalTraining(party, phase, settings, self._encoder, len(self._rows))
-        seed = derive_seed(party.recipe.seed, phase, party.name, "targets")
+        seed = derive_seed(party.own_seed, phase, party.name, "targets")
         self.targets = on_sphere(len(self._rows), party.embedding_size, seed).to(party.device)  # line 3
 
     def run_round(self, epoch: int) -> RoundReport:

@@ -27,7 +27,7 @@ class Reconstruction:
         self._encoder = party.models["encoder"]
         self._cardinalities = party.need_features().spec.cardinalities
         width = self._given(party.need_features().inputs(self._rows[:1])).shape[1]
-        with seeded(derive_seed(party.recipe.seed, "init", phase, party.name, "decoder")):
+        with seeded(derive_seed(party.own_seed, "init", phase, party.name, "decoder")):
             decoder = build_top(TopSettings(hidden=settings.decoder), party.embedding_size, width)
         self._decoder = decoder.to(party.device)
         both = nn.ModuleDict({"encoder": self._encoder, "decoder": self._decoder})

@@ -35,5 +35,5 @@ def finite(loss: float, party: Party, phase: str) -> float:
 
 def own_batches(party: Party, phase: str, epoch: int, n: int, size: int) -> list[Rows]:
     """Returns the batches of an epoch over positions 0 to n - 1, in an order of this party's own."""
-    seed = derive_seed(party.recipe.seed, party.name)
+    seed = derive_seed(party.own_seed, party.name)
     return batches(seed, phase, epoch, np.arange(n, dtype=np.int64), size)

@@ -139,7 +139,7 @@ class ActiveHead(Phase):
         if self._private is not None:
             return self._private.batches(epoch)
         party = self._party
-        return batches(party.recipe.seed, self.name, epoch, self._positions, self._settings.batch_size)
+        return batches(party.own_seed, self.name, epoch, self._positions, self._settings.batch_size)
 
     def _step(self, batch: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
         value = loss(batch)

@@ -25,8 +25,8 @@ def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
     return ActiveMocoSFL(party, name, settings) if party.recipe.passives else AloneMocoSFL(party, name, settings)
 
 
-def _upper(settings: MocoSFLSettings, recipe: Recipe) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {"tail": build_tail(recipe, settings)}
+def _upper(settings: MocoSFLSettings, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
+    found: dict[str, nn.Module] = {"tail": build_tail(recipe, settings, seed)}
     return found | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
 
 

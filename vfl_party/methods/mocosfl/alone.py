@@ -41,7 +41,7 @@ class AloneMocoSFL(Phase):
                 settings.resist,
                 halves_of(party.recipe, settings).latent,
                 settings.image,
-                seed=derive_seed(party.recipe.seed, name),
+                seed=derive_seed(party.own_seed, name),
                 device=party.device,
                 by_ssim=party.recipe.preset == "released",
             )

@@ -45,9 +45,9 @@ def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
         return halves_of(recipe, settings).bottom()
 
 
-def build_tail(recipe: Recipe, settings: MocoSFLSettings) -> Tail:
-    """Builds the tail with its initial weights."""
-    with seeded(derive_seed(recipe.seed, "init", "tail")):
+def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
+    """Builds the tail with its initial weights. ``seed``: the active party's own."""
+    with seeded(derive_seed(seed, "init", "tail")):
         return halves_of(recipe, settings).tail(settings.width)
 
 

@@ -26,7 +26,7 @@ class TrainedTail:
         self._tail = party.models["tail"]
         self._half = TrainedHalf(self._tail, settings.of_tail, settings.epochs)
         self._momentum = momentum_of(self._tail)
-        seed = derive_seed(party.recipe.seed, "queue", phase)
+        seed = derive_seed(party.own_seed, "queue", phase)
         self._queue = KeyQueue(settings.queue, settings.width, seed, party.device)
         self._halved = party.recipe.preset == "paper"
         self._fresh: Tensor | None = None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from vfl_common.errors import Code, InputError
 from vfl_party.context import Party
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.models import generator
 from vfl_party.seeds import Rows, derive_seed, full_batches
 from vfl_party.selfsup.augment import Inputs, make_augment
 from vfl_party.selfsup.local import require_rows
@@ -35,9 +34,9 @@ class Views:
 
     def of(self, number: int) -> tuple[Inputs, Inputs]:
         """Returns two views of a step's batch; after the last batch, the rows begin again. ``number``: of the step."""
-        seed, name = self._party.recipe.seed, self._party.name
+        seed, name = self._party.own_seed, self._party.name
         pass_, batch = divmod(number, self.batches)
         if self._pass[0] != pass_:
             self._pass = pass_, full_batches(derive_seed(seed, name), self._phase, pass_, self._rows, self._size)
-        random = torch.Generator().manual_seed(derive_seed(seed, "augment", self._phase, name, number))
+        random = generator(derive_seed(seed, "augment", self._phase, name, number))
         return self._augment.two_views(self._features.inputs(self._pass[1][batch]), random)

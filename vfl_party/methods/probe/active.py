@@ -127,7 +127,7 @@ class ActiveProbe(Phase):
         """Trains the top model on frozen features; returns the number of steps, and the last epoch's loss."""
         party, settings, top = self._party, self._settings, self._party.models["top"]
         optimizer = build_optimizer(settings.optimizer, top.parameters())
-        per = len(batches(party.recipe.seed, self.name, 0, np.arange(len(train.rows)), settings.batch_size))
+        per = len(batches(party.own_seed, self.name, 0, np.arange(len(train.rows)), settings.batch_size))
         epochs = max(settings.epochs, -(-settings.least_steps // per))
         schedule = build_schedule(settings.optimizer, optimizer, epochs)
         loss_of, positions = loss_fn(party.recipe.task), np.arange(len(train.rows), dtype=np.int64)
@@ -135,7 +135,7 @@ class ActiveProbe(Phase):
         top.train()
         for epoch in range(epochs):
             total = torch.zeros((), device=party.device)
-            parts = batches(party.recipe.seed, self.name, epoch, positions, settings.batch_size)
+            parts = batches(party.own_seed, self.name, epoch, positions, settings.batch_size)
             for rows in parts:
                 loss = loss_of(party.outputs(party.take(train.features, rows)), party.take(y_N, rows))
                 optimizer.zero_grad()

@@ -24,4 +24,12 @@ def _scores(party: Party, phase: str, settings: SecureBoostSettings) -> Walk:
     return Walk(party, phase, settings, "once")
 
 
-METHOD = Method(SecureBoostSettings, ActiveSecureBoost, PassiveSecureBoost, own=_own, scores=_scores, traffic=traffic)
+METHOD = Method(
+    SecureBoostSettings,
+    ActiveSecureBoost,
+    PassiveSecureBoost,
+    own=_own,
+    scores=_scores,
+    traffic=traffic,
+    protocol=8,
+)

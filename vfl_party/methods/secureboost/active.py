@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,17 +26,13 @@ from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, opened, routed
 from vfl_party.methods.secureboost.entries import Layout, Plan, summed
-from vfl_party.methods.secureboost.exchanges import (
-    BEST,
-    MOST_ENTRIES,
-    OVERHEARD,
-    STOP,
-)
+from vfl_party.methods.secureboost.exchanges import BEST, OVERHEARD, STOP
 from vfl_party.methods.secureboost.forest import Tree
 from vfl_party.methods.secureboost.gains import BestSplit, Gains, Sums
 from vfl_party.methods.secureboost.growing import GrowingTree
 from vfl_party.methods.secureboost.growth import SETTLED, Bools, open_nodes, packed_bytes, to_sum, where
 from vfl_party.methods.secureboost.objective import Doubles, Fixed, base, derivatives
+from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.sampling import by_gradient, sample, secret
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.walking import Walk, forest_of
@@ -42,6 +40,8 @@ from vfl_party.metrics import evaluate, loss_fn
 from vfl_party.phase import Phase, RoundReport
 from vfl_party.phase import Tree as State
 from vfl_party.seeds import Rows, derive_seed
+
+log = logging.getLogger(__name__)
 
 
 class ActiveSecureBoost(Phase):
@@ -68,7 +68,7 @@ class ActiveSecureBoost(Phase):
         self._walk = Walk(party, name, settings, "after the last tree")
         self._passives = [each.name for each in party.recipe.passives]
         self._keys: Keys | None = None
-        self._sets: dict[str, int] = {}
+        self._offers: dict[str, Offer] = {}
         self._scores_NK: Doubles | None = None
         self._best, self._least, self._batch = 0, np.inf, 0
 
@@ -116,7 +116,7 @@ class ActiveSecureBoost(Phase):
             return rows, np.ones(len(rows))
         y_N, classes = self._y_N[:count], range(recipe.task.outputs)
         g_KN = np.stack([derivatives(recipe.task, scores_NK[:count], y_N, k)[0] for k in classes])
-        seed = derive_seed(secret(recipe.seed, self.name, y_N), round_)
+        seed = derive_seed(secret(self._party.own_seed, self.name, y_N), round_)
         rows, weights_R = by_gradient(settings.goss, np.abs(g_KN).sum(axis=0), seed)
         if self._swaps.sample is not None and with_others:
             step, chosen = self._step(round_), np.zeros(count, bool)
@@ -174,16 +174,22 @@ class ActiveSecureBoost(Phase):
         step, settings = self._step(round_), self._settings
         received = self._swaps.key.collect(step)
         for party, tensors in received.items():
-            sets, _ = tensors["facts"].tolist()
-            if not 0 <= sets <= MOST_ENTRIES:
-                raise self._wrong(party, f"says that it has {sets} columns of categories, which cannot be")
-            self._sets[party] = sets
-        with_heu = has_heu() and all(int(tensors["facts"][1]) for tensors in received.values())
+            self._declared(party, tensors["facts"].tolist()[1:])
+        with_heu = has_heu() and all(int(tensors["facts"][0]) for tensors in received.values())
         self._keys, public = make_keys(settings.encryption, settings.key_bits, with_heu=with_heu)
         room = key_room(settings.encryption, settings.key_bits)
         written = len(public).to_bytes(4, "little") + public.ljust(room - 4, b"\0")
         key = torch.frombuffer(bytearray(written), dtype=torch.uint8)
         self._swaps.key.reply_all(step, self._passives, {"key": key})
+
+    def _declared(self, party: str, facts: list[int]) -> None:
+        """Notes what a party's columns offer, before the first gradients leave. Raises PeerError."""
+        offer = Offer.read(facts, self._settings)
+        if offer is None:
+            raise self._wrong(party, "declares splits that no columns with so many bins have")
+        if self._offers.setdefault(party, offer) != offer:
+            raise self._wrong(party, "declares other columns than before the interruption")
+        log.info("phase %s: %s offers %s", self.name, party, offer, extra={"event": "offered"})
 
     # -- one tree -------------------------------------------------------------------------------------------------
 
@@ -193,7 +199,7 @@ class ActiveSecureBoost(Phase):
         fixed = Fixed.of(g_N, h_N)
         g, h = fixed.integers(g_N), fixed.integers(h_N)
         share, width = settings.column_sample, len(self._columns)
-        own = sampled(party.recipe.seed, self.name, party.name, round_, width, share) if width else []
+        own = sampled(party.own_seed, self.name, party.name, round_, width, share) if width else []
         layout = Layout.of(self._columns, own)
         in_sample = np.zeros(count, bool)
         in_sample[rows] = True
@@ -216,11 +222,13 @@ class ActiveSecureBoost(Phase):
         step = self._step(round_)
         assert self._keys is not None  # noqa: S101 - made by run_round
         ciphers = torch.from_numpy(self._keys.encrypt(g_N, h_N).copy())
-        received = self._swaps.gradients.collect(step, each={name: {"parts": n + 1} for name, n in self._sets.items()})
+        parts = {name: {"parts": 1 + offer.columns} for name, offer in self._offers.items()}
+        received = self._swaps.gradients.collect(step, each=parts)
         found = {party: tensors["sizes"].tolist() for party, tensors in received.items()}
         for party, sizes in found.items():
-            if min(sizes) < 0 or sum(sizes) > MOST_ENTRIES:
-                raise self._wrong(party, f"says that it has {sum(sizes):,} splits to offer, which cannot be")
+            if not self._offers[party].allows(np.array(sizes), self._settings):
+                text = f"says that it has {sum(sizes):,} splits to offer a tree, which its declared columns have not"
+                raise self._wrong(party, text)
         (name,) = self._swaps.gradients.exchange.down.tensors
         self._swaps.gradients.reply_all(step, self._passives, {name: ciphers})
         return found
@@ -289,6 +297,8 @@ class ActiveSecureBoost(Phase):
         """Raises PeerError if a sum cannot be that of rows in its node."""
         if not all(of.fits(node, each) for node, each in sums_.items()):
             raise self._wrong(party, "sends sums that do not fit the gradients that it was sent")
+        if not all(of.adds_up(party, node, each) for node, each in sums_.items()):
+            raise self._wrong(party, "sends sums of categories that do not add up to those of all rows")
 
     def _best_splits(
         self, of: GrowingTree, present: list[int], entries: dict[str, dict[int, Sums]]
@@ -380,11 +390,16 @@ class ActiveSecureBoost(Phase):
 
     def state(self) -> State:
         assert self._scores_NK is not None  # noqa: S101 - a round has run
-        return {"scores": torch.from_numpy(self._scores_NK), "best": self._best, "least": float(self._least)}
+        offers = {name: offer.facts() for name, offer in self._offers.items()}
+        scores = torch.from_numpy(self._scores_NK)
+        return {"scores": scores, "best": self._best, "least": float(self._least), "offers": offers}
 
     def load_state(self, tree: State) -> None:
         self._scores_NK = tree["scores"].numpy().copy()
         self._best, self._least = tree["best"], tree["least"]
+        facts = tree.get("offers", {})  # releases before had none
+        found = {name: Offer.read(each, self._settings) for name, each in facts.items()}
+        self._offers = {name: offer for name, offer in found.items() if offer is not None}
 
 
 def _better(gain: float, than: float) -> bool:

@@ -17,6 +17,7 @@ from vfl_party.methods.secureboost.entries import Layout
 from vfl_party.methods.secureboost.exchanges import KEY, MOST_ENTRIES, PARTITION, SAMPLE, VERDICT, gradients, sums
 from vfl_party.methods.secureboost.forest import Split
 from vfl_party.methods.secureboost.growth import Bools
+from vfl_party.methods.secureboost.guard import check_asked
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.seeds import Rows
 
@@ -41,6 +42,7 @@ def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
     if settings.early_stopping is not None and len(party.rows("validation")) == 0:
         text = f"{where}: early_stopping needs validation rows; set rows.validation, or data.split"
         raise InputError(Code.CONFIG_INVALID, text)
+    check_asked(party, phase, settings)
     if settings.encryption == "none" and party.recipe.passives:
         text = '%s: encryption = "none": the passive parties can read every gradient, and so the labels'
         log.warning(text, where, extra={"event": "advice"})

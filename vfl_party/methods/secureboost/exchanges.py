@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from vfl_common.bundle import Kind
 from vfl_party.declared import NOTHING, Exchange, Sent, i64, u8
-from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.methods.secureboost.settings import MOST_CODES, SecureBoostSettings
 
 BEST, STOP = 1, 2  # bits of the active party's verdict on a round
 MOST_ENTRIES = 1 << 17  # of a party, in a tree
+FACTS = 2 + MOST_CODES + 1  # columns of numbers, their splits, columns of categories by their number of entries
 OVERHEARD = frozenset({"sums", "partition"})  # what attacks of a rehearsal look at
 
 KEY = Exchange(
     "key",
-    Sent(Kind.ROWS, {"facts": i64(2)}),
+    Sent(Kind.ROWS, {"facts": i64(1 + FACTS)}),
     Sent(Kind.VERDICT, {"key": u8("room")}),
     when="once a generation",
 )

@@ -50,6 +50,15 @@ class GrowingTree:
             (np.abs(sums_.g) <= np.abs(g_R).sum()).all() and (sums_.h >= 0).all() and (sums_.h <= h_R.sum()).all()
         )
 
+    def adds_up(self, party: str, node: int, sums_: Sums) -> bool:
+        """Whether the categories of each of a party's columns have all rows of the node, and each row once."""
+        total, ends = self.total(node), np.cumsum(self.sizes[party]).tolist()
+        return all(
+            sums_.g[begin:end].sum() == total.g[0] and sums_.h[begin:end].sum() == total.h[0]
+            for begin, end in itertools.pairwise(ends)
+            if begin < end
+        )
+
     def agrees(self, party: str, node: int, flags: Bools, left: Bools) -> bool:
         """Whether the rows that a party sends left have the sums of a split that it was told with ``flags``.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,13 +33,17 @@ from vfl_party.methods.secureboost.exchanges import (
     STOP,
 )
 from vfl_party.methods.secureboost.forest import Tree
-from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, open_nodes, packed_bytes, to_sum
+from vfl_party.methods.secureboost.growth import Bools, Nodes, open_nodes, packed_bytes, to_sum
+from vfl_party.methods.secureboost.guard import LOST, Answered, fewest_rows, wrong_children
+from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.sampling import drawn, sample
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.walking import Walk, forest_of
 from vfl_party.phase import Phase, RoundReport
 from vfl_party.phase import Tree as State
 from vfl_party.seeds import Rows
+
+log = logging.getLogger(__name__)
 
 
 class Shuffled:
@@ -71,7 +77,11 @@ class PassiveSecureBoost(Phase):
         note_constant(party, name, self._columns)
         self._codes_NF = coded(party, self._columns)[self._routed]
         self._swaps = opened(party.asking, name, settings)
-        self._walk = Walk(party, name, settings, "after the last tree")
+        self._answered = Answered()
+        self._walk = Walk(party, name, settings, "after the last tree", self._answered)
+        task, train = party.recipe.task, len(self._train)
+        self._fewest, self._fewest_open = (fewest_rows(task, settings, train, sides) for sides in (1, 2))
+        self._bits_N = np.zeros(len(self._routed), np.int64)  # that each row's sides have told
         self._adder: Adder | None = None
         self._offered: Shuffled | None = None  # of the tree that grows
         self._best = 0
@@ -86,7 +96,7 @@ class PassiveSecureBoost(Phase):
         with_others = round_ > 0 or not settings.first_tree_own
         rows = self._sampled(round_) if with_others else self._train[:0]
         share = settings.column_sample
-        chosen = sampled(party.recipe.seed, self.name, party.name, round_, len(self._columns), share)
+        chosen = sampled(party.own_seed, self.name, party.name, round_, len(self._columns), share)
         layout = Layout.of(self._columns, chosen)
         for number in range(outputs):
             tree = Tree()
@@ -101,6 +111,7 @@ class PassiveSecureBoost(Phase):
             for split in settings.splits:
                 self._batch = self._walk.answer(round_, self._batch, party.rows(split))
             note_importance(party, self.name, self._forest.importance(), "number of splits")
+            self._note_bits()
         return RoundReport(outputs, done=done)
 
     def _sampled(self, round_: int) -> Rows:
@@ -118,8 +129,8 @@ class PassiveSecureBoost(Phase):
 
     def _open(self, round_: int) -> Adder:
         """Gets the public key of this generation. Raises PeerError if it cannot be used."""
-        sets = sum(column.cuts is None for column in self._columns)
-        reply = self._swaps.key.swap(self._step(round_), {"facts": torch.tensor([sets, has_heu()])})
+        facts = torch.tensor([has_heu(), *Offer.of(self._columns).facts()])
+        reply = self._swaps.key.swap(self._step(round_), {"facts": facts})
         written = reply["key"].cpu().numpy().tobytes()
         length = int.from_bytes(written[:4], "little")
         try:
@@ -153,14 +164,19 @@ class PassiveSecureBoost(Phase):
             told_ = self._swaps.sums.swap(step, {name: wire}, nodes=len(present), entries=len(entries.order))
             chosen = told_["chosen"].cpu().numpy().astype(bool)
             won = {node: flags for node, flags in zip(present, chosen, strict=True) if flags.any()}
-            self._split(tree, level, won, entries, nodes_N, in_sample)
-            left = [tree.splits[level, node].goes_left(self._codes_NF[nodes_N == node]) for node in won]
-            bits = torch.from_numpy(np.packbits(np.concatenate([np.empty(0, bool), *left])))
+            left = self._split(tree, level, won, entries, nodes_N, in_sample)
+            bits_ = np.packbits(np.concatenate([np.empty(0, bool), *left.values()]))
+            self._pin(level, nodes_N, [*left], bits_)
+            bits = torch.from_numpy(bits_)
             last = level + 1 == depth
             moved = self._swaps.partition.swap(self._step(round_), {"left": bits}, rows=0 if last else count)
             if last:
                 return
-            nodes_N = self._checked(moved["nodes"].cpu().numpy(), nodes_N)
+            moved_N = moved["nodes"].cpu().numpy()
+            wrong = wrong_children(nodes_N, moved_N, in_sample, left, self._fewest, self._fewest_open)
+            if wrong:
+                raise self._wrong(f"{self._peer} says in {self.name} that {wrong}")
+            nodes_N = moved_N
             if not open_nodes(nodes_N):
                 return
 
@@ -185,20 +201,38 @@ class PassiveSecureBoost(Phase):
         entries: Shuffled,
         nodes_N: Nodes,
         in_sample: Bools,
-    ) -> None:
-        """Notes this party's splits of a level."""
+    ) -> dict[int, Bools]:
+        """Notes this party's splits of a level. Returns {node: whether each of its rows goes left}. Raises PeerError.
+
+        A side with fewer rows than honest ones have is refused before anything is said of it.
+        """
+        found = {}
         for node, flags in won.items():
             own_order = np.zeros(len(flags), bool)
             own_order[entries.order] = flags
             here = nodes_N == node
-            tree.splits[level, node] = made(self._columns, entries.layout, own_order, self._codes_NF[here & in_sample])
+            split = made(self._columns, entries.layout, own_order, self._codes_NF[here & in_sample])
+            tree.splits[level, node], found[node] = split, split.goes_left(self._codes_NF[here])
+            sampled = in_sample[here]
+            rows = min(int((found[node] & sampled).sum()), int((~found[node] & sampled).sum()))
+            if rows < self._fewest:
+                text = f"{self._peer} chooses a split of {self._party.name} in {self.name} with {rows} rows on a side"
+                raise self._wrong(f"{text}, and no honest one has fewer than {self._fewest}")
+        return found
 
-    def _checked(self, moved: Nodes, before: Nodes) -> Nodes:
-        """Returns the rows' new nodes. Raises PeerError if a row is in no child of its node."""
-        stays = (moved == SETTLED) | ((before != SETTLED) & (moved // 2 == before))
-        if not stays.all():
-            raise self._wrong(f"{self._peer} says in {self.name} that a row is in no child of its node")
-        return moved
+    def _pin(self, level: int, nodes_N: Nodes, won: list[int], bits: Nodes) -> None:
+        """Notes what is about to be answered. Raises PeerError if it was something else before an interruption."""
+        number = len(self._forest.trees)
+        if not self._answered.same(f"{self.name}/tree-{number}/{level}", nodes_N.tobytes(), bytes(won), bits.tobytes()):
+            text = f"{self._peer} asks {self._party.name} again for its splits of tree {number + 1}, level {level + 1}"
+            raise self._wrong(f"{text}, and chooses others than before the interruption; {LOST}")
+        self._bits_N[np.isin(nodes_N, won)] += 1
+
+    def _note_bits(self) -> None:
+        """Notes, at home, how much the sides of splits have told of the rows."""
+        most, mean = int(self._bits_N.max()), float(self._bits_N.mean())
+        text = "phase %s: while trees grew, %s told the sides of at most %s splits of one row, %.1f on average"
+        log.info(text, self.name, self._party.name, most, mean, extra={"event": "answered"})
 
     def _heard(self, round_: int) -> bool:
         """Asks whether the phase ends with this round."""
@@ -228,8 +262,13 @@ class PassiveSecureBoost(Phase):
         numbers = of.order[: of.sizes[0]]
         return torch.tensor([of.layout.numbers[place].column for place in numbers], dtype=torch.int64)
 
+    def keep(self, folder: Path) -> None:
+        self._answered.keep(folder)
+
     def state(self) -> State:
-        return {"best": self._best}
+        return {"best": self._best, "bits": torch.from_numpy(self._bits_N)}
 
     def load_state(self, tree: State) -> None:
         self._best = tree["best"]
+        if "bits" in tree:  # releases before counted none
+            self._bits_N = tree["bits"].numpy().copy()

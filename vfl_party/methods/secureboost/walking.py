@@ -14,11 +14,13 @@ from vfl_common.errors import Code, PeerError
 from vfl_party.context import Party
 from vfl_party.methods.secureboost.columns import Codes, coded
 from vfl_party.methods.secureboost.exchanges import walk
-from vfl_party.methods.secureboost.forest import NAME, Forest, Split
+from vfl_party.methods.secureboost.forest import NAME, Forest, Tree
 from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes, packed_bytes
+from vfl_party.methods.secureboost.guard import LOST, Answered
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.seeds import Rows
 
+Places = npt.NDArray[np.int64]
 CELLS = 1 << 22  # rows times trees of a message
 
 
@@ -34,11 +36,38 @@ def rows_at_once(trees: int) -> int:
     return max(1, CELLS // max(1, trees))
 
 
-class Walk:
-    """One party's side. ``rows`` of a call are the same at all parties, and so are the steps."""
+def _place(level: int, node: int) -> int:
+    """Returns a node's number in the whole tree: the root is 1, the children of n are 2n and 2n + 1."""
+    return (1 << level) + node
 
-    def __init__(self, party: Party, phase: str, settings: SecureBoostSettings, when: str) -> None:
+
+def _entrance(tree: Tree, level: int, node: int) -> int:
+    """Returns the node to which the party's own answers have sent a row that comes to ``node``, 1 without any.
+
+    It is the child, on the way to ``node``, of the nearest node above it that the party has split.
+    """
+    for above in range(level - 1, -1, -1):
+        if (above, node >> (level - above)) in tree.splits:
+            return _place(above + 1, node >> (level - above - 1))
+    return 1
+
+
+class Walk:
+    """One party's side. ``rows`` of a call are the same at all parties, and so are the steps.
+
+    ``answered``: what a passive party has been asked before in this run.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        phase: str,
+        settings: SecureBoostSettings,
+        when: str,
+        answered: Answered | None = None,
+    ) -> None:
         self._party, self._phase, self._depth = party, phase, settings.depth
+        self._answered, self._questions = answered or Answered(), 0
         exchange = walk(when)
         self._forest = forest_of(party)
         if party.role == "active":
@@ -61,6 +90,7 @@ class Walk:
         codes_NF, trees = self._codes(), len(self._forest.trees)
         for chunk in self._chunks(rows):
             bits = np.empty(0, bool)
+            path_BT = np.ones((len(chunk), trees), np.int64)
             for level in range(self._depth + 1):
                 left = torch.from_numpy(np.packbits(bits))
                 last = level == self._depth
@@ -68,11 +98,24 @@ class Walk:
                 reply = self._asking.swap(step, {"left": left}, rows=0 if last else len(chunk), trees=trees)
                 batch += 1
                 if not last:
-                    bits = self._own_bits(reply["nodes"].cpu().numpy(), level, codes_NF[chunk])
+                    nodes_BT = reply["nodes"].cpu().numpy()
+                    bits = self._own_bits(nodes_BT, level, codes_NF[chunk], path_BT)
+                    self._pin(nodes_BT)
         return batch
 
-    def _own_bits(self, nodes_BT: Nodes, level: int, codes_BF: Codes) -> Bools:
-        """Returns a bit for each row and tree: whether it goes left at this party's split; false elsewhere."""
+    def _pin(self, nodes_BT: Nodes) -> None:
+        """Notes where rows stand. Raises PeerError if they stood elsewhere before an interruption."""
+        self._questions += 1
+        if not self._answered.same(f"{self._phase}/walk-{self._questions}", nodes_BT.tobytes()):
+            raise self._refused(f"for other splits on the ways of rows than before the interruption; {LOST}")
+
+    def _own_bits(self, nodes_BT: Nodes, level: int, codes_BF: Codes, path_BT: Places) -> Bools:
+        """Returns a bit for each row and tree: whether it goes left at this party's split; false elsewhere.
+
+        ``path_BT``: the number in the whole tree (see ``_place``) of the node to which this party's last answer has
+        sent each row, 1 before any; it is moved on. Raises PeerError if a row cannot have come to the node in which it
+        is said to stand.
+        """
         bits_BT = np.zeros(nodes_BT.shape, bool)
         for number, tree in enumerate(self._forest.trees):
             for node in np.unique(nodes_BT[:, number]).tolist():
@@ -80,16 +123,17 @@ class Walk:
                     continue
                 split = tree.splits.get((level, node))
                 if split is None:
-                    peer = self._party.recipe.active.name
-                    text = f"{peer} asks {self._party.name} for a split of another party"
-                    raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
-                self._set(bits_BT, nodes_BT, number, node, split, codes_BF)
+                    raise self._refused("for a split of another party")
+                rows = np.flatnonzero(nodes_BT[:, number] == node)
+                if (path_BT[rows, number] != _entrance(tree, level, node)).any():
+                    raise self._refused("for a split to which a row's way does not lead")
+                bits_BT[rows, number] = left = split.goes_left(codes_BF[rows])
+                path_BT[rows, number] = 2 * _place(level, node) + ~left
         return bits_BT.reshape(-1)
 
-    @staticmethod
-    def _set(bits_BT: Bools, nodes_BT: Nodes, number: int, node: int, split: Split, codes_BF: Codes) -> None:
-        rows = np.flatnonzero(nodes_BT[:, number] == node)
-        bits_BT[rows, number] = split.goes_left(codes_BF[rows])
+    def _refused(self, what: str) -> PeerError:
+        peer = self._party.recipe.active.name
+        return PeerError(Code.MALFORMED_MESSAGE, f"{peer} asks {self._party.name} {what}", party=peer)
 
     def scores(self, round_: int, batch: int, rows: Rows) -> tuple[Tensor, int]:
         """Returns the scores [N, K] of the rows, and the next batch number."""

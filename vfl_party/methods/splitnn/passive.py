@@ -81,9 +81,9 @@ class PassiveSplitNN(Phase):
                 training.end_epoch()
             party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
         if not training.batches.validates(round_):
-            return RoundReport(done)
+            return RoundReport(done, passed=len(steps) - done)
         after = send_embeddings(party, self._validation, round_, len(steps), party.rows("validation"), following)
-        return RoundReport(done, done=self._verdict(round_, after))
+        return RoundReport(done, done=self._verdict(round_, after), passed=len(steps) - done)
 
     def _verdict(self, round_: int, batch: int) -> bool:
         """Asks whether the active party ends the phase here."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vfl_party.models import generator
+
 
 class KeyQueue:
     """A ring of the last ``size`` keys, unit rows of ``width``; random at first, as in MoCo's own code.
@@ -16,7 +18,7 @@ class KeyQueue:
     """
 
     def __init__(self, size: int, width: int, seed: int, device: torch.device | str = "cpu") -> None:
-        rows_QD = torch.randn(size, width, generator=torch.Generator().manual_seed(seed))
+        rows_QD = torch.randn(size, width, generator=generator(seed))
         self._keys_QD = functional.normalize(rows_QD, dim=1).to(device)
         self._next = 0  # the oldest row, overwritten next
 

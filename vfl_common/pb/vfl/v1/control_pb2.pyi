@@ -45,7 +45,7 @@ class ServerMessage(_message.Message):
     def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., interrupt: _Optional[_Union[Interrupt, _Mapping]] = ..., stop: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device", "device_name", "generation", "plugins")
+    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device", "device_name", "generation", "plugins", "held", "unfit", "filled_json", "written", "oldest", "version")
     class PluginsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,12 @@ class Join(_message.Message):
     DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PLUGINS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
+    FILLED_JSON_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     role: str
     protocol: int
     recipe_json: str
@@ -77,7 +83,13 @@ class Join(_message.Message):
     device_name: str
     generation: int
     plugins: _containers.ScalarMap[str, str]
-    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ..., plugins: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    held: _containers.RepeatedScalarFieldContainer[str]
+    unfit: str
+    filled_json: str
+    written: _containers.RepeatedScalarFieldContainer[str]
+    oldest: int
+    version: str
+    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ..., plugins: _Optional[_Mapping[str, str]] = ..., held: _Optional[_Iterable[str]] = ..., unfit: _Optional[str] = ..., filled_json: _Optional[str] = ..., written: _Optional[_Iterable[str]] = ..., oldest: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Aggregation(_message.Message):
     __slots__ = ("phase", "rounds", "tensors", "passive", "up", "down")
@@ -187,7 +199,7 @@ class TcpCount(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces", "without", "peak_memory_bytes", "exchanges_json", "absences_json", "skipped_rounds", "rows", "common_rows", "times_json")
+    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces", "without", "peak_memory_bytes", "exchanges_json", "absences_json", "skipped_rounds", "rows", "common_rows", "times_json", "returns")
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     TCP_FIELD_NUMBER: _ClassVar[int]
     METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +216,7 @@ class Report(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     COMMON_ROWS_FIELD_NUMBER: _ClassVar[int]
     TIMES_JSON_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
     ledger: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
     tcp: _containers.RepeatedCompositeFieldContainer[TcpCount]
     metrics_json: str
@@ -220,7 +233,8 @@ class Report(_message.Message):
     rows: int
     common_rows: int
     times_json: str
-    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ..., peak_memory_bytes: _Optional[int] = ..., exchanges_json: _Optional[str] = ..., absences_json: _Optional[str] = ..., skipped_rounds: _Optional[int] = ..., rows: _Optional[int] = ..., common_rows: _Optional[int] = ..., times_json: _Optional[str] = ...) -> None: ...
+    returns: int
+    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ..., peak_memory_bytes: _Optional[int] = ..., exchanges_json: _Optional[str] = ..., absences_json: _Optional[str] = ..., skipped_rounds: _Optional[int] = ..., rows: _Optional[int] = ..., common_rows: _Optional[int] = ..., times_json: _Optional[str] = ..., returns: _Optional[int] = ...) -> None: ...
 
 class InterfaceCount(_message.Message):
     __slots__ = ("interface", "sent_bytes", "received_bytes")
@@ -233,15 +247,17 @@ class InterfaceCount(_message.Message):
     def __init__(self, interface: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("missing", "deadline_s")
+    __slots__ = ("missing", "deadline_s", "refused")
     MISSING_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     missing: _containers.RepeatedScalarFieldContainer[str]
     deadline_s: float
-    def __init__(self, missing: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    refused: _containers.RepeatedCompositeFieldContainer[_failure_pb2.Failure]
+    def __init__(self, missing: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., refused: _Optional[_Iterable[_Union[_failure_pb2.Failure, _Mapping]]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address", "left", "returning", "goes_on")
+    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address", "left", "returning", "goes_on", "anew", "protocol")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +265,8 @@ class Start(_message.Message):
     LEFT_FIELD_NUMBER: _ClassVar[int]
     RETURNING_FIELD_NUMBER: _ClassVar[int]
     GOES_ON_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     checkpoint: str
@@ -256,7 +274,9 @@ class Start(_message.Message):
     left: _containers.RepeatedScalarFieldContainer[str]
     returning: bool
     goes_on: bool
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ..., returning: _Optional[bool] = ..., goes_on: _Optional[bool] = ...) -> None: ...
+    anew: str
+    protocol: int
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ..., returning: _Optional[bool] = ..., goes_on: _Optional[bool] = ..., anew: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Interrupt(_message.Message):
     __slots__ = ("generation", "lost", "reason", "leaving")

@@ -1,3 +1,4 @@
+from vfl_common.pb.vfl.v1 import control_pb2 as _control_pb2
 from vfl_common.pb.vfl.v1 import failure_pb2 as _failure_pb2
 from vfl_common.pb.vfl.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor

@@ -1,0 +1,139 @@
+"""The release before and this one in one federation, as real programs over TLS: it works, or is refused at joining.
+
+The release before is a tree of this repository's history on PYTHONPATH, which is what its wheel would install. Both
+releases use the same other packages.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.cases import digits, recipe
+from tests.harness.federation import BIN, START_S, Federation, Program
+from tests.harness.sharing import program_environment
+from tests.integration.test_resume import wait_for_checkpoints
+
+BEFORE = "5edffaf"  # the last commit that speaks protocol 7
+REPOSITORY = Path(__file__).parents[2]
+TREES: dict[str, Any] = {"kind": "secureboost", "trees": 1, "depth": 2, "bins": 4, "encryption": "none"}
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the release before; skips if the history does not reach so far."""
+    folder = tmp_path_factory.mktemp("before")
+    names = ["vfl", "vfl_common", "vfl_party", "vfl_server"]
+    try:
+        archive = subprocess.run(
+            ["git", "archive", BEFORE, *names],  # noqa: S607 - whichever git the tests find
+            cwd=REPOSITORY,
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"needs git, and a clone whose history reaches back to {BEFORE}")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
+        tree.extractall(folder, filter="data")
+    return folder
+
+
+class Mixed(Federation):
+    """A federation some of whose programs are of the release before."""
+
+    def start_mixed(self, before: Path, older: set[str], *names: str) -> None:
+        """Starts the server, then the parties ``names``; those in ``older`` are of the release before."""
+        environment = program_environment() | {"PYTHONPATH": str(before)}
+        commands = {"server": ["vfl-server", "serve", "recipe.toml", "--listen", "127.0.0.1:0"]}
+        commands |= {name: ["vfl-party", "run", f"{name}.toml"] for name in names}
+        for name, (program, *args) in commands.items():
+            if name != "server":
+                path = self.write_party(name)
+                if name in older:  # it always begins as the recipe says, and does not know the key
+                    path.write_text(path.read_text().replace('init = "recipe"\n', ""))
+            if name in older:
+                line = [str(BIN / program), *args]
+                self.programs[name] = Program(name, line, self.folder, environment=environment)
+            else:
+                self.start(name, program, *args)
+            if name == "server":
+                self.address = self.programs[name].wait_for("ready", START_S)["address"]
+            elif name != names[-1]:  # so that the last one is the one that is refused
+                self.programs["server"].wait_for("joined", START_S, party=name)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The summary of this release with itself."""
+    with Federation(tmp_path_factory.mktemp("alone"), recipe(2), digits(2)) as federation:
+        federation.start_all()
+        return federation.finish()
+
+
+@pytest.mark.parametrize("older", [{"server"}, {"p1"}, {"p0"}], ids="-".join)
+def test_split_training_works_with_the_release_before(
+    older: set[str], before: Path, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    with Mixed(tmp_path / "f", recipe(2), digits(2)) as federation:
+        federation.start_mixed(before, older, "p0", "p1")
+        summary = federation.finish()
+        assert summary["metrics"] == alone["metrics"]
+        assert summary["recipe_digest"] == alone["recipe_digest"]
+        versions = {each["name"]: each.get("version", "") for each in summary["parties"]}
+        told = set() if "server" in older else {"server", "p0", "p1"} - older  # it did run code of the release before
+        assert {name for name, version in versions.items() if version} == told
+
+
+@pytest.mark.parametrize("what", ["psi", "trees"])
+@pytest.mark.parametrize("older", ["server", "p1"])
+def test_what_has_changed_is_refused_at_joining_in_one_sentence(
+    what: str, older: str, before: Path, tmp_path: Path
+) -> None:
+    tables = recipe(2, rows={"align": "psi"}) if what == "psi" else recipe(2) | {"phases": [TREES]}
+    names = ["p1"] if older == "server" else ["p0", "p1"]
+    said = {
+        ("psi", "server"): "p1 speaks protocol 8, the server 7; install the same version",
+        ("trees", "server"): "p1 speaks protocol 8, the server 7; install the same version",
+        ("psi", "p1"): "p1 speaks protocol 7, and this recipe needs 8; install the server's version at p1",
+        ("trees", "p1"): "p1 speaks protocol 7, and p0 needs 8 for this recipe; install the version of p0 at p1",
+    }[what, older]
+    with Mixed(tmp_path / "f", tables, digits(2)) as federation:
+        federation.start_mixed(before, {older}, *names)
+        refused = federation.programs["p1"]
+        assert refused.wait() == 2
+        assert refused.stderr == f"error: server refused: {said}\n"
+        if older == "p1":  # who waits hears at once why
+            reason = "p1 was refused: it speaks another version of the protocol"
+            assert federation.programs["p0"].wait_for("waiting", why=reason)["missing"] == ["p1"]
+
+
+def test_a_question_to_a_server_of_the_release_before_is_a_note(before: Path, tmp_path: Path) -> None:
+    with Mixed(tmp_path / "f", recipe(2), digits(2)) as federation:
+        federation.start_mixed(before, {"server"})
+        federation.write_party("p1")
+        asked = federation.start("asked", "vfl-party", "check", "p1.toml")
+        assert asked.wait() == 0, asked.stderr
+        (line,) = [each["text"] for each in asked.seen() if " server " in each.get("text", "")[:20]]
+        assert line.startswith("note  server")
+        assert "it is of an older release" in line
+
+
+def test_an_upgrade_resumes_an_unfinished_run(before: Path, tmp_path: Path) -> None:
+    with Mixed(tmp_path / "f", recipe(2, phase={"epochs": 150}), digits(2)) as federation:
+        everybody = {"server", "p0", "p1"}
+        federation.start_mixed(before, everybody, "p0", "p1")
+        federation.programs["server"].wait_for("progress")
+        wait_for_checkpoints(federation)
+        for program in federation.programs.values():
+            program.kill()
+        federation.start_mixed(before, set(), "p0", "p1")
+        assert federation.programs["server"].wait_for("started")["checkpoint"]
+        summary = federation.finish()
+        assert summary["run_id"] == federation.run_folder.name  # there is one
+        assert {each["version"] != "" for each in summary["parties"]} == {True}

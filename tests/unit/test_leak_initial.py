@@ -1,0 +1,138 @@
+"""The attack on encoders whose first weights follow from the recipe: what it finds and replays, when it is unfit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.harness import cases
+from tests.harness.memory import in_process
+from vfl.leaking.result import Rehearsed
+from vfl.library.leaks import leaks
+from vfl_common.config.models import OptimizerSettings
+from vfl_party.attacks import replay
+from vfl_party.attacks.fitting import explained
+from vfl_party.attacks.kinds.initial import _batches, _epochs
+from vfl_party.attacks.replay import ReplayedBatch, ReplayCourse, _replayed, columns_behind
+from vfl_party.models import seeded
+from vfl_party.party import Assembled
+from vfl_party.rehearsal import Rehearsal
+
+ROWS, COLUMNS, WIDTH = 60, 5, 8
+COURSE = ReplayCourse(OptimizerSettings(lr=0.01), 1)
+
+
+def an_encoder(seed: int, *, batch_norm: bool = False) -> nn.Module:
+    with seeded(seed):
+        norm = [nn.BatchNorm1d(16)] if batch_norm else []
+        return nn.Sequential(nn.Linear(COLUMNS, 16), *norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, WIDTH))
+
+
+def an_epoch(encoder: nn.Module, x_NF: Tensor) -> list[ReplayedBatch]:
+    """Embeddings without dropout, in batches of 25, 25 and 10 rows; no gradient."""
+    for module in encoder.train().modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    with torch.no_grad():
+        return [ReplayedBatch(at, z := encoder(x_NF[at]), torch.zeros_like(z)) for at in torch.arange(ROWS).split(25)]
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_columns_are_found_with_the_right_weights_and_not_with_others(batch_norm: bool) -> None:
+    x_NF = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
+    epoch = an_epoch(an_encoder(1, batch_norm=batch_norm), x_NF)
+    before = torch.get_rng_state()
+    for seed in (1, 2):
+        encoder = an_encoder(seed, batch_norm=batch_norm)
+        kept = {name: each.clone() for name, each in encoder.state_dict().items()}
+        found_NF = columns_behind(encoder, [epoch], (ROWS, COLUMNS), COURSE, torch.eye(COLUMNS))
+        assert all(torch.equal(kept[name], each) for name, each in encoder.state_dict().items())
+        r2 = explained(found_NF, x_NF)
+        assert sum(r2) / COLUMNS > 0.6 if seed == 1 else sum(r2) / COLUMNS < 0.1, r2
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def tables(**more: Any) -> dict[str, Any]:
+    phase = {"epochs": 3, "batch_size": 32, "optimizer": {"lr": 0.003, "schedule": "cosine", "clip_norm": 1.0}}
+    model = {"embedding_size": 16, "encoder": {"kind": "mlp", "hidden": [24]}}
+    made = cases.recipe(2, task={"kind": "binary"}, model=model, phase=phase)
+    parties = cases.columns("sklearn:breast_cancer", 2, limit=200)
+    return made | {"simulate": {"parties": parties}} | more
+
+
+def test_with_the_true_rows_the_replay_gives_the_weights_of_the_training(tmp_path: Path) -> None:
+    made, trained = tables(), dict[str, nn.Module]()
+    (tmp_path / "record").mkdir()
+    rehearsal = Rehearsal(tmp_path / "record")
+
+    def attach(name: str, party: Assembled) -> None:
+        rehearsal.attach(name, party)
+        trained[name] = party.party.models["encoder"]
+
+    in_process(tmp_path / "run", made, made["simulate"]["parties"], attach=attach)
+    scene = rehearsal.scene("p0", 1)
+    beginning = scene.beginnings["p1"]
+    assert beginning.known == beginning.true == made["seed"]
+    epochs = _epochs(each for each in scene.embeddings["p1"]() if each.exchange == "embedding")
+    assert len(epochs) == 3
+    rows = scene.rows["train"]
+    features = rehearsal.parties["p1"].party.need_features()
+    (x_NF,) = features.inputs(rows)
+    batches = _batches(epochs, beginning, rows)
+    course = ReplayCourse(beginning.optimizer, beginning.epochs)
+    after = [*batches, [batches[0][0]]]  # the weights before a step that there was not: those at the end
+    last = _replayed(beginning.make(beginning.known), after, x_NF, course)[-1][0]
+    for name, each in trained["p1"].named_parameters():
+        assert (last[name] - each).abs().max().item() < 1e-6, name
+
+
+def means(found: Rehearsed) -> Mapping[str, Any]:
+    return {line.knows: line for line in found.lines if line.of == "p1: mean of columns"}
+
+
+def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside it stands what is found with the true weights, which are those of the recipe if they follow from it."""
+    monkeypatch.setattr(replay, "_STEPS", 120)
+    (secret,) = leaks(tables(), attacks=["initial"], quiet=True).found
+    (public,) = leaks(tables(), attacks=["initial"], init="recipe", quiet=True).found
+    covariance = ", covariance of 50 rows"
+    told = {"the recipe", f"the recipe{covariance}"}
+    assert means(public).keys() == told
+    assert means(secret).keys() == told | {"the true weights", f"the true weights{covariance}"}
+    for knows in told:
+        line = means(secret)[knows]
+        assert line.chance is not None
+        assert line.value.mean <= line.chance.mean + 0.02
+        for found in (means(public)[knows], means(secret)[knows.replace("the recipe", "the true weights")]):
+            assert found.value.mean > 0.3
+            assert found.chance.mean < 0.1
+    assert secret.utility is not None
+    assert leaks(tables(), attacks=["norm"], quiet=True).found[0].utility == secret.utility  # the same secrets
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"phases": [{"kind": "fedonce", "epochs": 1}, {"kind": "head", "epochs": 1}]}, "no phase of kind splitnn"),
+        (
+            {"phases": [{"kind": "contrastive", "rounds": 1, "batch_size": 32}, {"kind": "splitnn", "epochs": 1}]},
+            "no encoder is trained by split training first",
+        ),
+        (
+            {
+                "simulate": {"parties": cases.digits(2)},
+                "task": {"kind": "multiclass", "classes": 10},
+            },
+            "p1 has other columns than numbers",
+        ),
+    ],
+)
+def test_other_recipes_are_named_below_the_table(change: dict[str, Any], why: str) -> None:
+    (found,) = leaks(tables(**change), attacks=["initial"], quiet=True).found
+    assert not found.lines
+    assert any(why in note for note in found.notes), found.notes
