@@ -18,7 +18,7 @@ from vfl_common.config.models import OptimizerSettings
 from vfl_party.attacks import replay
 from vfl_party.attacks.fitting import explained
 from vfl_party.attacks.kinds.initial import _batches, _epochs
-from vfl_party.attacks.replay import ReplayedBatch, ReplayCourse, _replayed, columns_behind
+from vfl_party.attacks.replay import ReplayCourse, ReplayedBatch, _replayed, columns_behind
 from vfl_party.models import seeded
 from vfl_party.party import Assembled
 from vfl_party.rehearsal import Rehearsal

@@ -21,7 +21,7 @@ from vfl_common.text import listed
 from vfl_party.attacks.fitting import explained
 from vfl_party.attacks.kinds.columns import CHANCE, FOUND, figures_of
 from vfl_party.attacks.pairs import known_rows
-from vfl_party.attacks.replay import ReplayedBatch, ReplayCourse, columns_behind
+from vfl_party.attacks.replay import ReplayCourse, ReplayedBatch, columns_behind
 from vfl_party.attacks.scene import Attack, Beginning, Figure, Intercepted, Scene, UnfitError
 from vfl_party.seeds import Rows, derive_seed
 
