@@ -192,6 +192,9 @@ def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
 def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
     """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe, unless it was set aside.
 
+    A server's run that has never started goes behind those that have: a server that is started beside a living one,
+    and cannot listen or is stopped, leaves such a run. The parties would leave the run in which they train for it.
+
     Raises InputError if a ``run.json`` is damaged that may be this run's: without it, all parties would begin anew.
     """
 
@@ -199,8 +202,9 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
         if _may_be(path, recipe):
             raise error
 
-    found = [(folder.written_ns, folder.path) for folder in _unfinished(out, name, recipe, damaged)]
-    return RunFolder(path := max(found)[1], path.parent.name) if found else None
+    folders = _unfinished(out, name, recipe, damaged)
+    found = [(bool(folder.facts().get("generation")), folder.written_ns, folder.path) for folder in folders]
+    return RunFolder(path := max(found)[2], path.parent.name) if found else None
 
 
 def set_all_aside(out: Path, name: str, recipe: Recipe, why: str, *, but: str) -> list[str]:

@@ -137,6 +137,14 @@ def test_a_run_that_was_set_aside_is_not_resumed(tmp_path: Path) -> None:
         create(tmp_path, "one", "p1", RECIPE)
 
 
+def test_a_run_that_never_started_goes_behind_one_that_has(tmp_path: Path) -> None:
+    begun(tmp_path, "one").note(generation=1)
+    begun(tmp_path, "two")  # newer: a second server was asked for it, and could not listen
+    found = find_unfinished(tmp_path, "p1", RECIPE)
+    assert found is not None
+    assert found.run_id == "one"
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path
