@@ -77,7 +77,7 @@ CATALOGUE: dict[Code, Meaning] = {
     Code.DATA_INVALID: Meaning("the party's data cannot be used; its own log has the details", 2, own=True),
     Code.ROWS_DIFFER: Meaning("the parties do not hold the same rows", 2),
     Code.CERTIFICATE_INVALID: Meaning("a certificate cannot be used", 2),
-    Code.IDENTITY_MISMATCH: Meaning("the certificate names another party", 2),
+    Code.IDENTITY_MISMATCH: Meaning("the certificate names another party, or has another key than is pinned", 2),
     Code.NOT_IN_RECIPE: Meaning("the party is not in the recipe", 2),
     Code.NAME_TAKEN: Meaning("a party of this name has already joined", 2),
     Code.ROLE_MISMATCH: Meaning("the party's role does not allow this call", 2),

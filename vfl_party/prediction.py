@@ -191,8 +191,8 @@ def unseen(trained: TrainedRun, table: Table) -> list[str]:
     for name, count in preprocessor.outside(table).items():
         text = f"column {name!r} has numbers far outside those of training: in {count:,} of {len(table):,} rows"
         if share is not None and count > share * len(table):
-            text = f"{table.source}: {text}, and predict.refuse_outside of the recipe is {share:g}; correct them"
-            raise InputError(Code.DATA_INVALID, text)
+            text = f"{text}, and the recipe lets pass at most a share of {share:g} (predict.refuse_outside)"
+            raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; give them in the unit of training")
         said.append(f"{text}; are they in the unit of training?")
     return said
 

@@ -186,7 +186,7 @@ def test_too_many_numbers_outside_are_refused_if_the_recipe_says_so(spanned: Pre
 
     text = "column 'income' has numbers far outside those of training: in 300 of 1,000 rows"
     assert told() == told(refuse_outside=0.3) == [f"{text}; are they in the unit of training?"]
-    refused = f"{text}, and predict.refuse_outside of the recipe is 0.29; correct them"
+    refused = f"{text}, and the recipe lets pass at most a share of 0.29 (predict.refuse_outside)"
     with pytest.raises(InputError, match=re.escape(refused)):
         told(refuse_outside=0.29)
 

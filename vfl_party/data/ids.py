@@ -189,8 +189,10 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
         others = f' with duplicates = "first", {drop.kept:,} with "drop"' if first.repeated else ""
         lines.append(f"{found}; kept: {first.kept:,}{others}")
         looks.append(shapes_of(Ids(ids.drop_null())))
-    changed = f" as they come, {looks[-1]} after the rules" if looks[0] != looks[-1] else ""
-    lines.append(f"shapes: {looks[0]}{changed}; {ASK}")
+    if looks[0] == looks[-1]:
+        lines.append(f"shapes: {looks[0]}; {ASK}")
+    else:
+        lines += [f"shapes as they come: {looks[0]}", f"shapes after the rules: {looks[-1]}; {ASK}"]
     refused = duplicates == "error" and counts.repeated
     return [*lines, f'duplicates = "{duplicates}": {"refused" if refused else f"{counts.kept:,} rows are kept"}']
 
