@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.harness import cases
 from tests.harness.memory import in_process
+from vfl.leaking.compare import in_short
 from vfl.leaking.result import Rehearsed
 from vfl.library.leaks import leaks
 from vfl_common.config.models import OptimizerSettings
@@ -104,6 +105,9 @@ def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatc
     told = {"the recipe", f"the recipe{covariance}"}
     assert means(public).keys() == told
     assert means(secret).keys() == told | {"the true weights", f"the true weights{covariance}"}
+    assert {knows for knows, line in means(secret).items() if not line.detail} == told  # what it says in short
+    (said, *_) = (str(each) for each in in_short([secret]))
+    assert said == "In short: p1: mean of columns: next to nothing beyond chance (R² 0.00 by initial)."
     for knows in told:
         line = means(secret)[knows]
         assert line.chance is not None

@@ -201,8 +201,8 @@ class Figure:
     their median. ``high``: the 95 % quantile over batches, or None. ``chance``, ``chance_high``: both without what is
     read, from shuffled labels or a constant guess. ``baselines``: {what an attacker has without any message: its
     value}. ``batches``, ``skipped``: how many were judged and left out. ``place``: the phase and the exchange, if only
-    one is read; of several the worst is shown. ``detail``: whether another figure sums it up. ``note``: a sentence for
-    below the table. ``shown``: images to draw.
+    one is read; of several the worst is shown. ``detail``: whether another figure sums it up, or it is for comparison
+    alone. ``note``: a sentence for below the table. ``shown``: images to draw.
     """
 
     of: str

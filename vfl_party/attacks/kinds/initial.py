@@ -126,7 +126,8 @@ def _figures(
             mean, *others = figures_of(
                 sender, "column", r2, Figure("", f"{knows}{also}", "R²", 0.0), only_mean=only_mean
             )
-            yield replace(mean, value=max(0.0, mean.value), chance=max(0.0, mean.chance or 0.0))
+            # Nobody has the true weights if they are secret: that figure is for comparison, and sums up no leak.
+            yield replace(mean, value=max(0.0, mean.value), chance=max(0.0, mean.chance or 0.0), detail=only_mean)
             yield from others
 
 
