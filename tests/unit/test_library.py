@@ -174,6 +174,15 @@ def test_ids_that_are_spelt_differently_give_the_same_run(once: vfl.Run) -> None
     assert predicted["score_1"] == once.predict({"bank": BANK.head(9), "shop": SHOP.head(9)})["score_1"]
 
 
+def test_a_prediction_warns_of_numbers_in_another_unit(once: vfl.Run) -> None:
+    shop = SHOP.assign(**{"mean texture": SHOP["mean texture"] * 100})
+    text = "shop: column 'mean texture' has numbers far outside those of training"
+    with pytest.warns(UserWarning, match=text) as said:
+        predicted = once.predict({"bank": BANK, "shop": shop})
+    assert [warning.filename for warning in said] == [__file__]
+    assert len(predicted["id"]) == len(BANK)
+
+
 @pytest.mark.parametrize("processes", [False, True])
 def test_several_columns_are_one_id(processes: bool, once: vfl.Run) -> None:
     def parted(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,11 +115,16 @@ class Run:
         columns (with ``id_`` in front if a result has such a name itself), the ids by which the parties have matched
         them (``matched_<name>``), and ``state``: ``scored``, or why there is no score; ``value`` (regression); or
         ``class``, and a ``score_<class>`` for each class, of two for the positive one. Raises VflError.
+
+        Warns (``UserWarning``) of what training never had: categories, and numbers far outside those of training.
         """
         from vfl.library.predicting import predict_rows
         from vfl_party.results import Output
 
-        return predict_rows(self.folder, data, Output(Path(output)) if output is not None else None).columns
+        found = predict_rows(self.folder, data, Output(Path(output)) if output is not None else None)
+        for note in found.notes:
+            warnings.warn(note, stacklevel=2)
+        return found.columns
 
     def model(self, party: str | None = None) -> Model:
         """Returns a party's trained models, with the way to prepare rows for them; the active party's if not given.
