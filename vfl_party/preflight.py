@@ -208,6 +208,11 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         count = sum(parameter.numel() for parameter in model.parameters())
         size = f"{count:,} parameters" if count else "no parameters before training"  # trees grow
         yield Finding("model", True, f"{name}: {size}")
+    if files.file.init == "recipe":
+        why = (
+            "every party can compute the initial weights, and read columns with them; for runs that are to be compared"
+        )
+        yield Finding("model", True, f'init = "recipe": {why}', note=True)
     rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
     yield Finding("rounds", True, rounds)
     for each in party.leaves:

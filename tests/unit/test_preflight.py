@@ -136,6 +136,13 @@ def test_what_each_rule_and_policy_keeps_is_counted_without_an_id(tmp_path: Path
     assert [finding.text for finding in own if finding.about == "ids"][-1] == 'duplicates = "error": 4 rows are kept'
 
 
+def test_initial_weights_that_all_can_compute_are_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    notes = {init: [each.text for each in checked(path, init=init) if each.note] for init in ("secret", "recipe")}
+    assert not [text for text in notes["secret"] if "initial weights" in text]
+    assert any(text.startswith('init = "recipe": every party can compute') for text in notes["recipe"])
+
+
 def test_how_ids_look_is_said_before_and_after_the_rules(tmp_path: Path) -> None:
     path = federation(tmp_path, id_rules=["trim", "casefold", "zeros"]) / "p1.toml"
     (tmp_path / "own.csv").write_text("who,x\n" + "".join(f"AT-{number:06},{number}\n" for number in range(100, 200)))
