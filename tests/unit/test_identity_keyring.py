@@ -384,7 +384,7 @@ def test_a_signed_list_by_vfl_certs(ca: Path, tls: TlsSettings) -> None:
     assert sign_list(ca) is None
 
 
-@pytest.mark.parametrize("harm", ["another CA", "changed", "cut"])
+@pytest.mark.parametrize("harm", ["another CA", "changed", "cut", "the second cut", "empty", "beside a plain one"])
 def test_a_list_that_is_signed_by_somebody_else_or_damaged(
     ca: Path, tls: TlsSettings, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -394,7 +394,13 @@ def test_a_list_that_is_signed_by_somebody_else_or_damaged(
         lines = content.splitlines()
         lines[2] = lines[2][:8] + (b"A" if lines[2][8:9] != b"A" else b"B") + lines[2][9:]
         content = b"\n".join(lines)
-    (ca / "revoked.crl").write_bytes(content[:-40] if harm == "cut" else content)
+    content = {
+        "cut": content[:-40],
+        "the second cut": content + signer(ca).crl([0xCD])[:-40],
+        "empty": b"",
+        "beside a plain one": b"cd\n" + content,
+    }.get(harm, content)
+    (ca / "revoked.crl").write_bytes(content)
     with pytest.raises(InputError, match=r"revoked\.crl is (not signed by the CA|damaged)") as caught:
         load_credentials(tls, name="bank")
     assert caught.value.code is Code.CERTIFICATE_INVALID

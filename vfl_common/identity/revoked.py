@@ -52,7 +52,7 @@ def read_revoked(tls: TlsSettings, ca_pem: bytes) -> RevokedSerials:
             if not named and isinstance(error, FileNotFoundError):
                 continue
             raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be read: {error.strerror}") from None
-        if _IS_CRL not in content:
+        if _IS_CRL not in content and path.suffix != Path(SIGNED).suffix:
             serials.update(parse(content, path))
             continue
         for found in parse_signed(content, path, pem.parse_certificates(ca_pem, Path(tls.ca))):
@@ -77,9 +77,16 @@ def parse(content: bytes, path: Path) -> list[int]:
 def parse_signed(
     content: bytes, path: Path, authorities: list[x509.Certificate]
 ) -> list[x509.CertificateRevocationList]:
-    """Parses signed lists, one after the other in a file. Raises InputError if one is damaged or of another CA."""
-    found = []
-    for block in _CRL.findall(content):
+    """Parses signed lists, one after the other in a file, with nothing beside them but comments.
+
+    Raises InputError if one is damaged or of another CA.
+    """
+    found, blocks = [], _CRL.findall(content)
+    beside = _CRL.sub(b"", content).splitlines()
+    if not blocks or any(line.partition(b"#")[0].strip() for line in beside):
+        text = f"{path} is damaged: it holds no signed list, or one that does not end, or other lines beside it"
+        raise InputError(Code.CERTIFICATE_INVALID, f"{text}; get it anew from the keeper of the CA")
+    for block in blocks:
         try:
             each = x509.load_pem_x509_crl(block)
             known = any(_signed_by(each, authority) for authority in authorities)
@@ -92,9 +99,6 @@ def parse_signed(
             text = f"{path} is not signed by the CA; get it anew from its keeper, or put that CA into ca.pem"
             raise InputError(Code.CERTIFICATE_INVALID, text)
         found.append(each)
-    if not found:
-        text = f"{path} is damaged: its signed list does not end; get it anew from the keeper of the CA"
-        raise InputError(Code.CERTIFICATE_INVALID, text)
     return found
 
 
