@@ -14,8 +14,9 @@ from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.logs import Console
+from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import dial, listening
-from vfl_common.rpc.health import Health
+from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.said import Joining, Start
@@ -111,7 +112,8 @@ class Transports:
             joining=self.joining,
         )
         health = Health({EXCHANGE: lambda: True}, self.files.keyring, may_ask=[self.files.name, recipe.server, *roster])
-        threads = MAX_STREAMS * len(roster) + 4  # four more for callers to refuse
+        # For each party; server and this party's own probes check, too; four more for callers to refuse.
+        threads = (MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS) * len(roster) + 2 * MAX_CHECKS + 4
         with listening(self.files.file.listen, self.files.keyring, [service, health], threads) as (_, address):
             self.console.emit("ready", name=self.files.name, address=address)
             try:

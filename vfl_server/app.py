@@ -23,8 +23,9 @@ from vfl_common.ledger import Ledger, load_entries
 from vfl_common.logs import Console, log_to
 from vfl_common.program import Stopped, do_last, resumable
 from vfl_common.psi import MOST_ROWS
+from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import Service, listening
-from vfl_common.rpc.health import Health
+from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.limits import share_arenas
 from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.service import SERVICE as EXCHANGE
@@ -191,8 +192,9 @@ class ServerApp:
             return not parts.coordinator.finished.is_set()
 
         health = Health({SESSIONS: under_way, EXCHANGE: under_way}, keyring, may_ask=[recipe.server, *roster])
-        # Threads for each party: its sessions and its streams of weights; four more for callers to refuse.
-        threads = (MAX_SESSIONS + MAX_STREAMS) * len(roster) + 4
+        # Threads for each party: sessions, streams of weights, questions; the server's own probes check, too;
+        # four more for callers to refuse.
+        threads = (MAX_SESSIONS + MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS) * len(roster) + MAX_CHECKS + 4
         services: list[Service] = [parts.control, parts.exchange, health]
         with self._exposed(parts), listening(self.listen, keyring, services, threads) as (_, address):
             self.listen = address  # another run of this process is at the same place, also if its port was 0

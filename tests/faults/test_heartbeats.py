@@ -26,7 +26,7 @@ class Counting:
     heard = 0
 
     def handler(self) -> Handler:
-        return stream_handler(SERVICE, "Session", self._session)
+        return stream_handler(SERVICE, Session=self._session)
 
     def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
         next(requests)

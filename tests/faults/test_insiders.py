@@ -31,9 +31,11 @@ from tests.integration.test_resume import recipe as resumed
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.ledger import Ledger
-from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
+from vfl_common.rpc.ask import MAX_QUESTIONS, answering
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
 from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.health import MAX_CHECKS
 from vfl_common.rpc.hub import ExchangeHub, PartyStream
 from vfl_common.rpc.said import Done, Joining, PartyReport, ProgressUpdate, Start
 from vfl_common.rpc.session import SERVICE, Session
@@ -66,6 +68,67 @@ def test_sessions_of_one_party_keep_nobody_out_and_all_end(tmp_path: Path) -> No
             ended.set()
         federation.start_party("p1")
         federation.finish()  # the server ends by itself
+
+
+@pytest.mark.parametrize("asks", [f"/{SERVICE}/Ask", "/grpc.health.v1.Health/Check"])
+def test_questions_that_never_come_keep_nobody_out(asks: str, tmp_path: Path) -> None:
+    """A thread of the server waits for each message; a party gets few of them."""
+    with Federation(tmp_path / "f", recipe(2), digits(2)) as federation:
+        server = federation.start_server()
+        with HostilePassive(federation, "p1") as hostile:
+            ended = threading.Event()
+            with dial(federation.address, hostile._keyring.current(), "server") as channel:
+                calls = [channel.stream_stream(asks)(_silence(ended)) for _ in range(2 * SESSIONS)]
+                answered: queue.SimpleQueue[object] = queue.SimpleQueue()
+                for call in calls:
+                    threading.Thread(target=_ended, args=[call, answered], daemon=True).start()
+                for _ in range(2 * SESSIONS - MAX_CHECKS):
+                    answered.get(timeout=WAIT_S)  # the others are refused at once
+                federation.start_party("p0")
+                server.wait_for("joined", WAIT_S, party="p0")
+                for call in calls:
+                    call.cancel()
+            ended.set()
+        federation.start_party("p1")
+        federation.finish()
+
+
+def test_of_a_question_that_is_refused_nothing_is_read() -> None:
+    ended, read = threading.Event(), queue.SimpleQueue[str]()
+
+    def judge(name: str, _join: control_pb2.Join) -> None:
+        read.put(name)
+        ended.wait(WAIT_S)
+
+    def place(name: str) -> None:
+        if name != "north":
+            raise PeerError(Code.NOT_IN_RECIPE, f"{name} is nobody", party=name)
+
+    class Asked:
+        def handler(self) -> Handler:
+            return stream_handler(SERVICE, Ask=answering(keyring("active"), place, judge))
+
+    with (
+        listening("127.0.0.1:0", keyring("active"), [Asked()], 8) as (_, address),
+        dial(address, keyring("north").current(), "active") as north,
+        dial(address, keyring("stranger").current(), "active") as stranger,
+    ):
+        asks = f"/{SERVICE}/Ask"
+        held = [north.unary_unary(asks).future(b"") for _ in range(MAX_QUESTIONS)]
+        for _ in held:
+            assert read.get(timeout=WAIT_S) == "north"
+        for channel, code in ((north, Code.NAME_TAKEN), (stranger, Code.NOT_IN_RECIPE)):
+            answer = next(channel.stream_stream(asks)(_silence(ended), timeout=WAIT_S))  # before any message has come
+            assert failure_pb2.Failure.FromString(answer).code == int(code)
+        ended.set()
+        assert [each.result(WAIT_S) for each in held] == [b""] * MAX_QUESTIONS
+        assert north.unary_unary(asks)(b"", timeout=WAIT_S) == b""
+
+
+def _ended(call: Iterator[bytes], answered: queue.SimpleQueue[object]) -> None:
+    with contextlib.suppress(grpc.RpcError):
+        list(call)
+    answered.put(None)
 
 
 def _silence(ended: threading.Event) -> Iterator[bytes]:
@@ -136,7 +199,7 @@ class OddServer:
         self._answers, self.sessions = answers, 0
 
     def handler(self) -> Handler:
-        return stream_handler(SERVICE, "Session", self._session)
+        return stream_handler(SERVICE, Session=self._session)
 
     def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
         next(requests)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -11,27 +11,41 @@ from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
-from vfl_common.rpc.channel import Context, caller, connect
+from vfl_common.rpc.channel import Context, Places, caller, connect
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.said import Joining, join_message
 
+MAX_QUESTIONS = 2  # of each party at once
 
-def answering(keyring: Keyring, judge: Callable[[str, control_pb2.Join], None]) -> Callable[[bytes, Context], bytes]:
-    """Makes the answering side: an empty failure, or the error that ``judge`` raises of the caller's name and words."""
 
-    def answer(data: bytes, context: Context) -> bytes:
+def answering(
+    keyring: Keyring, place: Callable[[str], None], judge: Callable[[str, control_pb2.Join], None]
+) -> Callable[[Iterator[bytes], Context], Iterator[bytes]]:
+    """Makes the answering side: an empty failure, or the error that ``judge`` raises of the caller's name and words.
+
+    ``place``: raises PeerError if the caller may not ask. Then nothing is read of it.
+    """
+    places = Places(MAX_QUESTIONS, "questions")
+
+    def answer(questions: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
             name = caller(context, keyring)
-            try:
-                join = control_pb2.Join.FromString(data)
-            except DecodeError:
-                raise PeerError(Code.MALFORMED_MESSAGE, f"{name} sent bytes that are no question", party=name) from None
-            judge(name, join)
+            place(name)
+            with places.taken(name):
+                judge(name, _question(next(questions, b""), name))
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
-            return to_failure(error).SerializeToString()
-        return b""
+            yield to_failure(error).SerializeToString()
+        else:
+            yield b""
 
     return answer
+
+
+def _question(data: bytes, name: str) -> control_pb2.Join:
+    try:
+        return control_pb2.Join.FromString(data)
+    except DecodeError:
+        raise PeerError(Code.MALFORMED_MESSAGE, f"{name} sent bytes that are no question", party=name) from None
 
 
 def ask(address: str, credentials: Credentials, peer: str, service: str, joining: Joining, timeout_s: float) -> bool:

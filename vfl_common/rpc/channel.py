@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -68,18 +70,45 @@ class Service(Protocol):
     def handler(self) -> Handler: ...
 
 
-def stream_handler(
-    service: str,
-    method: str,
-    serve: Callable[[Iterator[bytes], Context], Iterator[bytes]],
-    **calls: Callable[[bytes, Context], bytes],
-) -> Handler:
-    """Makes a bidirectional stream over raw bytes, so that each message is counted before it is parsed.
+class Places:
+    """The places of each caller of a method: a call takes a thread and the memory of its messages until it ends.
 
-    ``calls``: the service's other methods, with one message each way.
+    Args:
+        most: of each caller, at once.
+        what: they are, in a refusal.
     """
-    handlers = {method: grpc.stream_stream_rpc_method_handler(serve)}
-    handlers |= {name: grpc.unary_unary_rpc_method_handler(call) for name, call in calls.items()}
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most, self._what = most, what
+        self._lock = threading.Lock()
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def taken(self, name: str) -> Iterator[None]:
+        """Holds a place of the caller ``name`` while the block runs. Raises PeerError (NAME_TAKEN) if it has none left.
+
+        So that a caller that is refused takes no memory, call this before anything is read of it.
+        """
+        with self._lock:
+            if self._held[name] >= self._most:
+                raise PeerError(Code.NAME_TAKEN, f"{name} holds {self._most} {self._what} already", party=name)
+            self._held[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[name] -= 1
+                if not self._held[name]:
+                    del self._held[name]
+
+
+def stream_handler(service: str, **methods: Callable[[Iterator[bytes], Context], Iterator[bytes]]) -> Handler:
+    """Makes bidirectional streams over raw bytes, so that each message is counted before it is parsed.
+
+    A method with one message each way is one of them, too. gRPC would wait for the message in a thread, for as long as
+    the caller likes, before the method could look at the caller.
+    """
+    handlers = {name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()}
     return grpc.method_handlers_generic_handler(service, handlers)
 
 

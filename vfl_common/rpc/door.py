@@ -72,12 +72,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         handler = continuation(details)
         if handler is None:
             return None
-        if handler.request_streaming and handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self._noting(handler.stream_stream), handler.request_deserializer, handler.response_serializer
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._noting(handler.unary_unary), handler.request_deserializer, handler.response_serializer
+        return grpc.stream_stream_rpc_method_handler(  # all methods are streams: see ``channel.stream_handler``
+            self._noting(handler.stream_stream), handler.request_deserializer, handler.response_serializer
         )
 
     def _noting(self, serve: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:

@@ -6,7 +6,7 @@ server omit it, and callers fall back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -14,10 +14,11 @@ from grpc_health.v1 import health_pb2
 from vfl_common.errors import Code, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
-from vfl_common.rpc.channel import Context, Handler, caller, connect, split_address
+from vfl_common.rpc.channel import Context, Handler, Places, caller, connect, split_address
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+MAX_CHECKS = 2  # of each caller at once: a probe may ask while another one of the same machine does
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be dialled, not bound
 
 
@@ -32,26 +33,34 @@ class Health:
 
     def __init__(self, services: Mapping[str, Callable[[], bool]], keyring: Keyring, may_ask: Collection[str]) -> None:
         self._services, self._keyring, self._may_ask = dict(services), keyring, frozenset(may_ask)
+        self._places = Places(MAX_CHECKS, "checks")
 
     def handler(self) -> Handler:
-        check = grpc.unary_unary_rpc_method_handler(
+        check = grpc.stream_stream_rpc_method_handler(  # see ``stream_handler``
             self._check,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"Check": check})
 
-    def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+    def _check(
+        self, requests: Iterator[health_pb2.HealthCheckRequest], context: Context
+    ) -> Iterator[health_pb2.HealthCheckResponse]:
         try:
-            allowed = caller(context, self._keyring) in self._may_ask
+            name = caller(context, self._keyring)
         except PeerError:
-            allowed = False
-        if not allowed:
+            name = ""
+        if name not in self._may_ask:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "only members of this federation may ask")
+        try:
+            with self._places.taken(name):
+                request = next(requests, health_pb2.HealthCheckRequest())
+        except PeerError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.public)
         if request.service and request.service not in self._services:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
         asked = [serves for name, serves in self._services.items() if request.service in ("", name)]
-        return health_pb2.HealthCheckResponse(status=_SERVING if all(serves() for serves in asked) else _NOT_SERVING)
+        yield health_pb2.HealthCheckResponse(status=_SERVING if all(serves() for serves in asked) else _NOT_SERVING)
 
 
 def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> str:

@@ -66,12 +66,11 @@ class ExchangeService:
         self.refusals = Refusals()
 
     def handler(self) -> Handler:
-        calls = {"Ask": answering(self._keyring, self._ask)} if self._joining is not None else {}
-        return stream_handler(SERVICE, "Swap", self._swap, **calls)
+        asks = {"Ask": answering(self._keyring, self._require_place, self._ask)} if self._joining is not None else {}
+        return stream_handler(SERVICE, Swap=self._swap, **asks)
 
     def _ask(self, party: str, join: control_pb2.Join) -> None:
         """Returns if a party fits this one: protocol, recipe and plug-ins. Raises PeerError."""
-        self._require_place(party)
         if self._joining is not None:
             require_alike(party, join, self._keyring.name, join_message(self._joining).join)
 

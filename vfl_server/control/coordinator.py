@@ -189,7 +189,7 @@ class Coordinator:
         Raises:
             PeerError: NOT_IN_RECIPE, NAME_TAKEN.
         """
-        self._require_place(name)
+        self.require_place(name)
         with self._lock:
             opened_s = time.monotonic()
             while name in self._members:  # several may have waited for the same silent session
@@ -201,7 +201,8 @@ class Coordinator:
                 self._members[name] = member
             return member
 
-    def _require_place(self, name: str) -> None:
+    def require_place(self, name: str) -> None:
+        """Raises PeerError (NOT_IN_RECIPE) if ``name`` has no part in this run."""
         if name not in self._roster:
             text = f"{name} is not a party of recipe {self.recipe.name}"
             here = f"{text} (parties: {', '.join(self._roster)})"  # a stranger does not learn who they are
@@ -227,7 +228,7 @@ class Coordinator:
         Raises:
             PeerError: NOT_IN_RECIPE, and those of ``admit``.
         """
-        self._require_place(name)
+        self.require_place(name)
         with self._lock:
             joined = {other: each.join for other, each in self._in_order() if each.joined and other != name}
         join.job, join.run_id = self.job, next((each.run_id for each in joined.values()), "")

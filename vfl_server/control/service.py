@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from google.protobuf.message import DecodeError
 
@@ -15,7 +13,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.ask import answering
-from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
+from vfl_common.rpc.channel import Context, Handler, Places, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.refusals import Refusals
 from vfl_common.rpc.session import SERVICE
@@ -43,18 +41,18 @@ class ControlService:
         show: Callable[..., None] = lambda _event, **_facts: None,
     ) -> None:
         self._coordinator, self._keyring, self._ledger, self._meter = coordinator, keyring, ledger, meter
-        self._lock = threading.Lock()
-        self._held: Counter[str] = Counter()  # each party's sessions, open or waiting to open; each takes a thread
+        self._places = Places(MAX_SESSIONS, "sessions")  # open or waiting to open
         self.refusals = Refusals(show)
 
     def handler(self) -> Handler:
-        return stream_handler(SERVICE, "Session", self._session, Ask=answering(self._keyring, self._coordinator.ask))
+        ask = answering(self._keyring, self._coordinator.require_place, self._coordinator.ask)
+        return stream_handler(SERVICE, Session=self._session, Ask=ask)
 
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         name = ""
         try:
             name = caller(context, self._keyring)
-            with self._admitted(name):
+            with self._places.taken(name):
                 member = self._coordinator.open(name)
                 yield from self._until_it_ends(member, requests, context)
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
@@ -63,21 +61,6 @@ class ControlService:
             if isinstance(error, PeerError):
                 self._coordinator.refused(name, error)
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
-
-    @contextmanager
-    def _admitted(self, name: str) -> Iterator[None]:
-        """Counts a party's session while it lasts. Raises PeerError if the party holds too many already."""
-        with self._lock:
-            if self._held[name] >= MAX_SESSIONS:
-                raise PeerError(Code.NAME_TAKEN, f"{name} holds {MAX_SESSIONS} sessions already", party=name)
-            self._held[name] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._held[name] -= 1
-                if not self._held[name]:
-                    del self._held[name]
 
     def _until_it_ends(self, member: Member, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         self._meter.name_caller(context.peer(), member.name)
