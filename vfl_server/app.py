@@ -96,6 +96,7 @@ class ServerApp:
     metrics: str = ""
     pins: Mapping[str, str] = field(default_factory=dict)
     rows_at_most: int = MOST_ROWS
+    _follows: bool = field(default=False, init=False)  # this run follows one that this process has set aside
 
     def run(self) -> Summary:
         """Serves until the run is complete. Raises VflError if it fails."""
@@ -114,7 +115,7 @@ class ServerApp:
                     folder.set_aside(str(why))
                     self.console.emit("set_aside", run=folder.run_id, why=str(why))
                     folder.unlock()
-                    folder = self._new_folder(_new_run_id(self.recipe.name))
+                    folder, self._follows = self._new_folder(_new_run_id(self.recipe.name)), True
 
     def _run(self, keyring: Keyring, folder: RunFolder) -> Summary:
         log_to(folder.path / "log.jsonl", run=folder.run_id, party=self.recipe.server)
@@ -176,7 +177,7 @@ class ServerApp:
             under_way=generation > 0 and folder.facts().get("goes_on") == generation,
             oldest=oldest_protocol(recipe),
             released=partial(self._released, folder),
-            expired=lambda: time.time() - folder.facts().get("trained_s", 0.0) > recipe.run.resume_within_s,
+            expired=partial(self._expired, folder),
             emit=self.console.emit,
         )
         control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
@@ -310,6 +311,14 @@ class ServerApp:
                 if why := other.why_aside:
                     return why
         return str(folder.facts().get("anew", ""))
+
+    def _expired(self, folder: RunFolder) -> bool:
+        """Whether the run is set aside if a party cannot resume it.
+
+        A process does that once: a party that says so of each run would have all begin anew for ever.
+        """
+        within_s = self.recipe.run.resume_within_s
+        return not self._follows and time.time() - folder.facts().get("trained_s", 0.0) > within_s
 
     @staticmethod
     def _tick(parts: _Parts) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.harness import cases, kills
 from tests.harness.federation import Federation, Program
+from tests.harness.hostile import HostilePassive
 from tests.integration.test_resume import (
     AFTER_FIRST,
     DATA,
@@ -23,6 +24,7 @@ from tests.integration.test_resume import (
     recipe,
 )
 from vfl.report.runs import find_runs
+from vfl_common.errors import Code, PeerError
 
 CHANGED = cases.columns("sklearn:breast_cancer", 3, limit=ROWS + 1)  # a customer more, at every party
 WORDS = "its rows or columns are not those that the run began with"
@@ -172,6 +174,23 @@ def test_a_run_is_open_in_one_process_alone(tmp_path: Path, undisturbed: Paramet
         proxy.release()
         assert federation.finish()["interruptions"] == 0
         assert_equal(parameters(federation), undisturbed)
+
+
+def test_a_party_that_is_unfit_for_each_run_does_not_have_all_begin_for_ever(tmp_path: Path) -> None:
+    with Federation(tmp_path, recipe(), DATA) as federation:
+        server = federation.start_server()
+        federation.start_party("p0")
+        federation.start_party("p1")
+        with HostilePassive(federation, "p2") as hostile:
+            first = hostile.join()
+            second = hostile.join(run_id=first.run_id, checkpoints=(), unfit="no reason")
+            assert second.anew == f"p2 cannot resume run {first.run_id}: no reason"
+            with pytest.raises(PeerError) as caught:
+                hostile.join(run_id=second.run_id, checkpoints=(), unfit="no reason")
+            assert caught.value.code is Code.DATA_INVALID
+        assert server.wait() == 2
+        assert f"p2 cannot resume run {second.run_id}: no reason; restore them" in error(server)
+        assert {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} == {first.run_id, second.run_id}
 
 
 @pytest.fixture(scope="module")

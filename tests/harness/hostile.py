@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -63,11 +64,16 @@ class HostilePassive:
             self.link.close()
         self.session.close()
 
+    def join(self, **facts: Any) -> Start:
+        """Joins with these facts beside the usual ones, and waits for the others."""
+        joining = Joining("passive", self._recipe.canonical_json(), "train", os.getpid(), "cpu")
+        start = self.session.join(replace(joining, **facts))
+        assert isinstance(start, Start)
+        return start
+
     def join_and_open(self) -> None:
         """Joins, attaches to the active party, and shows the right rows."""
-        joining = Joining("passive", self._recipe.canonical_json(), "train", os.getpid(), "cpu")
-        start = self.session.join(joining)
-        assert isinstance(start, Start)
+        start = self.join()
         self.link = ExchangeLink(
             lambda: dial(start.exchange_address, self._keyring.current(), "p0"),
             me=self.name,
