@@ -1094,6 +1094,14 @@ def test_defaults_of_methods_are_compared_between_the_parties() -> None:
     run.join("p2", member=run.coordinator._members["p2"], **said | {"filled_json": more})
 
 
+def test_a_key_without_a_name_is_one_that_the_server_does_not_know() -> None:
+    run = Run()
+    said = said_by(run.recipe)
+    filled = json.dumps(json.loads(said["filled_json"]) | {"": 1})
+    with pytest.raises(PeerError, match=r"differs from the server's at : 1 here, nothing at the server$"):
+        run.join("p1", **said | {"filled_json": filled}, written=[*written(run.recipe), ""])
+
+
 @pytest.mark.parametrize(
     "filled",
     ["[]", "{", "[" * 100_000, '{"a": 1' + "0" * 5_000 + "}", json.dumps({"a." * 5_000: 1}), json.dumps("x" * 500_000)],

@@ -392,7 +392,7 @@ class Recipe(Section):
         """
         full = self.model_dump(mode="json", exclude={"simulate"})
         written = self.model_dump(mode="json", exclude={"simulate"}, exclude_unset=True)
-        return Spelling(_leaves(defaults) | _leaves(full), frozenset(_leaves(written)))
+        return Spelling(_leaves(dict(defaults)) | _leaves(full), frozenset(_leaves(written)))
 
     def digest(self) -> str:
         """Returns the SHA-256 of the canonical form, hexadecimal."""
