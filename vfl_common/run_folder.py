@@ -70,7 +70,7 @@ class RunFolder:
             return
         path = self.path / LOCK
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # it is overwritten
         except OSError as error:
             raise unwritable(path, error) from None
         try:

@@ -177,6 +177,17 @@ def test_a_run_belongs_to_one_process_until_that_ends_however_it_ends(tmp_path: 
     run.lock()
 
 
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    run = create(tmp_path, "one", "p1", RECIPE)
+    run.unlock()
+    (tmp_path / "other").write_text("precious")
+    (run.path / "lock").unlink()
+    (run.path / "lock").symlink_to(tmp_path / "other")
+    with pytest.raises(InputError, match=r"lock: cannot be written"):
+        run.lock()
+    assert (tmp_path / "other").read_text() == "precious"
+
+
 def test_a_file_system_without_locks_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
