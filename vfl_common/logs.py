@@ -181,6 +181,14 @@ def aligned(common: int, own: int) -> str:
     return f"{common:,} of your {own:,} rows ({percent(common, own)}) are common to all parties"
 
 
+NOTICED = ("left_out", "advice", "aligned", "unseen")  # events of a party that say something of its own table
+
+
+def noticed(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an event ``note`` that tells one of ``NOTICED`` to who runs all parties on one machine."""
+    return {"event": "note", "party": party, "note": f"{party}: {_sentence('vfl-party', event, dict(facts))}"}
+
+
 def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "ready":
         return f"{program} listens on {facts['address']}"

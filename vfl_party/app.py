@@ -134,11 +134,7 @@ class PartyApp:
         float32_in_full()
         keep_freed_memory()
         garbage.seldom()
-        for table in (opened.table, opened.unaligned):
-            if table is not None and table.counts is not None and table.counts.left_out:
-                self.console.show("left_out", source=table.source, why=table.counts.left_out)  # the log has it
-        if opened.advice:
-            self.console.show("advice", said=opened.advice)
+        opened.tell(self.console.show)
 
         def make(aligned: Aligned, secret: int | None, spread: Spread | None = None) -> Assembled:
             of, policy, trees = (opened, aligned, work), files.policy(), files.file.trees

@@ -66,6 +66,14 @@ class Opened:
     advice: str = ""
     sent: SentBefore = field(default_factory=SentBefore, compare=False)
 
+    def tell(self, show: Callable[..., None]) -> None:
+        """Shows the person here which rows are left out, and the advice; the log has both."""
+        for table in (self.table, self.unaligned):
+            if table is not None and table.counts is not None and table.counts.left_out:
+                show("left_out", source=table.source, why=table.counts.left_out)
+        if self.advice:
+            show("advice", said=self.advice)
+
 
 def load(data: DataSettings, with_label: bool) -> Table:
     """Reads a table. Raises InputError."""

@@ -96,6 +96,19 @@ def test_each_party_is_told_the_share_of_its_own_rows(caplog: pytest.LogCaptureF
     ]
 
 
+@pytest.mark.parametrize("processes", [False, True])
+def test_who_runs_all_parties_is_told_what_each_says_of_its_rows(
+    processes: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nobody = SHOP.assign(id=["", *SHOP["id"][1:]])
+    vfl.simulate(RECIPE, {"bank": vfl.Data(BANK[FROM - 10 :], label="left"), "shop": nobody}, processes=processes)
+    said = capfd.readouterr().err.splitlines()
+    assert any(
+        line.startswith("shop: ") and line.endswith("1 of 120 rows are left out: 1 without an id") for line in said
+    )
+    assert any(line.startswith("bank: ") and line.endswith("are common to all parties") for line in said)
+
+
 def test_few_common_rows_are_a_warning_without_a_key(caplog: pytest.LogCaptureFixture) -> None:
     many = pd.DataFrame({"id": [f"x{number}" for number in range(80)], "size": 0.5})
     with caplog.at_level(logging.WARNING, "vfl_party"):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +140,19 @@ def environment(threads: int, modules: Path | None) -> dict[str, str]:
 def _read(fd: int, events: queue.SimpleQueue[dict[str, Any]]) -> None:
     """Puts the events of one process's standard output into ``events``, until it ends."""
     with os.fdopen(fd, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # a library's output, not our event
-            if isinstance(event, dict) and "event" in event:
-                events.put(event)
+        for event in events_of(lines):
+            events.put(event)
+
+
+def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yields the events among the lines of a program's standard output; a library may have written others."""
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            yield event
 
 
 def culprit(ended: Sequence[Process]) -> Process:

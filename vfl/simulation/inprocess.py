@@ -23,7 +23,7 @@ from vfl_common.config.recipe import Recipe, SimulateSettings
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL, Hub, Link
-from vfl_common.logs import Console
+from vfl_common.logs import NOTICED, Console, noticed
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
 from vfl_common.run_folder import RunFolder, create
 from vfl_common.summary import Summary
@@ -50,17 +50,19 @@ _RUNNING = threading.RLock()  # torch's generators and its number of threads bel
 _runs = 0  # of the thread that has the lock
 
 
-class Quiet(Console):
-    """Shows nothing: the server's events tell how the run goes."""
+class PartyConsole(Console):
+    """Passes on what a party says of its own table; of all else, the server's events tell how the run goes."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
         super().__init__("vfl", json_lines=False)
+        self._name, self._tell = name, tell
 
     def emit(self, event: str, **facts: Any) -> None:
-        """Drops the event."""
+        self.show(event, **facts)
 
     def show(self, event: str, **facts: Any) -> None:
-        """Drops the event."""
+        if event in NOTICED:
+            self._tell(noticed(self._name, event, facts))
 
 
 @dataclass
@@ -248,7 +250,7 @@ class _Federation:
         observe: Observe | None,
     ) -> None:
         self._recipe, self._job, self._folder = recipe, job, folder
-        self._turns, self._devices, self._observe = turns, devices, observe
+        self._turns, self._devices, self._observe, self._show = turns, devices, observe, show
         self.attach: Attach | None = None
         self.secrets: Mapping[str, bytes] | None = None
         self._ledgers = {party.name: Ledger() for party in recipe.parties}
@@ -317,7 +319,8 @@ class _Federation:
 
         alignment = alignment_of(recipe, AllowAll(), divides=opened.divides)
         jobs = Jobs(opened, alignment, make, secret=self.secrets[name] if self.secrets is not None else None)
-        session, console = self._server.session(name, ledger), Quiet()
+        session, console = self._server.session(name, ledger), PartyConsole(name, self._show)
+        opened.tell(console.show)
         progress = Progress(console, session, ledger, name == recipe.active.name, Clock(used=None))
         if self._observe is not None:
             progress.watchers.append(partial(self._tell, self._observe, name))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.launcher.forks import Launcher, launching
-from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all
+from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all, events_of
 from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.baselines import of_party_file
 from vfl.simulation.federation import Federation, on_one_machine
@@ -24,6 +24,7 @@ from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.which import kind_of, read_tables
 from vfl_common.files import require_folder
+from vfl_common.logs import NOTICED, noticed
 from vfl_common.psi import MOST_ROWS
 
 _TICK_S = 0.1
@@ -124,6 +125,7 @@ class Simulation:
             self._until_all_ended()
         finally:
             end_all(list(self.processes.values()))
+            self._show_noticed()
         self._show(0.0)  # what the server said last
 
     def _start_server(self) -> None:
@@ -181,6 +183,15 @@ class Simulation:
                 event = self._events.get_nowait()
         except queue.Empty:
             self.screen.tick()
+
+    def _show_noticed(self) -> None:
+        """Shows what the parties said of their own tables: their standard output goes into files."""
+        for party in self.federation.recipe.parties:
+            path = self.folder / party.name / "stdout"
+            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+            for event in events_of(dict.fromkeys(lines)):  # a party that was started again says the same again
+                if event["event"] in NOTICED:
+                    self.screen.show(noticed(party.name, event["event"], event))
 
     def _heard(self, event: dict[str, Any]) -> None:
         self.screen.show(event)
