@@ -33,12 +33,12 @@ $(BIN)/python:
 # editable_mode=compat: a plain path, which mypy and editors can follow too; setuptools' own hook they cannot.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo 'installing (torch is large: this takes a minute or more the first time)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -C editable_mode=compat -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo 'installing with development tools (torch is large: this takes a minute or more the first time)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -C editable_mode=compat -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 clean:
