@@ -182,11 +182,11 @@ def test_a_party_that_is_unfit_for_each_run_does_not_have_all_begin_for_ever(tmp
         federation.start_party("p0")
         federation.start_party("p1")
         with HostilePassive(federation, "p2") as hostile:
-            first = hostile.join()
-            second = hostile.join(run_id=first.run_id, checkpoints=(), unfit="no reason")
+            first = hostile.join_with()
+            second = hostile.join_with(run_id=first.run_id, checkpoints=(), unfit="no reason")
             assert second.anew == f"p2 cannot resume run {first.run_id}: no reason"
             with pytest.raises(PeerError) as caught:
-                hostile.join(run_id=second.run_id, checkpoints=(), unfit="no reason")
+                hostile.join_with(run_id=second.run_id, checkpoints=(), unfit="no reason")
             assert caught.value.code is Code.DATA_INVALID
         assert server.wait() == 2
         assert f"p2 cannot resume run {second.run_id}: no reason; restore them" in error(server)

@@ -64,7 +64,7 @@ class HostilePassive:
             self.link.close()
         self.session.close()
 
-    def join(self, **facts: Any) -> Start:
+    def join_with(self, **facts: Any) -> Start:
         """Joins with these facts beside the usual ones, and waits for the others."""
         joining = Joining("passive", self._recipe.canonical_json(), "train", os.getpid(), "cpu")
         start = self.session.join(replace(joining, **facts))
@@ -73,7 +73,7 @@ class HostilePassive:
 
     def join_and_open(self) -> None:
         """Joins, attaches to the active party, and shows the right rows."""
-        start = self.join()
+        start = self.join_with()
         self.link = ExchangeLink(
             lambda: dial(start.exchange_address, self._keyring.current(), "p0"),
             me=self.name,
