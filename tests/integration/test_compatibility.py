@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import subprocess
-import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ["vfl", "vfl_common", "vfl_party", "vfl_server"]
     try:
         archive = subprocess.run(
-            ["git", "archive", BEFORE, *names],  # noqa: S607 - whichever git the tests find
+            ["git", "archive", "--format=zip", BEFORE, *names],  # noqa: S607 - whichever git the tests find
             cwd=REPOSITORY,
             capture_output=True,
             check=True,
@@ -39,8 +39,8 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip(f"needs git, and a clone whose history reaches back to {BEFORE}")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tree:
-        tree.extractall(folder, filter="data")
+    with zipfile.ZipFile(io.BytesIO(archive)) as tree:
+        tree.extractall(folder)
     return folder
 
 
