@@ -31,7 +31,7 @@ from benchmarks.fedonce_trees import add_rows, counted, encrypted_line, lines_of
 from benchmarks.memory import Watch
 from benchmarks.studies import EVALUATE, Done, Tables
 from vfl.studies.report import table
-from vfl_party.seeds import split_rows
+from vfl_party.base.seeds import split_rows
 
 MOST_ENVELOPE = 1.02  # message bytes of the upload over its payload
 QUICK_ROWS = 1000

@@ -18,10 +18,10 @@ from benchmarks.studies import ACTIVE, RESULTS, TEST, VALIDATION, Done, curve
 from vfl.studies.report import Cost, FineTuned, mean_and_sd
 from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
-from vfl_party.homomorphic import cipher_bytes, together
-from vfl_party.methods.secureboost.growth import packed_bytes
-from vfl_party.methods.secureboost.walking import rows_at_once
-from vfl_party.seeds import split_rows
+from vfl_party.base.seeds import split_rows
+from vfl_party.methods.secureboost.homomorphic import cipher_bytes, together
+from vfl_party.methods.secureboost.joint_walk import rows_at_once
+from vfl_party.methods.secureboost.tree.positions import packed_bytes
 
 Tables = dict[str, Any]
 TREES, COMM, ENCRYPTED, L0 = "SecureBoost", "SecureBoost-Comm", "SecureBoost-Comm-OU", "FedOnce-L0"

@@ -22,9 +22,9 @@ from sklearn.datasets import load_digits
 
 import vfl
 from benchmarks import leaks_active, leaks_fedhssl, leaks_images, leaks_tops, leaks_watch
-from vfl.leaking.picture import draw
-from vfl.leaking.result import Rehearsed, Spread, as_json
-from vfl.leaking.table import render
+from vfl.leak_meter.report.picture import draw
+from vfl.leak_meter.report.result import Rehearsed, Spread, as_json
+from vfl.leak_meter.report.table import render
 from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results"

@@ -23,12 +23,12 @@ from torch import Tensor
 import vfl
 from benchmarks.ssl import CROSS, DIGITS, SPLIT, mnist
 from benchmarks.studies import EVALUATE, Tables
-from vfl.leaking.result import Spread
+from vfl.leak_meter.attacks.gradients import completion
+from vfl.leak_meter.rehearsal import Rehearsal
+from vfl.leak_meter.report.result import Spread
+from vfl.leak_meter.scene.scene import Scene
 from vfl.library.simulate import rehearse
 from vfl_common.text import to_json
-from vfl_party.attacks.kinds import completion
-from vfl_party.attacks.scene import Scene
-from vfl_party.rehearsal import Rehearsal
 
 RESULTS = Path(__file__).parent / "results" / "leaks-fedhssl"
 LABELLED, ALIGNED = 200, 0.2

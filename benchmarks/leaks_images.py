@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 import vfl
-from vfl.leaking.result import Line, Rehearsed, as_json
+from vfl.leak_meter.report.result import Line, Rehearsed, as_json
 from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-images"

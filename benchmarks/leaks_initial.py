@@ -17,7 +17,7 @@ import click
 
 import vfl
 from benchmarks.leaks import credit
-from vfl.leaking.result import Line, Rehearsed
+from vfl.leak_meter.report.result import Line, Rehearsed
 from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results"

@@ -17,7 +17,7 @@ from rich.console import Console
 import vfl
 from benchmarks.ssl import CROSS, DIGITS, HEAD, halves
 from benchmarks.studies import EVALUATE, Tables
-from vfl.leaking.result import Line, Rehearsed, as_json
+from vfl.leak_meter.report.result import Line, Rehearsed, as_json
 from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-tops"

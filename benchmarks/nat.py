@@ -16,12 +16,12 @@ import torch
 
 from vfl_common.config.models import MlpSettings
 from vfl_common.config.recipe import Recipe
-from vfl_party.context import MakeEncoder, Party
 from vfl_party.data import Features
 from vfl_party.methods.fedonce.encoders import learnt_encoder
 from vfl_party.methods.fedonce.nat import Nat
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.models import InputSpec
+from vfl_party.phases.context import MakeEncoder, Party
 
 
 def learner(rows: int, columns: int, d: int, settings: FedOnceSettings) -> Nat:

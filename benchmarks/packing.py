@@ -23,9 +23,9 @@ from rich.table import Table
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.packing.coders import rows_of
-from vfl_party import codecs
-from vfl_party.declared import Sent, f32
-from vfl_party.filter import Filter, Passage
+from vfl_party.outbound import codecs
+from vfl_party.outbound.declared import Sent, f32
+from vfl_party.outbound.filter import Filter, Passage
 
 CODECS: dict[str, tuple[str, dict[str, Any]]] = {
     "float16": ("float16", {}),

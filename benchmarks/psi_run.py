@@ -27,7 +27,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.files import read_lines
 from vfl_common.summary import load_summary
-from vfl_party.align import kept
+from vfl_party.align import state
 from vfl_party.psi.curve import POINT_BYTES
 
 ACTIVE, PASSIVE = "bank", "shop"
@@ -204,7 +204,7 @@ class Run:
         return next(datetime.fromisoformat(each["time"]).timestamp() for each in events if each["event"] == "started")
 
     def _kept(self, name: str) -> Path:
-        return self._out / RUN / name / kept.FOLDER
+        return self._out / RUN / name / state.FOLDER
 
     # -- memory -------------------------------------------------------------------------------------------------
 

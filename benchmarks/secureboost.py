@@ -28,10 +28,10 @@ from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.ledger import load_entries
+from vfl_party.base.seeds import split_rows
 from vfl_party.data import load_table
-from vfl_party.homomorphic import adder, cipher_bytes, has_heu, make_keys
 from vfl_party.methods.secureboost import active, passive
-from vfl_party.seeds import split_rows
+from vfl_party.methods.secureboost.homomorphic import adder, cipher_bytes, has_heu, make_keys
 
 SETTINGS: dict[str, Any] = {"depth": 3, "bins": 32, "learning_rate": 0.3, "lambda": 1.0, "min_child_weight": 1.0}
 BITS = 2048

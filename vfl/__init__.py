@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vfl.leak_meter.api import Leaks, leaks
     from vfl.library.data import Data
     from vfl.library.forecast import Forecast, forecast
-    from vfl.library.leaks import Leaks, leaks
     from vfl.library.model import Model
     from vfl.library.recipe import Recipe
     from vfl.library.run import Run
@@ -46,7 +47,6 @@ _FROM = {
     "Code": "vfl_common.errors",
     "Data": "vfl.library.data",
     "Forecast": "vfl.library.forecast",
-    "Leaks": "vfl.library.leaks",
     "Model": "vfl.library.model",
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.simulate",
@@ -54,7 +54,6 @@ _FROM = {
     "Study": "vfl.library.study",
     "VflError": "vfl_common.errors",
     "forecast": "vfl.library.forecast",
-    "leaks": "vfl.library.leaks",
     "simulate": "vfl.library.simulate",
     "study": "vfl.library.study",
 }
@@ -64,9 +63,12 @@ for _name in ("vfl", "vfl_common", "vfl_party", "vfl_server"):
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FROM:
-        raise AttributeError(f"module 'vfl' has no attribute {name!r}")
-    return getattr(import_module(_FROM[name]), name)
+    if name in _FROM:
+        return getattr(import_module(_FROM[name]), name)
+    # What research adds stands in no module of ours: the entry points ``vfl.library`` name it.
+    for added in entry_points(group="vfl.library", name=name):
+        return added.load()
+    raise AttributeError(f"module 'vfl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from vfl.certs.commands import certs
 from vfl.export.commands import export
 from vfl.new.commands import new
-from vfl.report.chosen import RUNS, run_argument
+from vfl.report.run_argument import RUNS, run_argument
 from vfl.simulation.baselines import BASELINES
 from vfl_common.errors import Code, InputError
-from vfl_common.program import EXIT_CODES, NAMES, run_program, stopping
+from vfl_common.process.program import EXIT_CODES, NAMES, run_program, stopping
 from vfl_common.text import LINE, clean, to_json
-
-if TYPE_CHECKING:
-    from vfl.leaking.result import Rehearsed
 
 DEMO = Path(__file__).with_name("demo.toml")
 
@@ -33,7 +30,36 @@ _seed = click.option("--seed", type=click.IntRange(0), help="Replace the recipe'
 _keep = click.option("--keep-going", is_flag=True, help="Restart a party that was killed; it rejoins the run.")
 
 
-@click.group(epilog=EXIT_CODES, context_settings=NAMES)
+class _Commands(click.Group):
+    """Adds the commands of the entry points ``vfl.commands``: each is imported when it is listed or called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(each.name for each in _added())})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        found = next((each for each in _added() if each.name == cmd_name), None)
+        if found is None:
+            return None
+        try:
+            command = found.load()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            text = f"the command {cmd_name!r} of {found.value} cannot be loaded: {why}; reinstall or remove it"
+            raise InputError(Code.CONFIG_INVALID, text) from error
+        if not isinstance(command, click.Command):
+            text = f"{found.value} is a {type(command).__name__}, and the entry point vfl.commands wants a click command"
+            raise InputError(Code.CONFIG_INVALID, text)
+        return command
+
+
+def _added() -> list[EntryPoint]:
+    return list(entry_points(group="vfl.commands"))
+
+
+@click.group(cls=_Commands, epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
     """Vertical federated learning: parties hold different columns about the same people and train together.
@@ -199,49 +225,6 @@ def forecast(
 
 
 @cli.command(epilog=EXIT_CODES)
-@click.argument("recipes", metavar="RECIPE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--attacks", metavar="A,B,…", help="Which attacks to play; all, if it is left out.")
-@click.option("--seeds", metavar="1,2,…", help="Seeds of the recipe, one run each; its own, if it is left out.")
-@click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="Record each n-th round only.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the table.")
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the picture, the JSON and the runs."
-)
-def leaks(
-    recipes: tuple[Path, ...], attacks: str | None, seeds: str | None, every: int, as_json: bool, out: Path | None
-) -> None:
-    """Rehearse attacks: what could each party of RECIPE read from the messages that it receives?
-
-    All parties run in this process, what arrives at each is recorded, and each attack is played on it. So all parties'
-    data must be in this one place: take data that may be, or data that stand in for the real ones. Beside each leak
-    stands what the same attack finds without the information, and the metric and bytes of the run. Several recipes,
-    such as one for each defence, are compared.
-
-    \b
-    Examples:
-      vfl leaks examples/breast-cancer.toml
-      vfl leaks plain.toml marvell.toml --seeds 1,2,3 --attacks norm,cosine --out leaks
-    """
-    from vfl.leaking.show import read_list, show_leaks
-    from vfl.library.leaks import leaks as rehearse
-
-    found: list[Rehearsed] = []
-    try:
-        rehearse(
-            recipes,
-            attacks=read_list(attacks, "--attacks", str),
-            seeds=read_list(seeds, "--seeds", int),
-            every=every,
-            out=out,
-            quiet=as_json,
-            tell=found.append,
-        )
-    finally:  # what was found before a run that failed took its time
-        if found:
-            show_leaks(found, as_json=as_json, out=out)
-
-
-@cli.command(epilog=EXIT_CODES)
 @run_argument
 def report(run: Path) -> None:
     """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
@@ -356,7 +339,7 @@ def predict(
     """
     from vfl.library.predicting import predict_rows
     from vfl.library.run import Run
-    from vfl_party.results import Output
+    from vfl_party.predict.results import Output
 
     folder, written = Run.load(run).folder, Output(output, like_input, spreadsheet)
     found = predict_rows(folder, _by_party(data) or None, written, _named(query, "--query", "SELECT"))

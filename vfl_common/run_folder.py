@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from vfl_common.config.recipe import Recipe, recorded_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
-from vfl_common.logs import utc
+from vfl_common.process.logs import utc
 from vfl_common.stages import Planned
 from vfl_common.text import LINE, clean, listed
 

@@ -14,8 +14,8 @@ import click
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError
-from vfl_common.logs import Console
-from vfl_common.program import EXIT_CODES, METRICS, NAMES, do_last, run_program
+from vfl_common.process.logs import Console
+from vfl_common.process.program import EXIT_CODES, METRICS, NAMES, do_last, run_program
 from vfl_common.text import LINE, clean, to_json
 
 _DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
@@ -62,9 +62,9 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
       data = { source = "patients.csv", id = "patient", missing = "mean" }
     and at the active party: data.label, listen = "0.0.0.0:7001", advertise = "bank.example.org:7001"
     """
-    from vfl_party.app import PartyApp, lend
-    from vfl_party.files import read_files
+    from vfl_party.assembly.files import read_files
     from vfl_party.ranks import started_by_torchrun
+    from vfl_party.runtime.app import PartyApp, lend
 
     files = read_files(party, device=device)
     if report and not files.is_active:
@@ -97,8 +97,8 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     recipe, protocol and plug-ins. A line that begins with note is about something that can be run, and is perhaps not
     meant.
     """
-    from vfl_party.preflight import check as look
-    from vfl_party.preflight import require
+    from vfl_party.runtime.preflight import check as look
+    from vfl_party.runtime.preflight import require
 
     findings = []
     for finding in look(party, device, offline=offline):
@@ -156,12 +156,12 @@ def predict(
     \b
     Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --out churn.csv
     """
-    from vfl_party.app import PartyApp, lend
+    from vfl_party.assembly.files import read_files
     from vfl_party.data import Labels
-    from vfl_party.files import read_files
-    from vfl_party.prediction import load_joint, prediction_data
+    from vfl_party.predict.prediction import load_joint, prediction_data
+    from vfl_party.predict.results import Output, label_name, meaning
     from vfl_party.ranks import started_by_torchrun
-    from vfl_party.results import Output, label_name, meaning
+    from vfl_party.runtime.app import PartyApp, lend
 
     name = load_party(party).name
     run_ = load_joint(trained, name)

@@ -20,17 +20,17 @@ from vfl_common.identity.credentials import ANSWERS
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import members_of
 from vfl_common.ledger import Ledger, load_entries
-from vfl_common.logs import Console, log_to
-from vfl_common.program import Stopped, do_last, resumable
+from vfl_common.process.logs import Console, log_to
+from vfl_common.process.program import Stopped, do_last, resumable
 from vfl_common.psi import MOST_ROWS
 from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import Service, listening
+from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.guard.limits import share_arenas
 from vfl_common.rpc.health import MAX_CHECKS, Health
-from vfl_common.rpc.limits import share_arenas
 from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_common.rpc.session import SERVICE as SESSIONS
-from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder, create, find_unfinished, set_all_aside
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import Summary, load_summary

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from vfl_common.config.party import Pin, TlsSettings
 from vfl_common.config.recipe import load_recipe
 from vfl_common.files import PLAIN_NAME
-from vfl_common.logs import Console
-from vfl_common.program import EXIT_CODES, METRICS, NAMES, run_program
+from vfl_common.process.logs import Console
+from vfl_common.process.program import EXIT_CODES, METRICS, NAMES, run_program
 
 _LISTEN = "0.0.0.0:7000"
 _ROWS_AT_MOST = 10_000_000

@@ -9,9 +9,9 @@ from datetime import datetime
 from prometheus_client.core import InfoMetricFamily, Metric
 
 from vfl_common.ledger import Ledger
-from vfl_common.logs import version
+from vfl_common.process.logs import version
 from vfl_common.prometheus import Labels, awaited, certificates, counter, gauge, state, traffic
-from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator, Status
 from vfl_server.control.run_state import RunState
 

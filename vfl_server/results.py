@@ -6,9 +6,9 @@ import os
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount
-from vfl_common.logs import version
+from vfl_common.process.logs import version
 from vfl_common.psi import PHASE
-from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import PartySummary, Summary, gather_bytes
 from vfl_server.control.coordinator import Coordinator, Job

@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor
 
 from vfl_common.config.base import Section
-from vfl_party.filter import Tensors
-from vfl_party.noise import NoisyFilter
-from vfl_party.transforms import Transform
+from vfl_party.outbound.filter import Tensors
+from vfl_party.outbound.noise import NoisyFilter
+from vfl_party.outbound.transforms import Transform
 
 
 class LaplaceSettings(Section):

@@ -10,13 +10,13 @@ from pydantic import PositiveInt
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.base import Section
-from vfl_party.context import Party
-from vfl_party.declared import Exchange, Occurrence, Sent, Traffic, f32
-from vfl_party.method import Method
-from vfl_party.metrics import loss_fn
+from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.base.seeds import Rows, batches
 from vfl_party.models import combine
-from vfl_party.phase import Phase, RoundReport
-from vfl_party.seeds import Rows, batches
+from vfl_party.models.metrics import loss_fn
+from vfl_party.outbound.declared import Exchange, Occurrence, Sent, Traffic, f32
+from vfl_party.phases.context import Party
+from vfl_party.phases.method import Method
 
 EMBEDDING = Exchange(  # declared once: passive parties ask the active party with z, and it answers with dz
     "embedding",

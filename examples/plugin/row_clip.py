@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 
 from vfl_common.config.base import Section
-from vfl_party.filter import Filter, Tensors
-from vfl_party.transforms import Transform
+from vfl_party.outbound.filter import Filter, Tensors
+from vfl_party.outbound.transforms import Transform
 
 
 class RowClipSettings(Section):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vfl_party.codecs.float16 import Float16
-from vfl_party.filter import Tensors
+from vfl_party.outbound.codecs.float16 import Float16
+from vfl_party.outbound.filter import Tensors
 
 LARGEST = torch.finfo(torch.float16).max
 

@@ -21,11 +21,11 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.link import Hub, Link
 from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
 from vfl_common.rpc.service import ExchangeService
-from vfl_common.rpc.tcp import TcpMeter
 
 T = TypeVar("T")
 ACTIVE, PASSIVES = "active", ("north", "south")

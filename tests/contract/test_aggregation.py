@@ -23,7 +23,7 @@ from vfl_common.ledger import CONTROL, Direction
 from vfl_common.link import Link
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.stages import AggregationPlan
-from vfl_party.exchange import to_bundle, to_tensors
+from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import Aggregator
 
 CPU = torch.device("cpu")

@@ -15,12 +15,13 @@ from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2
 
 from tests.contract.exchanges import WAIT_S, credentials, keyring
-from vfl_common.rpc import channel, door
+from vfl_common.rpc import channel
 from vfl_common.rpc.channel import connect, listening, split_address
-from vfl_common.rpc.door import patience_s
+from vfl_common.rpc.guard import newcomers
+from vfl_common.rpc.guard.newcomers import patience_s
 from vfl_common.rpc.health import Health
 
-ME, ROOM = "active", 64
+ME, REGISTRY = "active", 64
 CHECK = "/grpc.health.v1.Health/Check"
 SOON_S = 2.0  # gRPC itself closes a silent connection after five seconds
 
@@ -28,7 +29,7 @@ SOON_S = 2.0  # gRPC itself closes a silent connection after five seconds
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A process that accepts few connections."""
-    monkeypatch.setattr(channel, "most_connections", lambda *_: ROOM)
+    monkeypatch.setattr(channel, "most_connections", lambda *_: REGISTRY)
     with listening("127.0.0.1:0", keyring(ME), [Health({}, keyring(ME), may_ask=["north", "south"])], 4) as (_, found):
         yield found
 
@@ -47,7 +48,7 @@ def test_a_party_comes_in_while_strangers_take_up_all_connections(
         ask(inside)
         changes: list[grpc.ChannelConnectivity] = []
         inside.subscribe(changes.append)
-        held = [strangers.enter_context(socket.create_connection(split_address(address))) for _ in range(2 * ROOM)]
+        held = [strangers.enter_context(socket.create_connection(split_address(address))) for _ in range(2 * REGISTRY)]
         late = connect(address, credentials("south"), ME, SOON_S)
         assert isinstance(late, grpc.Channel), str(late)
         with late:
@@ -75,7 +76,7 @@ def test_who_has_begun_a_handshake_has_its_time_while_silent_strangers_are_close
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A party far away needs some round trips until it calls."""
-    monkeypatch.setattr(door, "_CALL_S", 4.0)  # gRPC's own deadline is 5 s
+    monkeypatch.setattr(newcomers, "_CALL_S", 4.0)  # gRPC's own deadline is 5 s
     with listening("127.0.0.1:0", keyring(ME), [], 4) as (_, address), ExitStack() as strangers:
         ends = split_address(address)
         begun = strangers.enter_context(socket.create_connection(ends))

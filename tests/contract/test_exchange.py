@@ -18,10 +18,10 @@ from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
 from vfl_common.link import PROTOCOL, Hub, Lenience, Link, StepPassed
 from vfl_common.rpc.hub import ExchangeHub
-from vfl_party.chain import Chain, Chains
-from vfl_party.declared import TORCH, Exchange, Sent, f32
-from vfl_party.exchange import Answering, Asking, to_bundle, to_tensors
-from vfl_party.pace import Clock
+from vfl_party.base.step_timing import Clock
+from vfl_party.outbound.chain import Chain, Chains
+from vfl_party.outbound.declared import TORCH, Exchange, Sent, f32
+from vfl_party.outbound.exchange import Answering, Asking, to_bundle, to_tensors
 
 pytestmark = pytest.mark.parametrize("transport", ["memory", "grpc"])
 
@@ -335,7 +335,7 @@ def test_what_has_ended_stays_ended(transport: str) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """See ``vfl_party.exchange.Ways``."""
+    """See ``vfl_party.outbound.exchange.Ways``."""
 
     link: Link | None = None
     hub: Hub | None = None

@@ -12,10 +12,10 @@ from tests.harness.waiting import wait_until
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import Context, Handler, listening, stream_handler
-from vfl_common.rpc.said import Joining, Start
+from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import SERVICE, Session
-from vfl_common.rpc.tcp import TcpMeter
-from vfl_party.homomorphic import adder, bucket_sums, has_heu, make_keys, pieces
+from vfl_party.methods.secureboost.homomorphic import adder, bucket_sums, has_heu, make_keys, pieces
 
 ROWS, COLUMNS, BITS = 8_000, 60, 1024
 

@@ -34,12 +34,12 @@ from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.ask import MAX_QUESTIONS, answering
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.health import MAX_CHECKS
 from vfl_common.rpc.hub import ExchangeHub, PartyStream
-from vfl_common.rpc.said import Done, Joining, PartyReport, ProgressUpdate, Start
+from vfl_common.rpc.messages import Done, Joining, PartyReport, ProgressUpdate, Start
 from vfl_common.rpc.session import SERVICE, Session
-from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.wire.frames import encode, parse_frame
 from vfl_server.control.service import MAX_SESSIONS
 

@@ -24,9 +24,9 @@ from vfl_common.rpc.memory import MemoryHub, MemoryLink
 from vfl_party.align import digest, psi
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.psi import PsiAlignment
+from vfl_party.base.step_timing import Clock
 from vfl_party.data import Table
-from vfl_party.pace import Clock
-from vfl_party.policies.allow_all import AllowAll
+from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.psi import curve
 from vfl_server.intersection import alignment_service
 

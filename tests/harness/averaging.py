@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.base import Section
-from vfl_party.context import Party
-from vfl_party.declared import Exchange, Sent
-from vfl_party.method import Method
-from vfl_party.phase import Phase, RoundReport
-from vfl_party.seeds import derive_seed
+from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.base.seeds import derive_seed
+from vfl_party.outbound.declared import Exchange, Sent
+from vfl_party.phases.context import Party
+from vfl_party.phases.method import Method
 
 HOLD_S = 60.0
 

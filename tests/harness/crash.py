@@ -23,8 +23,8 @@ from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder
-from vfl_party.checkpoint import CheckpointStore
-from vfl_party.runner import Runner
+from vfl_party.base.checkpoint import CheckpointStore
+from vfl_party.runtime.runner import Runner
 from vfl_server import app as server_app
 from vfl_server.control.coordinator import Coordinator
 

@@ -31,7 +31,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import Forked, Launcher
 from vfl_common.ledger import Entry, load_entries
-from vfl_party.checkpoint import CheckpointStore
+from vfl_party.base.checkpoint import CheckpointStore
 
 START_S = 60.0
 RUN_S = 120.0

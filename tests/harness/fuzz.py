@@ -30,14 +30,14 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 from vfl_common.ledger import Entry, Ledger
 from vfl_common.link import PROTOCOL
-from vfl_common.logs import _sentence
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
+from vfl_common.process.logs import _sentence
 from vfl_common.rpc import session as sessions
 from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.said import Done, Joining
+from vfl_common.rpc.messages import Done, Joining
 from vfl_common.rpc.session import SERVICE, Session
-from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import to_json
 from vfl_common.wire.frames import Assembly, announced, encode, parse_frame

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from tests.harness.federation import launcher
 from vfl.cli import cli
 from vfl.launcher.forks import Launcher
-from vfl_common.program import exit_status
+from vfl_common.process.program import exit_status
 
 LAUNCHING = ("vfl.simulation.run.launching", "vfl.studies.run.launching", "vfl.launcher.forks.launching")
 

@@ -21,14 +21,14 @@ from vfl_common.errors import VflError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.rpc.channel import dial
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.link import ExchangeLink
-from vfl_common.rpc.said import Joining, Start
+from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import Session
-from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 from vfl_party.align.digest import rows_digest
 from vfl_party.data import load_table
-from vfl_party.exchange import to_bundle, to_tensors
+from vfl_party.outbound.exchange import to_bundle, to_tensors
 
 DTYPES = {np.dtype(np.float32): DType.FLOAT32, np.dtype(np.float16): DType.FLOAT16}
 

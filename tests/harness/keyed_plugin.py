@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from tests.harness.reference_defences import KEY, secret
-from vfl_party import noise
 from vfl_party.models import stochastic
+from vfl_party.outbound import noise
 
 METHOD = None  # the entry point's object; only the import counts
 vars(noise)["secrets"] = SimpleNamespace(randbits=lambda _bits: KEY)

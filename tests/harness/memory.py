@@ -14,7 +14,7 @@ from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.summary import Summary
-from vfl_party.checkpoint import CheckpointStore
+from vfl_party.base.checkpoint import CheckpointStore
 
 
 def in_process(folder: Path, tables: dict[str, Any], data: dict[str, Any], **more: Any) -> Summary:

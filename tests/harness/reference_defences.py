@@ -2,7 +2,7 @@
 
 The cut is made by hand: the gradient of each passive party's embedding is taken, changed by the defence, and passed on
 backwards. Marvell's noise comes of a nested numerical search that shares nothing with the closed forms of
-``vfl_party.sumkl``. Noise is drawn as the transforms draw it, from a generator whose key both are given.
+``vfl_party.outbound.sumkl``. Noise is drawn as the transforms draw it, from a generator whose key both are given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot
 from tests.harness import reference
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_party.seeds import batches
+from vfl_party.base.seeds import batches
 
 KEY = 20261123
 Up = Callable[[Tensor], Tensor]

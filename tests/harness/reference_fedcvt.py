@@ -1,7 +1,7 @@
 """FedCVT in one process, from the formulas of the paper and of its released code: the reference of the exactness tests.
 
 Nothing is sent: the whole loss is one graph, over both parties' networks. It shares no code with the transport, the
-phases, the method's losses or ``vfl_party.optim``. It shares what both must start from: networks as built, seeds,
+phases, the method's losses or ``vfl_party.models.optim``. It shares what both must start from: networks as built, seeds,
 tables, preprocessing, and the order of the rows.
 
 A is the active party, B the passive one. U is unique, C shared, R = [U; C].
@@ -20,9 +20,9 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from tests.harness.reference import _one_thread, _optimizer
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 from vfl_party.models import build_encoder, build_top, seeded
-from vfl_party.seeds import batches, derive_seed, split_rows
 
 Rows = np.ndarray[Any, Any]
 

@@ -1,7 +1,7 @@
 """FedHSSL in one process, from Algorithm 1 of the paper: the reference of the exactness tests.
 
 Nothing is sent: the parties are a list, the server's mean is a sum over it. It shares no code with the transport, the
-phases, the runner, the losses, the queue or ``vfl_party.optim``. It shares what both must start from: encoders as
+phases, the runner, the losses, the queue or ``vfl_party.models.optim``. It shares what both must start from: encoders as
 built, seeds, tables, preprocessing, and the random views (``vfl_party.selfsup.augment``), which are inputs here.
 
 Where a formula leaves the rounding open, it takes the product's operations of torch: the cosine, the softmax, ``lerp``,
@@ -27,9 +27,9 @@ from tests.harness import wiring
 from tests.harness.reference import _one_thread
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Preprocessor, load_table
 from vfl_party.models import build_encoder, seeded
-from vfl_party.seeds import batches, derive_seed, split_rows
 from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 

@@ -19,9 +19,9 @@ from tests.harness import wiring
 from tests.harness.reference import _one_thread
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 from vfl_party.models import build_encoder, build_top, seeded
-from vfl_party.seeds import batches, derive_seed, split_rows
 
 
 def train(

@@ -1,7 +1,7 @@
 """MocoSFL in one process, from its paper (SFL-V1 with momentum contrast): the reference of the exactness tests.
 
 Nothing is sent: the clients are a list, the server's mean is a sum over it. It shares no code with the transport, the
-phases, the runner, the loss, the queue or ``vfl_party.optim``. It shares what both must start from: the two halves as
+phases, the runner, the loss, the queue or ``vfl_party.models.optim``. It shares what both must start from: the two halves as
 built, seeds, tables, preprocessing, and the random views.
 """
 
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from tests.harness import wiring
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Preprocessor, load_table
 from vfl_party.models import seeded
 from vfl_party.models.halves import Bottleneck, Halves
-from vfl_party.seeds import batches, derive_seed, split_rows
 from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from tests.harness.reference import _clip, _loss, _one_thread, _OneParty
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_party.seeds import batches
+from vfl_party.base.seeds import batches
 
 Rows = np.ndarray[Any, Any]
 

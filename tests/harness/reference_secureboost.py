@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_party.base.seeds import derive_seed, permutation, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
-from vfl_party.seeds import derive_seed, permutation, split_rows
 
 Floats = npt.NDArray[np.float64]
 TIE = 1e-10

@@ -11,9 +11,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from vfl.leak_meter.scene.scene import Attack, EncoderInputs, Figure, Image, Intercepted, Scene
+from vfl.leak_meter.scene.scores import Tally
 from vfl_common.config.models import TaskSettings
-from vfl_party.attacks.scene import Attack, EncoderInputs, Figure, Image, Intercepted, Scene
-from vfl_party.attacks.scores import Tally
 
 Make = Callable[[np.random.Generator, Tensor], Tensor]  # the gradients of rows of these classes
 

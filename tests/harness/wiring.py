@@ -15,7 +15,7 @@ from torch import Tensor
 from vfl_common.bundle import DType
 from vfl_common.config.recipe import Recipe
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
-from vfl_party.seeds import derive_seed
+from vfl_party.base.seeds import derive_seed
 
 
 def coder_of(recipe: Recipe, phase: str, exchange: str, direction: str) -> Coder | None:

@@ -20,7 +20,7 @@ from tests.harness.waiting import wait_until
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.data import load_table
-from vfl_party.rows import divided, division_of
+from vfl_party.data.rows import divided, division_of
 
 EPOCHS, ROWS = 120, 200
 DATA = cases.columns("sklearn:breast_cancer", 3, limit=ROWS)

@@ -15,7 +15,7 @@ from tests.integration.test_exact import check
 from vfl.studies.run import run_study
 from vfl_common.errors import InputError
 from vfl_common.summary import Summary, load_summary
-from vfl_party.prediction import load_trained
+from vfl_party.predict.prediction import load_trained
 
 ROWS, TEST, PASSIVES, D = 100, 20, 2, 3
 TRAINING = 70

@@ -14,10 +14,10 @@ from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.memory import parameters
 from tests.integration import test_resume as resume
+from vfl.leak_meter.learn.boosted import drift
+from vfl.leak_meter.rehearsal import Rehearsal
 from vfl.library.simulate import rehearse
-from vfl_party.attacks.boosted import drift
 from vfl_party.methods.splitnn.drift import Drift
-from vfl_party.rehearsal import Rehearsal
 
 
 def tables(**more: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from vfl.studies.plan import load_study
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_party.party import encoder_settings
-from vfl_party.trial import try_party
+from vfl_party.assembly.party import encoder_settings
+from vfl_party.assembly.trial import try_party
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(  # the plug-in's needs the plug-in: test_plugins.py

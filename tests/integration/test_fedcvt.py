@@ -18,7 +18,7 @@ from tests.integration.test_exact import largest_deviation
 from tests.integration.test_ranks import torchrun
 from tests.integration.test_ssl_phases import check_kill
 from vfl_common.config.recipe import Recipe
-from vfl_party.checkpoint import CheckpointStore
+from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
 

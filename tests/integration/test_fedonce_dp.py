@@ -24,9 +24,9 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.stages import rounds_done
 from vfl_common.summary import Summary
+from vfl_party.assembly.party import assemble, encoder_settings, expected_rows, open_party
+from vfl_party.base.phase import RoundReport
 from vfl_party.methods import privacy_plan
-from vfl_party.party import assemble, encoder_settings, expected_rows, open_party
-from vfl_party.phase import RoundReport
 
 LIMIT, TRAIN = 300, 240
 DATA = cases.columns("sklearn:breast_cancer", 3, limit=LIMIT)

@@ -20,11 +20,12 @@ from vfl_common.config.models import ENCODERS, ModelSettings, OptimizerSettings,
 from vfl_common.errors import InputError
 from vfl_common.ledger import read_entries
 from vfl_common.summary import Summary
-from vfl_party import codecs, methods
-from vfl_party.codecs.bits import BitsSettings
-from vfl_party.codecs.topk import TopKSettings
+from vfl_party import methods
 from vfl_party.methods.splitnn.settings import CacheSettings, EarlyStopping, SplitNNSettings
 from vfl_party.models import InputSpec
+from vfl_party.outbound import codecs
+from vfl_party.outbound.codecs.bits import BitsSettings
+from vfl_party.outbound.codecs.topk import TopKSettings
 
 FEW = ("unlabelled_batch_size", "own_batch_size")
 OWN = {"kind": "custom", "factory": "mine:Casting"}  # a module in the folder, as people have it beside their recipe
@@ -293,8 +294,8 @@ def test_every_setting_that_a_run_has_is_in_a_case() -> None:
     sections: list[type[Section]] = [SplitNNSettings, CacheSettings, EarlyStopping, OptimizerSettings, ModelSettings]
     sections += [TopSettings, BitsSettings, TopKSettings]
     wanted = set().union(*map(possible, sections))
-    wanted |= {f"kind = {kind}" for kind in (*methods.ROOM.names(), *ENCODERS)}
-    wanted |= {f"codec = {name}" for name in codecs.ROOM.names() if name != "identity"}
+    wanted |= {f"kind = {kind}" for kind in (*methods.REGISTRY.names(), *ENCODERS)}
+    wanted |= {f"codec = {name}" for name in codecs.REGISTRY.names() if name != "identity"}
     missing = wanted - set().union(*(said(tables) for tables, _ in CASES.values())) - ELSEWHERE.keys()
     assert sorted(each for each in missing if each.partition(" ")[0] not in ELSEWHERE) == []
 

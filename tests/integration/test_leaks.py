@@ -15,12 +15,12 @@ import vfl
 from tests.harness import cases
 from tests.harness.here import vfl_here
 from tests.harness.memory import parameters
-from vfl.leaking.picture import draw
-from vfl.leaking.result import Line, Rehearsed, Spread
+from vfl.leak_meter import attacks as kinds
+from vfl.leak_meter.rehearsal import Rehearsal
+from vfl.leak_meter.report.picture import draw
+from vfl.leak_meter.report.result import Line, Rehearsed, Spread
+from vfl.leak_meter.scene.scene import Attack, Figure
 from vfl_common.errors import InputError
-from vfl_party.attacks import kinds
-from vfl_party.attacks.scene import Attack, Figure
-from vfl_party.rehearsal import Rehearsal
 
 BINARY = {"kind": "binary"}
 

@@ -11,9 +11,9 @@ import torch
 import vfl
 from tests.harness import cases
 from tests.harness.memory import parameters
+from vfl.leak_meter.learn.shared_weights import shared
+from vfl.leak_meter.rehearsal import Rehearsal
 from vfl.library.simulate import rehearse
-from vfl_party.attacks.tops import shared
-from vfl_party.rehearsal import Rehearsal
 
 
 def tables(parties: int = 2, **phase: Any) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import numpy as np
 
 import vfl
 from tests.harness import cases
+from vfl.leak_meter.rehearsal import Rehearsal
+from vfl.leak_meter.scene.trees import places, sides, told
 from vfl.library.simulate import rehearse
-from vfl_party.attacks.trees import places, sides, told
 from vfl_party.methods.secureboost.columns import coded
-from vfl_party.methods.secureboost.walking import forest_of
-from vfl_party.rehearsal import Rehearsal
+from vfl_party.methods.secureboost.joint_walk import forest_of
 
 ATTACKS = ["nodes", "sides", "sums"]
 

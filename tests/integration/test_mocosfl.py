@@ -26,20 +26,20 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import MlpSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError, PeerError
-from vfl_party.context import Hooks
+from vfl_party.assembly.party import Assembled
+from vfl_party.assembly.trial import try_parties, try_party
+from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import load_table
 from vfl_party.forecast.count import Outlook, forecast, outlook_of
 from vfl_party.forecast.result import against
 from vfl_party.methods.mocosfl.active import ActiveMocoSFL
 from vfl_party.methods.mocosfl.check import check_phase
-from vfl_party.methods.mocosfl.course import Course
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.methods.mocosfl.steps import Course
 from vfl_party.models import seeded
 from vfl_party.models.halves import Halves, Tail
-from vfl_party.party import Assembled
-from vfl_party.prediction import load_joint
-from vfl_party.seeds import batches, derive_seed, split_rows
-from vfl_party.trial import try_parties, try_party
+from vfl_party.phases.context import Hooks
+from vfl_party.predict.prediction import load_joint
 
 TOLERANCE = 1e-5  # absolute, float32, on the CPU, after three rounds
 CASES: dict[str, tuple[int, dict[str, Any]]] = {

@@ -23,7 +23,7 @@ from tests.harness.plugins import EXAMPLE, environment, install, place
 from vfl_common.config.recipe import load_recipe
 from vfl_common.run_folder import create
 from vfl_common.summary import load_summary
-from vfl_party.preflight import check
+from vfl_party.runtime.preflight import check
 
 LR = 0.1
 _WHY = missing()

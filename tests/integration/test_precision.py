@@ -15,7 +15,7 @@ from tests.integration.test_resume import assert_equal, held, parameters
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import InputError
 from vfl_party.models import forward
-from vfl_party.preflight import check
+from vfl_party.runtime.preflight import check
 
 WIDTH, BATCH, TRAIN, VALIDATION = 64, 32, 96, 12
 DATA = cases.columns("sklearn:breast_cancer", 2, limit=120)

@@ -19,12 +19,12 @@ from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.run_folder import RunFolder
-from vfl_party import job
-from vfl_party.checkpoint import CheckpointStore
-from vfl_party.context import MakeEncoder
+from vfl_party.assembly.party import Assembled, encoder_settings
+from vfl_party.base.checkpoint import CheckpointStore
+from vfl_party.base.seeds import secret_seed
 from vfl_party.models import InputSpec
-from vfl_party.party import Assembled, encoder_settings
-from vfl_party.seeds import secret_seed
+from vfl_party.phases.context import MakeEncoder
+from vfl_party.runtime import job
 
 MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.3}
 BINARY: dict[str, Any] = {"kind": "binary"}

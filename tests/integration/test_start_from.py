@@ -10,7 +10,7 @@ import torch
 
 from tests.harness import cases
 from tests.harness.federation import Federation
-from vfl_party.checkpoint import CheckpointStore
+from vfl_party.base.checkpoint import CheckpointStore
 
 DATA = cases.digits(2)
 STILL = {"epochs": 1, "optimizer": {"kind": "sgd", "lr": 1e-30}}  # a step of no size in float32

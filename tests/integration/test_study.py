@@ -14,7 +14,7 @@ import pytest
 from tests.harness import cases
 from tests.harness.federation import BIN, FRESH, Program, toml
 from tests.harness.here import vfl_here
-from vfl_party.checkpoint import CheckpointStore
+from vfl_party.base.checkpoint import CheckpointStore
 
 DATA = {"source": "sklearn:digits", "label": "target", "limit": 200}
 

@@ -12,9 +12,9 @@ from vfl_common.config.recipe import PhaseSettings
 from vfl_common.errors import InputError, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.stages import Planned, ahead
-from vfl_party.absence import MOST_STRETCHES, Absences, Cache, Following, LatePolicy, filled
 from vfl_party.methods import parse_settings
 from vfl_party.models.combine import Combined, Rule, combine
+from vfl_party.phases.absence import MOST_STRETCHES, Absences, Cache, Following, LatePolicy, filled
 
 OWN, NORTH, SOUTH = (torch.full((2, 3), value) for value in (1.0, 2.0, 6.0))
 

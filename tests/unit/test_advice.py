@@ -11,7 +11,7 @@ import pytest
 import vfl
 from tests.unit.test_library import BANK, SHOP, TABLES
 from vfl_common.config.data import DataSettings
-from vfl_party.advice import few_rows, label_taken
+from vfl_party.phases.advice import few_rows, label_taken
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_run_warns_of_it(caplog: pytest.LogCaptureFixture) -> None:
     parties = {"shop": {"source": "shop.csv", "id": "id", "label": "worst area"}}
     recipe = vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}})
     data = {"bank": vfl.Data(BANK, label="target"), "shop": pd.DataFrame(SHOP)}
-    with caplog.at_level(logging.WARNING, "vfl_party.party"):
+    with caplog.at_level(logging.WARNING, "vfl_party.assembly.party"):
         run = vfl.simulate(recipe, data, quiet=True)
     (record,) = (each for each in caplog.records if getattr(each, "event", "") == "advice")
     assert "shop is passive: data.label = 'worst area' takes that column out" in record.getMessage()

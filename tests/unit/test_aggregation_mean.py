@@ -16,7 +16,7 @@ from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, 
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.stages import AggregationPlan, label_of, rounds_done
-from vfl_party.exchange import to_bundle, to_tensors
+from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import average, remaining
 from vfl_server.aggregation.mean import mean, outlier
 from vfl_server.control.declarations import MAX_BYTES, MAX_ROUNDS, agreed, declared

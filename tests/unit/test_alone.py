@@ -17,11 +17,11 @@ from vfl.studies.plan import load_study
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import PhaseSettings, Recipe, StartSettings
 from vfl_common.errors import InputError
-from vfl_party.context import Party
+from vfl_party.assembly.party import encoder_settings
 from vfl_party.data import load_table
+from vfl_party.data.rows import Prepared, prepare
 from vfl_party.methods import build_phases
-from vfl_party.party import encoder_settings
-from vfl_party.rows import Prepared, prepare
+from vfl_party.phases.context import Party
 
 HERE = Path("/")
 TABLE = {"source": "sklearn:breast_cancer", "label": "target", "limit": 100}

@@ -21,9 +21,9 @@ from vfl.studies.plan import load_study
 from vfl.studies.run import run_study
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_party.party import Assembled
-from vfl_party.prediction import load_trained, prediction_data
-from vfl_party.trial import try_parties
+from vfl_party.assembly.party import Assembled
+from vfl_party.assembly.trial import try_parties
+from vfl_party.predict.prediction import load_trained, prediction_data
 
 ROWS = 120
 NUMBERS = np.random.default_rng(7)

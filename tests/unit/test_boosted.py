@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tests.harness.scenes import of
-from vfl_party.attacks.boosted import Boost, drift
-from vfl_party.attacks.scene import Intercepted
+from vfl.leak_meter.learn.boosted import Boost, drift
+from vfl.leak_meter.scene.scene import Intercepted
 
 
 def test_gradients_are_scaled_by_hand_and_only_of_the_model() -> None:

@@ -14,7 +14,7 @@ from vfl_common.config.models import OptimizerSettings, TaskSettings
 from vfl_common.config.recipe import RunSettings
 from vfl_common.errors import InputError
 from vfl_party.methods import build_phases, load_method
-from vfl_party.metrics import evaluate
+from vfl_party.models.metrics import evaluate
 from vfl_party.privacy.settings import DpSettings
 from vfl_party.selfsup.augment.settings import AugmentSettings
 

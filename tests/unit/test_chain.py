@@ -16,18 +16,19 @@ from tests.harness import cases
 from vfl_common.bundle import Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party import codecs, plugins, policies, transforms
-from vfl_party.chain import Chain
-from vfl_party.chains import check_asked, make_chains
-from vfl_party.checkpoint import pack, unpack
-from vfl_party.context import Party
-from vfl_party.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
-from vfl_party.exchange import Answering
-from vfl_party.filter import Filter, Tensors
+from vfl_party.base import plugins
+from vfl_party.base.checkpoint import pack, unpack
+from vfl_party.base.step_timing import Clock
+from vfl_party.data.rows import divide_rows
 from vfl_party.methods import build_phases
-from vfl_party.pace import Clock
-from vfl_party.policies.allow_all import AllowAll
-from vfl_party.rows import divide_rows
+from vfl_party.outbound import codecs, policies, transforms
+from vfl_party.outbound.chain import Chain
+from vfl_party.outbound.chains import check_asked, make_chains
+from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
+from vfl_party.outbound.exchange import Answering
+from vfl_party.outbound.filter import Filter, Tensors
+from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.phases.context import Party
 
 WHERE = "recipe"
 UP = Sent(Kind.EMBEDDING, {"z": f32("rows", "width"), "count": i64(1)}, noise("gaussian", sigma=0.5))
@@ -252,7 +253,7 @@ class Faulty(Filter):
 
 @pytest.mark.parametrize("made", [Faulty, lambda: 7, 7], ids=["raises", "gives a number", "is no class"])
 def test_a_faulty_plug_in_is_named_and_no_defect_of_ours(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins.Room, "load", lambda *_: made)
+    monkeypatch.setattr(plugins.Registry, "load", lambda *_: made)
     with pytest.raises(InputError, match="codec 'mine'") as caught:
         codecs.make("mine", WHERE)
     assert "plug-in" in str(caught.value)

@@ -25,14 +25,14 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import CATALOGUE, Code, InputError, InternalError, LostError, PeerError, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL
-from vfl_common.logs import JsonLines
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
+from vfl_common.process.logs import JsonLines
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.rate import Rate, and_more
-from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.rpc.guard.rate import Rate, and_more
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary
-from vfl_party.part import joining_of
+from vfl_party.runtime.participation import joining_of
 from vfl_server.control import membership
 from vfl_server.control.admission import admit
 from vfl_server.control.coordinator import Coordinator, Left, Member

@@ -24,8 +24,8 @@ from vfl_common.config.data import DataSettings, is_database, reader_of, resolve
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.passwords import hidden, secrets
 from vfl_party.data import load_table
-from vfl_party.data.sources.cells import MarkedError, written
-from vfl_party.data.sources.database import open_database
+from vfl_party.data.sources.cells_as_text import MarkedError, written
+from vfl_party.data.sources.databases.reader import open_database
 from vfl_party.data.stream import NUMBER, Stream
 
 PEOPLE = "CREATE TABLE people (pid, age, weight, town)"

@@ -18,8 +18,8 @@ from openpyxl import Workbook
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.data.sources.excel import open_excel
-from vfl_party.data.sources.sheet import cell_name, column_number, hidden_rows
+from vfl_party.data.sources.excel.sheet import cell_name, column_number, hidden_rows
+from vfl_party.data.sources.excel.workbook import open_excel
 from vfl_party.data.stream import NUMBER, Stream
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"

@@ -11,7 +11,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from vfl_common.config.data import DataSettings
-from vfl_party.data import leaks, read_rows
+from vfl_party.data import read_rows
+from vfl_party.data.notes import target_leakage
 
 ROWS = 400
 RNG = np.random.default_rng(0)
@@ -27,7 +28,7 @@ def told(folder: Path, *, classes: npt.ArrayLike = CLASS_N, **columns: npt.Array
     values = {"who": np.arange(len(labels)).astype(str), "y": labels, **columns}
     parquet.write_table(pa.table({name: pa.array(each, from_pandas=True) for name, each in values.items()}), path)
     settings = DataSettings(source=str(path), id=("who",), label="y")
-    found = list(leaks.leaks(read_rows(settings, with_label=True), "y"))
+    found = list(target_leakage.leaks(read_rows(settings, with_label=True), "y"))
     for each in found:
         assert each.text.startswith(
             f"column {each.column!r} alone tells 'y' in every row; is it known when you predict?"
@@ -63,13 +64,13 @@ def test_of_several_classes_only_values_count(tmp_path: Path) -> None:
 def test_what_is_no_leak(tmp_path: Path) -> None:
     each = [f"K{n}" for n in range(ROWS)]
     assert told(tmp_path, name=each, number=RNG.permutation(ROWS), same=["a"] * ROWS, nothing=[np.nan] * ROWS) == []
-    rare = np.where(np.arange(ROWS) < leaks.LEAST_OTHERS - 1, "yes", "no")
+    rare = np.where(np.arange(ROWS) < target_leakage.LEAST_OTHERS - 1, "yes", "no")
     assert told(tmp_path, classes=rare, x=rare) == []
     assert told(tmp_path, classes=NOISE_N, x=NOISE_N) == []  # a regression's label
 
 
 def test_rows_after_the_sample_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(leaks, "_SAMPLED", 20)
+    monkeypatch.setattr(target_leakage, "_SAMPLED", 20)
     x = np.where(CLASS_N, "closed", "open").astype(object)
     assert told(tmp_path, x=x) == ["x"]
     x[-1] = "closed"

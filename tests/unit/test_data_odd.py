@@ -16,7 +16,7 @@ from vfl_common.errors import InputError
 from vfl_party.data import collect as collecting
 from vfl_party.data import load_table, read_rows
 from vfl_party.data.collect import collect
-from vfl_party.data.smells import smells
+from vfl_party.data.notes.smells import smells
 from vfl_party.data.sources.quotes import QuotedBytes
 from vfl_party.data.sources.text import open_text
 

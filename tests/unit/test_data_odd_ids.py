@@ -14,7 +14,7 @@ import pytest
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_party.data import load_table, read_rows
-from vfl_party.data.smells import smells
+from vfl_party.data.notes.smells import smells
 
 
 def settings(source: Path | str, **keys: Any) -> DataSettings:

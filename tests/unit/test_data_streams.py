@@ -28,12 +28,12 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Table, collect, load_table, loading, space, vocabulary
+from vfl_party.data import Table, collect, load_table, loading, row_arrays, vocabulary
+from vfl_party.data.row_arrays import MappedArray
+from vfl_party.data.rows import Prepared, prepare
 from vfl_party.data.sources import parquet as parquet_source
 from vfl_party.data.sources import text as text_source
 from vfl_party.data.sources.parquet import open_parquet
-from vfl_party.data.space import MappedArray
-from vfl_party.rows import Prepared, prepare
 
 N = 300
 TOWNS = np.array(["Bonn", "Oslo", None, "Rom", ""], object)
@@ -113,7 +113,7 @@ def small_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "BLOCK", 7)
     patch.setattr(text_source, "BLOCK_BYTES", 1000)
     patch.setattr(parquet_source, "BLOCK_BYTES", 1000)
-    patch.setattr(space, "PART", 11)
+    patch.setattr(row_arrays, "PART", 11)
 
 
 def settings_of(source: str, **more: Any) -> DataSettings:

@@ -18,7 +18,7 @@ import pytest
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_party.data import Preprocessor, Table, load_table
-from vfl_party.data.space import Space
+from vfl_party.data.row_arrays import Space
 
 
 def write(tmp_path: Path, text: str, name: str = "t.csv", encoding: str = "utf-8") -> str:

@@ -10,9 +10,9 @@ from tests.harness.reference_defences import dcor
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
+from vfl_party.assembly.party import assemble, expected_rows, open_party
 from vfl_party.methods.splitnn import METHOD
 from vfl_party.methods.splitnn.dcor import columns_of, gradient, labels_of, log_dcor, with_labels
-from vfl_party.party import assemble, expected_rows, open_party
 
 
 def some(*shape: int, seed: int = 1) -> torch.Tensor:

@@ -13,17 +13,17 @@ from scipy.stats import norm as normal
 from tests.harness import cases
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_party.chains import make_chains
-from vfl_party.checkpoint import pack, unpack
-from vfl_party.filter import Filter
+from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.methods.splitnn.exchanges import embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.policies.allow_all import AllowAll
-from vfl_party.sumkl import Statistics, optimum, sum_kl
-from vfl_party.transforms.clipped_gaussian import ClippedGaussian, ClippedGaussianSettings, sigma_of
-from vfl_party.transforms.label_dp import LabelDp, LabelDpSettings
-from vfl_party.transforms.marvell import Marvell, MarvellSettings
-from vfl_party.transforms.max_norm import MaxNorm
+from vfl_party.outbound.chains import make_chains
+from vfl_party.outbound.filter import Filter
+from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.outbound.sumkl import Statistics, optimum, sum_kl
+from vfl_party.outbound.transforms.clipped_gaussian import ClippedGaussian, ClippedGaussianSettings, sigma_of
+from vfl_party.outbound.transforms.label_dp import LabelDp, LabelDpSettings
+from vfl_party.outbound.transforms.marvell import Marvell, MarvellSettings
+from vfl_party.outbound.transforms.max_norm import MaxNorm
 
 
 def gradients(rows: int = 400, width: int = 6, share: float = 0.25) -> tuple[torch.Tensor, torch.Tensor]:

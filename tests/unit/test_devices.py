@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vfl_common.errors import Code, InputError
-from vfl_party.devices import device_name, float32_in_full, peak_memory, resolve_device, set_threads
-from vfl_party.turns import alone
+from vfl_party.base.devices import device_name, float32_in_full, peak_memory, resolve_device, set_threads
+from vfl_party.base.turns import alone
 
 
 @pytest.fixture

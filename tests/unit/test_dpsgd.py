@@ -17,14 +17,14 @@ from torch.optim import SGD
 
 from vfl_common.config.models import CnnSettings, OptimizerSettings
 from vfl_common.errors import InputError, InternalError
-from vfl_party.checkpoint import pack, unpack
-from vfl_party.models.cnn import build_cnn
-from vfl_party.models.spec import InputSpec
-from vfl_party.optim import build_optimizer
+from vfl_party.base.checkpoint import pack, unpack
+from vfl_party.base.seeds import Rows
+from vfl_party.models.encoders.cnn import build_cnn
+from vfl_party.models.encoders.spec import InputSpec
+from vfl_party.models.optim import build_optimizer
 from vfl_party.privacy import poisson
 from vfl_party.privacy.dpsgd import DpTraining, check_model
 from vfl_party.privacy.settings import DpSettings
-from vfl_party.seeds import Rows
 
 N, B, CLIP = 96, 16, 0.05
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vfl_party.methods.splitnn.drift import Drift
-from vfl_party.scoring import Chunk
+from vfl_party.phases.scoring import Chunk
 
 
 def validate(drift: Drift, *chunks: Chunk) -> dict[str, float]:

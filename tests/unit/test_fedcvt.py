@@ -18,13 +18,13 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import TaskSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError, PeerError
-from vfl_party.context import Party
+from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
 from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows
 from vfl_party.methods.fedcvt.losses import Representations, agreed, attend, distance, estimate, overlap
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
-from vfl_party.party import Assembled, assemble, expected_rows, open_party
+from vfl_party.phases.context import Party
 
 HERE = Path(__file__).parent
 THREE = TaskSettings(kind="multiclass", classes=3)

@@ -32,14 +32,14 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import ByteCount, Bytes, LinkBytes
-from vfl_party.context import Party
+from vfl_party.assembly.trial import try_parties
+from vfl_party.data.rows import divide_rows
 from vfl_party.forecast.count import forecast, forecast_of, lone_party, outlook_of, read_rounds
 from vfl_party.forecast.result import CountedForecast, StepRun, against
 from vfl_party.methods import load_method
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.rows import divide_rows
-from vfl_party.trial import try_parties
+from vfl_party.phases.context import Party
 
 HERE = Path(__file__).parent
 

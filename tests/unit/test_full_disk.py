@@ -15,17 +15,17 @@ import torch
 from vfl_common.errors import InputError
 from vfl_common.files import append, write_atomic
 from vfl_common.ledger import Ledger, load_entries
-from vfl_common.logs import log_to
-from vfl_party.checkpoint import CheckpointStore
+from vfl_common.process.logs import log_to
+from vfl_party.base.checkpoint import CheckpointStore
 
-ROOM = 2000  # bytes of one file
+REGISTRY = 2000  # bytes of one file
 
 
 @contextmanager
 def little_room() -> Iterator[None]:
     """Files of this process end after so many bytes: EFBIG, which is handled as a full disk is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (REGISTRY, hard))
     try:
         yield
     finally:
@@ -53,7 +53,7 @@ def test_the_sentence_names_the_file_and_what_to_do(
     name: str, write: Callable[[Path, int], None], tmp_path: Path
 ) -> None:
     with little_room(), pytest.raises(InputError) as raised:
-        write(tmp_path / name, 100 * ROOM)
+        write(tmp_path / name, 100 * REGISTRY)
     text, public = str(raised.value), raised.value.public
     assert text.startswith(f"{tmp_path / name}: cannot ")
     assert text.endswith("(File too large); free some disk space, then restart the processes that stopped")
@@ -100,7 +100,7 @@ def test_a_line_of_the_log_is_lost_in_silence(tmp_path: Path, capsys: pytest.Cap
     try:
         logging.getLogger("test").info("first")
         with little_room():
-            logging.getLogger("test").info("x" * 100 * ROOM)
+            logging.getLogger("test").info("x" * 100 * REGISTRY)
         logging.getLogger("test").info("last")
     finally:
         logging.getLogger().removeHandler(handler)

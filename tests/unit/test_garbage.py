@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vfl_common import garbage
+from vfl_common.process import garbage
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import torch
 
 from vfl_common.config.recipe import Recipe
 from vfl_party.methods import sent_noise
-from vfl_party.transforms.gaussian import GaussianNoise
+from vfl_party.outbound.transforms.gaussian import GaussianNoise
 
 
 def test_noise_has_the_standard_deviation_asked_for_whatever_the_values() -> None:

@@ -15,11 +15,11 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError, PeerError
-from vfl_party.align.own import _read
+from vfl_party.align.own_rows import _read
+from vfl_party.assembly.party import expected_rows, open_party
 from vfl_party.data import load_table
 from vfl_party.models import seeded
 from vfl_party.models.halves import Bottleneck, Halves, StandardisedConv, group_norm
-from vfl_party.party import expected_rows, open_party
 
 CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
 RESNET = ResNet18Settings(kind="resnet18")

@@ -21,10 +21,10 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, ends_soon, load_credentials
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.session import Session
-from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.run_folder import create
-from vfl_party.preflight import _ending
+from vfl_party.runtime.preflight import _ending
 from vfl_server.app import ServerApp, _Parts
 
 YEAR = timedelta(days=365)

@@ -11,9 +11,9 @@ import sys
 import torch
 
 from vfl_common.config.models import CnnSettings, OptimizerSettings, ResNet18Settings, TaskSettings
-from vfl_party.metrics import evaluate
+from vfl_party.models.metrics import evaluate
 from vfl_party.models import InputSpec, build_encoder
-from vfl_party.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
 
 encoder = build_encoder(CnnSettings(kind="cnn"), InputSpec((1, 8, 8)), 4)
 for kind in ("sgd", "adam", "adagrad"):

@@ -19,6 +19,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
+from vfl.leak_meter import invert as program
+from vfl_party.models.decoder import Decoder
+from vfl.leak_meter.learn.inversion import InversionSettings, LatentPairs, invert, reconstruct, train_decoder
+from vfl_party.methods.mocosfl.likeness import likeness, ssim, window
+from vfl.leak_meter.report.reconstructions import draw_pairs
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
@@ -26,12 +31,7 @@ from vfl_common.config.division import divide
 from vfl_common.config.models import CnnSettings, EncoderSettings, ResNet18Settings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_common.program import exit_status
-from vfl_party import invert as program
-from vfl_party.attacks.decoder import Decoder
-from vfl_party.attacks.inversion import InversionSettings, LatentPairs, invert, reconstruct, train_decoder
-from vfl_party.attacks.likeness import likeness, ssim, window
-from vfl_party.attacks.picture import draw_pairs
+from vfl_common.process.program import exit_status
 from vfl_party.models import seeded
 from vfl_party.models.halves import Bottleneck, Halves
 

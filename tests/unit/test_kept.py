@@ -20,7 +20,7 @@ from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_party.results import KEPT, keep
+from vfl_party.predict.results import KEPT, keep
 
 SPLITS = ["train", "validation", "test"]
 EVALUATE = {"kind": "evaluate", "splits": SPLITS}

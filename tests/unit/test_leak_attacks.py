@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.harness.scenes import of, replayed, scene
+from vfl.leak_meter import attacks
+from vfl.leak_meter.attacks.gradients.completion import KNOWN, stratified
+from vfl.leak_meter.scene.record import Key, Record
+from vfl.leak_meter.scene.scene import Figure, Scene, UnfitError
+from vfl.leak_meter.scene.scores import Tally, auc, matched_accuracy
+from vfl.leak_meter.wiretap.sizes import Seen, told
 from vfl_common.bundle import StepKey
 from vfl_common.config.models import TaskSettings
 from vfl_common.errors import InputError
-from vfl_party.attacks import kinds
-from vfl_party.attacks.kinds.completion import KNOWN, stratified
-from vfl_party.attacks.record import Key, Record
-from vfl_party.attacks.scene import Figure, Scene, UnfitError
-from vfl_party.attacks.scores import Tally, auc, matched_accuracy
-from vfl_party.attacks.sizes import Seen, told
 
 GAP = 0.8
 UP, DOWN = 0.9, 0.2  # how often the gradient of a positive, a negative points up
@@ -49,7 +49,7 @@ def nothing(random: np.random.Generator, y_B: Tensor) -> Tensor:
 
 
 def play(kind: str, where: Scene) -> dict[str, Figure]:
-    return {figure.knows: figure for figure in kinds.load(kind, "test").play(where)}
+    return {figure.knows: figure for figure in attacks.load(kind, "test").play(where)}
 
 
 def test_auc_is_the_area_under_the_curve_with_ties() -> None:
@@ -199,11 +199,11 @@ def test_a_regression_and_other_widths_are_said_to_be_unfit() -> None:
 
 def test_an_attack_that_nobody_has_is_named() -> None:
     with pytest.raises(InputError, match=r"attacks: there is no attack 'nrm'; did you mean 'norm'\?"):
-        kinds.load("nrm", "attacks")
+        attacks.load("nrm", "attacks")
 
 
 def test_a_record_keeps_what_came_in_order_in_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("vfl_party.attacks.record._AT_ONCE", 200)
+    monkeypatch.setattr("vfl.leak_meter.scene.record._AT_ONCE", 200)
     record = Record(tmp_path, every=2)
     sent = {}
     for round_ in range(4):
@@ -228,6 +228,6 @@ def test_sizes_tell_rows_batches_and_rounds() -> None:
 
 def test_a_plug_in_brings_an_attack(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("first", "tests.harness.scenes:FIRST", "vfl.attacks")
-    monkeypatch.setattr("vfl_party.plugins.entry_points", lambda group: [entry] if group == "vfl.attacks" else [])
-    assert {"first", "norm"} <= set(kinds.ROOM.names())
+    monkeypatch.setattr("vfl_party.base.plugins.entry_points", lambda group: [entry] if group == "vfl.attacks" else [])
+    assert {"first", "norm"} <= set(attacks.REGISTRY.names())
     assert play("first", scene(signs))["nothing"].value == pytest.approx(0.5 + (UP - DOWN) / 2, abs=0.02)

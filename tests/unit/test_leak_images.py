@@ -11,18 +11,18 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from tests.harness.scenes import image_scene, linear_scene, replayed
-from vfl.leaking.result import Drawing, Line, Rehearsed, Spread, drawings
-from vfl.library.leaks import Leaks
-from vfl_party.attacks import kinds
-from vfl_party.attacks.kinds.images import decode_images
-from vfl_party.attacks.likeness import likeness
-from vfl_party.attacks.scene import ALL_EPOCHS, Figure, Scene, UnfitError
-from vfl_party.rehearsal import Played
+from vfl.leak_meter import attacks
+from vfl.leak_meter.api import Leaks
+from vfl.leak_meter.attacks.embeddings.images import decode_images
+from vfl_party.methods.mocosfl.likeness import likeness
+from vfl.leak_meter.rehearsal import Played
+from vfl.leak_meter.report.result import Drawing, Line, Rehearsed, Spread, drawings
+from vfl.leak_meter.scene.scene import ALL_EPOCHS, Figure, Scene, UnfitError
 
 
 def play(where: Scene) -> dict[str, Figure]:
     """Returns the figures of the last epoch, by unit."""
-    figures = kinds.load("images", "test").play(where)
+    figures = attacks.load("images", "test").play(where)
     return {figure.unit: figure for figure in figures if not figure.knows.endswith(ALL_EPOCHS)}
 
 
@@ -67,7 +67,7 @@ def test_over_all_epochs_noise_averages_out() -> None:
     whole = image_scene(noisy)
     more = [image_scene(partial(noisy, seed=n)) for n in range(2, 10)]
     batches = [replace(b, round=n) for n, each in enumerate((whole, *more)) for b in each.embeddings["p1"]()]
-    figures = kinds.load("images", "test").play(replace(whole, embeddings={"p1": replayed(batches)}))
+    figures = attacks.load("images", "test").play(replace(whole, embeddings={"p1": replayed(batches)}))
     found = {(figure.unit, figure.knows): figure for figure in figures}
     last, every = (found["SSIM", f"120 rows{knows}"] for knows in ("", ", all epochs"))
     assert last.baselines == every.baselines
@@ -91,11 +91,12 @@ def test_what_the_own_half_tells_stands_beside() -> None:
 
 def test_with_many_rows_the_convolutional_decoder_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is taken where it has less error on the rows that decide: here the dense one gives nothing but grey."""
-    monkeypatch.setattr("vfl_party.attacks.kinds.images._LEAST_CONVOLUTIONAL", 200)
+    monkeypatch.setattr("vfl.leak_meter.attacks.embeddings.images._LEAST_CONVOLUTIONAL", 200)
     monkeypatch.setattr(
-        "vfl_party.attacks.kinds.images.decode_pixels", lambda _z, y, to, _seed: torch.ones(len(to), y.shape[1])
+        "vfl.leak_meter.attacks.embeddings.images.decode_pixels",
+        lambda _z, y, to, _seed: torch.ones(len(to), y.shape[1]),
     )
-    monkeypatch.setattr("vfl_party.attacks.kinds.images._STEPS", 150)
+    monkeypatch.setattr("vfl.leak_meter.attacks.embeddings.images._STEPS", 150)
     images = torch.tensor(load_digits().images[:300, None] / 16.0, dtype=torch.float32)
     guess = decode_images(images.flatten(1)[:250], images[:250], images.flatten(1)[250:], 1)
     assert guess.by == "convolutional"
@@ -109,13 +110,13 @@ def test_pixels_are_left_to_images_and_columns_to_columns() -> None:
         play(linear_scene(0.0))
     pixels, table = image_scene(turned), linear_scene(0.0)
     with pytest.raises(UnfitError, match="all columns are pixels; see images"):
-        kinds.load("columns", "test").play(pixels)
+        attacks.load("columns", "test").play(pixels)
     both = replace(
         pixels,
         embeddings={"p1": pixels.embeddings["p1"], "p2": table.embeddings["p1"]},
         columns={"p1": pixels.columns["p1"], "p2": table.columns["p1"]},
     )
-    figures = kinds.load("columns", "test").play(both)
+    figures = attacks.load("columns", "test").play(both)
     assert {figure.of.partition(":")[0] for figure in figures} == {"p2"}
     assert figures[-1].note == "pixels are left to the attack images: those of p1"
     assert {figure.of for figure in play(both).values()} == {"p1: images"}

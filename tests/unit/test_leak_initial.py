@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from tests.harness import cases
 from tests.harness.memory import in_process
-from vfl.leaking.compare import in_short
-from vfl.leaking.result import Rehearsed
-from vfl.library.leaks import leaks
+from vfl.leak_meter.api import leaks
+from vfl.leak_meter.attacks.embeddings.initial import _batches, _epochs
+from vfl.leak_meter.learn import replay
+from vfl.leak_meter.learn.fitting import explained
+from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replayed, columns_behind
+from vfl.leak_meter.rehearsal import Rehearsal
+from vfl.leak_meter.report.compare import in_short
+from vfl.leak_meter.report.result import Rehearsed
 from vfl_common.config.models import OptimizerSettings
-from vfl_party.attacks import replay
-from vfl_party.attacks.fitting import explained
-from vfl_party.attacks.kinds.initial import _batches, _epochs
-from vfl_party.attacks.replay import ReplayCourse, ReplayedBatch, _replayed, columns_behind
+from vfl_party.assembly.party import Assembled
 from vfl_party.models import seeded
-from vfl_party.party import Assembled
-from vfl_party.rehearsal import Rehearsal
 
 ROWS, COLUMNS, WIDTH = 60, 5, 8
 COURSE = ReplayCourse(OptimizerSettings(lr=0.01), 1)

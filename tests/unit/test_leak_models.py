@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
-from vfl.leaking.result import ALL_EPOCHS, Line, Rehearsed, Spread
-from vfl_party.attacks import kinds, scene
-from vfl_party.attacks.fitting import decode, explained
-from vfl_party.attacks.kinds.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
-from vfl_party.attacks.scene import EncoderInputs, Figure, Scene, UnfitError
+from vfl.leak_meter import attacks
+from vfl.leak_meter.attacks.gradients.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
+from vfl.leak_meter.learn.fitting import decode, explained
+from vfl.leak_meter.report.result import ALL_EPOCHS, Line, Rehearsed, Spread
+from vfl.leak_meter.scene import scene
+from vfl.leak_meter.scene.scene import EncoderInputs, Figure, Scene, UnfitError
 
 _BEST = "best-read category"
 
 
 def play(kind: str, where: Scene) -> dict[str, Figure]:
-    return {f"{figure.of} {figure.unit} {figure.knows}": figure for figure in kinds.load(kind, "test").play(where)}
+    return {f"{figure.of} {figure.unit} {figure.knows}": figure for figure in attacks.load(kind, "test").play(where)}
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
@@ -173,7 +174,7 @@ def test_a_sender_of_too_few_rows_is_unfit() -> None:
 
 
 def test_completion_finds_what_training_put_into_the_encoder_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vfl_party.attacks.mixmatch._STEPS", 512)
+    monkeypatch.setattr("vfl.leak_meter.learn.mixmatch._STEPS", 512)
     informed, blind = play("completion", labelled_scene(True)), play("completion", labelled_scene(False))
     for knows, alone in ((FROZEN, "from scratch"), (TUNED, "from scratch"), (MIXMATCH, "from scratch, MixMatch")):
         found = informed[f"labels AUC {knows}"]

@@ -11,15 +11,15 @@ import torch
 from scipy.stats import spearmanr
 
 from tests.harness.scenes import number_scene, of, replayed
-from vfl_party.attacks import kinds
-from vfl_party.attacks.scene import Figure, Scene, UnfitError
-from vfl_party.attacks.scores import rank_correlation
+from vfl.leak_meter import attacks
+from vfl.leak_meter.scene.scene import Figure, Scene, UnfitError
+from vfl.leak_meter.scene.scores import rank_correlation
 
 FIRST, EVERY, ADDED = "nothing, first round", "nothing, by direction", "nothing, all epochs"
 
 
 def play(where: Scene) -> dict[str, Figure]:
-    return {figure.knows: figure for figure in kinds.load("residuals", "test").play(where)}
+    return {figure.knows: figure for figure in attacks.load("residuals", "test").play(where)}
 
 
 def spearman_of(r: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vfl_party.attacks.times import Passed, Times, told
+from vfl.leak_meter.wiretap.times import Passed, Times, told
 
 
 def steps(answers_s: dict[str, float], *, rounds: int = 3, batches: int = 4, pause_s: float = 0.5) -> list[Passed]:

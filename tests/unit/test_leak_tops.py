@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vfl.leak_meter import attacks
+from vfl.leak_meter.learn.fitting import view
+from vfl.leak_meter.learn.shared_weights import Upload, changes_of, shared, spectrum, told, uploads
+from vfl.leak_meter.scene.scene import Figure, Heard, Owner, Scene, UnfitError
 from vfl_common.config.models import TaskSettings
-from vfl_party.attacks import kinds
-from vfl_party.attacks.fitting import view
-from vfl_party.attacks.scene import Figure, Heard, Owner, Scene, UnfitError
-from vfl_party.attacks.tops import Upload, changes_of, shared, spectrum, told, uploads
 from vfl_party.models import build_predictor, build_projector, mark_top, top_state
 
 ROWS, WIDTH, SERVER = 100, 64, "server"
@@ -59,7 +59,7 @@ def scene(attacker: str, heard: list[Heard], owners: dict[str, Owner]) -> Scene:
 
 
 def played(kind: str, where: Scene) -> dict[tuple[str, str], Figure]:
-    return {(each.of, each.knows): each for each in kinds.load(kind, "test").play(where)}
+    return {(each.of, each.knows): each for each in attacks.load(kind, "test").play(where)}
 
 
 def cosines(own: Tower, x_NF: Tensor, rows: Any, drawn: torch.Generator) -> Tensor:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from vfl.leak_meter import attacks
+from vfl.leak_meter.attacks.trees import probes
+from vfl.leak_meter.attacks.trees.sides import telling
+from vfl.leak_meter.scene.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
+from vfl.leak_meter.scene.trees import SETTLED, places, sides, told
 from vfl_common.config.models import TaskSettings
-from vfl_party.attacks import kinds
-from vfl_party.attacks.kinds import probes
-from vfl_party.attacks.kinds.sides import telling
-from vfl_party.attacks.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
-from vfl_party.attacks.trees import SETTLED, places, sides, told
 
 ROWS = 3000
 
@@ -33,7 +33,7 @@ def scene(role: Any, messages: list[Heard], labels: Any, classes: int = 2, **mor
 
 
 def played(kind: str, where: Scene) -> list[Figure]:
-    return list(kinds.load(kind, "test").play(where))
+    return list(attacks.load(kind, "test").play(where))
 
 
 def nodes_of(rows: Any, more: int = 0) -> list[Heard]:

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from tests.contract.exchanges import keyring
-from vfl_common import logs
 from vfl_common.errors import Code
 from vfl_common.ledger import Ledger
-from vfl_common.logs import Console, EarlyLog, log_to, utc
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.process import logs
+from vfl_common.process.logs import Console, EarlyLog, log_to, utc
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_server.control.coordinator import Member
 from vfl_server.control.service import ControlService
 

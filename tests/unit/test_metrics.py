@@ -8,7 +8,7 @@ import torch
 from sklearn import metrics as sk
 
 from vfl_common.config.models import TaskSettings
-from vfl_party.metrics import evaluate, loss_fn, scores
+from vfl_party.models.metrics import evaluate, loss_fn, scores
 
 BINARY, REGRESSION = TaskSettings(kind="binary"), TaskSettings(kind="regression")
 FIVE = TaskSettings(kind="multiclass", classes=5)

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 from tests.harness.scenes import Scaled, labelled_scene
-from vfl_party.attacks import mixmatch
-from vfl_party.attacks.kinds.completion import MIXMATCH, recovered, without
-from vfl_party.attacks.scores import auc
+from vfl.leak_meter.attacks.gradients.completion import MIXMATCH, recovered, without
+from vfl.leak_meter.learn import mixmatch
+from vfl.leak_meter.scene.scores import auc
+from vfl_party.base.seeds import derive_seed
 from vfl_party.models import seeded
-from vfl_party.seeds import derive_seed
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from vfl_common.config.models import (
     TopSettings,
 )
 from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import SECRET, derive_seed, secret_seed
 from vfl_party.models import (
     Combined,
     InputSpec,
@@ -34,7 +35,6 @@ from vfl_party.models import (
 )
 from vfl_party.models.backward import backward
 from vfl_party.models.combine import Rule
-from vfl_party.seeds import SECRET, derive_seed, secret_seed
 
 FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
 FITTING = [

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.context import Party
 from vfl_party.data import Features
 from vfl_party.methods.fedonce.nat import Nat, match, nat_loss, on_sphere
 from vfl_party.methods.fedonce.pca import principal_components
 from vfl_party.methods.fedonce.settings import FedOnceSettings
+from vfl_party.phases.context import Party
 
 ROWS, WIDTH, BATCH = 300, 3, 100
 

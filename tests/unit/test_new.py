@@ -21,7 +21,7 @@ from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
-from vfl_party.preflight import check
+from vfl_party.runtime.preflight import check
 
 ROWS = 120
 BANK = ["recipe", "--data", "bank.csv", "--passive", "shop", "--label", "default"]

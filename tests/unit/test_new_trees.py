@@ -14,11 +14,11 @@ from tests.unit.test_new import BANK, SHOP, run, table, tables
 from vfl.library.predicting import predict_rows
 from vfl.new.rules import Task
 from vfl.new.trees import DEEPER, MOST_CATEGORIES, training_for
-from vfl.simulation.rehearsed import of_party_files
+from vfl.simulation.own_files import of_party_files
 from vfl_common.config.recipe import load_recipe
 from vfl_party.methods import parse_settings
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.results import Output
+from vfl_party.predict.results import Output
 
 ROWS = 160
 Label = Callable[[int], str | int | float]

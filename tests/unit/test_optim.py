@@ -14,7 +14,7 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from vfl_common.config.models import OptimizerSettings
 from vfl_party.models import seeded
-from vfl_party.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
 
 SETTINGS = [
     (OptimizerSettings(kind="sgd", lr=0.05), SGD, {}),

@@ -18,8 +18,8 @@ from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import PhaseTimes, Summary
-from vfl_party import pace
-from vfl_party.pace import COMPUTE, DECODE, ENCODE, WAIT, Clock, spends
+from vfl_party.base import step_timing
+from vfl_party.base.step_timing import COMPUTE, DECODE, ENCODE, WAIT, Clock, spends
 from vfl_server.control.reports import done_by, is_sound
 from vfl_server.control.reports import times_of as reported
 
@@ -40,7 +40,7 @@ class Ticking:
 @pytest.fixture
 def time_(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     found = Ticking()
-    monkeypatch.setattr(pace, "perf_counter", found)
+    monkeypatch.setattr(step_timing, "perf_counter", found)
     return found
 
 

@@ -27,14 +27,15 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_party import plugins, versions
-from vfl_party.chain import Chain
+from vfl_party.assembly.party import Opened, assemble, encoder_settings, expected_rows, open_party
+from vfl_party.base import plugins
 from vfl_party.data import Table, load_table
-from vfl_party.declared import Use
-from vfl_party.metrics import Metric, evaluate, lower_is_better
 from vfl_party.models import Encoder, InputSpec, checked_encoder
-from vfl_party.party import Opened, assemble, encoder_settings, expected_rows, open_party
-from vfl_party.prediction import prediction_data
+from vfl_party.models.metrics import Metric, evaluate, lower_is_better
+from vfl_party.outbound.chain import Chain
+from vfl_party.outbound.declared import Use
+from vfl_party.predict.prediction import prediction_data
+from vfl_party.runtime import versions
 from vfl_server.control.admission import MAX_PLUGINS, MAX_TEXT, admit
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to.md"

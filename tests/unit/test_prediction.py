@@ -21,14 +21,14 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import FRAME, DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_common.program import exit_status
+from vfl_common.process.program import exit_status
 from vfl_common.run_folder import create
 from vfl_common.stages import Planned
-from vfl_party.checkpoint import CheckpointStore
+from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.cli import cli
 from vfl_party.data import Preprocessor, Table, load_table, loading
-from vfl_party.prediction import TrainedRun, load_trained, prediction_data, unseen
-from vfl_party.results import write_table
+from vfl_party.predict.prediction import TrainedRun, load_trained, prediction_data, unseen
+from vfl_party.predict.results import write_table
 
 TABLE = pa.table({"id": ["a", "b"], "score": [0.25, 0.75]})
 

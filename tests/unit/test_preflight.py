@@ -15,7 +15,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import InputError
 from vfl_party.cli import cli
 from vfl_party.forecast.count import read_outlook
-from vfl_party.preflight import Finding, check
+from vfl_party.runtime.preflight import Finding, check
 
 
 def federation(folder: Path, *, phase: dict[str, Any] | None = None, **splits: Any) -> Path:

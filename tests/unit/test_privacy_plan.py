@@ -12,12 +12,12 @@ from torch import nn
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_party.checkpoint import pack, unpack
-from vfl_party.context import Party
+from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.data import Features
 from vfl_party.methods import build_phases, privacy_plan
 from vfl_party.methods.fedonce.nat import Nat
 from vfl_party.methods.fedonce.settings import FedOnceSettings
+from vfl_party.phases.context import Party
 from vfl_party.privacy import accountant
 from vfl_party.privacy.accountant import Spending
 from vfl_party.privacy.plan import PrivacyPlan, make_plan

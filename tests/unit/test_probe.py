@@ -17,10 +17,10 @@ from tests.harness.memory import in_process
 from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError, PeerError
+from vfl_party.assembly.trial import try_parties
 from vfl_party.methods.probe.active import ActiveProbe
 from vfl_party.methods.probe.exchanges import digests
 from vfl_party.methods.probe.settings import ProbeSettings
-from vfl_party.trial import try_parties
 
 
 def probe_of(tmp_path: Path, embedding: int = 8, **settings: Any) -> ActiveProbe:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from vfl_common.errors import Code, PeerError
-from vfl_common.program import Stopped, exit_status, resumable
+from vfl_common.process.program import Stopped, exit_status, resumable
 
 EVIL = "p1 sent\x1b[2J\r\nerror: forged"
 PROGRAM = """
 import atexit, click, os
-from vfl_common.program import Stopped, do_last, run_program
+from vfl_common.process.program import Stopped, do_last, run_program
 
 @click.command()
 def command():
@@ -103,7 +103,7 @@ def test_who_stops_a_program_reads_how_the_run_goes_on(
 
 WAITS = """
 import click, queue, signal
-from vfl_common.program import run_program
+from vfl_common.process.program import run_program
 
 @click.command()
 def command():

@@ -13,20 +13,20 @@ from prometheus_client.core import Metric
 
 from tests.harness import cases
 from tests.harness.scrape import key, samples, scrape
-from vfl_common import prometheus
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Ledger, TcpCount
 from vfl_common.link import PROTOCOL
-from vfl_common.logs import Console
 from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.process import prometheus
+from vfl_common.process.logs import Console
 from vfl_common.prometheus import exposed, listen_address, traffic
-from vfl_common.rpc.said import STATES, Start
-from vfl_common.rpc.tcp import TcpMeter
-from vfl_party.pace import BOUNDS_S, Steps
-from vfl_party.phase import RoundReport
-from vfl_party.progress import Progress
-from vfl_party.prometheus import PartyMetrics, cumulative
+from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.messages import STATES, Start
+from vfl_party.base.phase import RoundReport
+from vfl_party.base.step_timing import BOUNDS_S, Steps
+from vfl_party.runtime.progress import Progress
+from vfl_party.runtime.prometheus import PartyMetrics, cumulative
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.run_state import RunState
 from vfl_server.prometheus import ServerMetrics

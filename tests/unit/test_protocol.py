@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vfl_common.bundle import ITEM_BYTES, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import CATALOGUE, Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2, tensor_pb2
-from vfl_common.rpc.said import SAID, SIGNS
+from vfl_common.rpc.messages import SAID, SIGNS
 from vfl_common.wire.frames import FRAME_BYTES, MAX_PHASE, Assembly, announced, encode, parse_frame, sizes, step_of
 
 STEP = StepKey("train", 2, 7)

@@ -18,7 +18,7 @@ from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, LostError, PeerError
 from vfl_common.psi import PHASE, least_common
 from vfl_party.align import psi
-from vfl_party.align.kept import SALT_BYTES
+from vfl_party.align.state import SALT_BYTES
 from vfl_party.psi.pool import Masking
 
 IDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)

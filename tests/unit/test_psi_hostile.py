@@ -23,7 +23,7 @@ from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES
 from vfl_party.align import digest, psi, quota
-from vfl_party.align.kept import Kept
+from vfl_party.align.state import Kept
 from vfl_party.psi import sealed
 from vfl_party.psi.curve import POINT_BYTES
 

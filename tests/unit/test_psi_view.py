@@ -17,8 +17,8 @@ from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import InterruptedRun
 from vfl_common.psi import PHASE, TAG_BYTES
 from vfl_party.align.digest import PASSES_FOUND, slow_digest
-from vfl_party.align.kept import Attempt
 from vfl_party.align.psi import INTRODUCTION_BYTES
+from vfl_party.align.state import Attempt
 from vfl_party.psi import curve, sealed
 from vfl_party.psi.curve import POINT_BYTES
 

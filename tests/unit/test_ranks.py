@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from vfl_common.errors import InputError
-from vfl_party.devices import launched, resolve_device
+from vfl_party.base.devices import launched, resolve_device
 from vfl_party.models import InputSpec
 from vfl_party.ranks import check_spread, reduce
 from vfl_party.ranks.group import RankLost, shares, together

@@ -16,10 +16,10 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.summary import ExchangeSummary
 from vfl_party import methods
-from vfl_party.chains import PASSIVES, summarised
-from vfl_party.party import Assembled, assemble, expected_rows, open_party
-from vfl_party.policies import Policy
-from vfl_party.prediction import PHASE, embeddings
+from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
+from vfl_party.outbound.chains import PASSIVES, summarised
+from vfl_party.outbound.policies import Policy
+from vfl_party.predict.prediction import PHASE, embeddings
 
 REPO = Path(__file__).parents[2]
 README = REPO / "README.md"

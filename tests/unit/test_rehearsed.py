@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_new import BANK, SHOP, run, table
-from vfl.simulation.rehearsed import of_party_files
+from vfl.simulation.own_files import of_party_files
 from vfl.simulation.run import simulate
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe

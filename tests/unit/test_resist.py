@@ -9,9 +9,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from vfl_party.attacks.decoder import Decoder
-from vfl_party.attacks.likeness import ssim
-from vfl_party.checkpoint import pack, unpack
+from vfl_party.models.decoder import Decoder
+from vfl_party.methods.mocosfl.likeness import ssim
+from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.methods.mocosfl.resist import Resistance, ResistSettings, penalty
 from vfl_party.models import seeded
 

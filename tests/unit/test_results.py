@@ -22,7 +22,7 @@ from vfl_common.errors import InputError
 from vfl_party.data import Labels, Table, load_table
 from vfl_party.data.ids import IdCounts
 from vfl_party.data.table import InputRows
-from vfl_party.results import KEPT, Output, Predicted, id_names, id_values, label_name, listed_rows, meaning
+from vfl_party.predict.results import KEPT, Output, Predicted, id_names, id_values, label_name, listed_rows, meaning
 
 
 def settings(**keys: Any) -> DataSettings:

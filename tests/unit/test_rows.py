@@ -23,22 +23,22 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
-from vfl_party import seeds
 from vfl_party.align.aligned import KEPT, Aligned, Aligning
 from vfl_party.align.digest import DIVIDED, OPENING, DigestAlignment, rows_digest
+from vfl_party.base import seeds
+from vfl_party.base.seeds import batches, full_batches, permutation, split_rows
+from vfl_party.base.step_timing import Clock
 from vfl_party.data import Table
-from vfl_party.exchange import to_bundle
+from vfl_party.data.rows import divided, division_of
 from vfl_party.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
-from vfl_party.pace import Clock
-from vfl_party.policies.allow_all import AllowAll
-from vfl_party.rows import divided, division_of
-from vfl_party.seeds import batches, full_batches, permutation, split_rows
-from vfl_party.training import TrainingSettings
+from vfl_party.models.training import TrainingSettings
+from vfl_party.outbound.exchange import to_bundle
+from vfl_party.outbound.policies.allow_all import AllowAll
 
 
 @dataclass(frozen=True)
 class Found:
-    """See ``vfl_party.exchange.Ways``."""
+    """See ``vfl_party.outbound.exchange.Ways``."""
 
     link: Link | None = None
     hub: Hub | None = None

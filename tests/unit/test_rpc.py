@@ -31,12 +31,12 @@ from vfl_common.errors import (
 from vfl_common.files import unwritable
 from vfl_common.ledger import TcpCount
 from vfl_common.pb.vfl.v1 import failure_pb2
-from vfl_common.rpc import tcp
 from vfl_common.rpc.arrivals import KeepWaiting, Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.channel import check_address
+from vfl_common.rpc.counters import tcp
+from vfl_common.rpc.counters.tcp import TcpMeter, endpoint, plain
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.limits import most_connections
-from vfl_common.rpc.tcp import TcpMeter, endpoint, plain
+from vfl_common.rpc.guard.limits import most_connections
 
 ROSTER = ("north", "south", "west")
 
@@ -366,7 +366,7 @@ def test_how_many_connections_are_accepted(streams: int, files: int, most: int) 
 def test_the_limit_of_files_is_raised_as_far_as_it_may(before: tuple[int, int], after: int, warned: bool) -> None:
     program = (
         "import resource\n"
-        "from vfl_common.rpc.limits import raise_file_limit\n"
+        "from vfl_common.rpc.guard.limits import raise_file_limit\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {before})\n"
         "print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
@@ -380,7 +380,7 @@ def test_the_limit_of_files_is_raised_as_far_as_it_may(before: tuple[int, int], 
 def test_threads_share_two_arenas(shared: bool) -> None:
     program = (
         "import ctypes, threading\n"
-        "from vfl_common.rpc.limits import share_arenas\n"
+        "from vfl_common.rpc.guard.limits import share_arenas\n"
         f"{'share_arenas()' if shared else ''}\n"
         "libc, met = ctypes.CDLL(None), threading.Barrier(6)\n"
         "threads = [threading.Thread(target=lambda: (libc.malloc(99), met.wait())) for _ in range(6)]\n"

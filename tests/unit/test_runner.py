@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.test_saving import Store, runner
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.said import Start
+from vfl_common.rpc.messages import Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import MOST_OFFERED, Planned, ahead, alone_after, reachable
 

@@ -13,11 +13,11 @@ import torch
 
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
-from vfl_common.rpc.said import Joining, Start
+from vfl_common.rpc.messages import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned
-from vfl_party.phase import Phase, Predictions, RoundReport, Tree
-from vfl_party.runner import Job, Runner, Statement
+from vfl_party.base.phase import Phase, Predictions, RoundReport, Tree
+from vfl_party.runtime.runner import Job, Runner, Statement
 
 Events = list[str]
 

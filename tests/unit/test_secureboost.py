@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.harness import cases
 from tests.harness.federation import toml
 from vfl.forecasting.show import counted
-from vfl.report.leaks import encryption
+from vfl.report.notes import encryption
 from vfl.report.table import show
 from vfl.simulation.inprocess import run_in_process
 from vfl.simulation.run import simulate
@@ -26,27 +26,27 @@ from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.summary import Summary
-from vfl_party import trained
+from vfl_party.assembly.party import assemble, expected_rows, open_party
+from vfl_party.base.seeds import split_rows
+from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
-from vfl_party.exchange import Answering, Asking
-from vfl_party.homomorphic.none import PlainAdder, PlainKeys
-from vfl_party.methods.secureboost import active, common, guard, passive, walking
+from vfl_party.methods.secureboost import active, common, guard, joint_walk, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
-from vfl_party.methods.secureboost.entries import Layout, Plan, summed
-from vfl_party.methods.secureboost.forest import Forest, Split, Tree
-from vfl_party.methods.secureboost.gains import BestSplit
-from vfl_party.methods.secureboost.growth import SETTLED, to_sum
-from vfl_party.methods.secureboost.objective import Fixed
+from vfl_party.methods.secureboost.homomorphic.none import PlainAdder, PlainKeys
+from vfl_party.methods.secureboost.joint_walk import Walk
 from vfl_party.methods.secureboost.offer import Offer
-from vfl_party.methods.secureboost.sampling import by_gradient, parts
 from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSettings
-from vfl_party.methods.secureboost.walking import Walk
-from vfl_party.party import assemble, expected_rows, open_party
-from vfl_party.policies.encrypted import Encrypted
-from vfl_party.prediction import predicted
-from vfl_party.preflight import check
-from vfl_party.rows import prepare
-from vfl_party.seeds import split_rows
+from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
+from vfl_party.methods.secureboost.tree.forest import Forest, Split, Tree
+from vfl_party.methods.secureboost.tree.gains import BestSplit
+from vfl_party.methods.secureboost.tree.objective import Fixed
+from vfl_party.methods.secureboost.tree.positions import SETTLED, to_sum
+from vfl_party.methods.secureboost.tree.sampling import by_gradient, parts
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.outbound.policies.encrypted import Encrypted
+from vfl_party.predict import trained
+from vfl_party.predict.prediction import predicted
+from vfl_party.runtime.preflight import check
 
 ROWS = 80
 
@@ -400,8 +400,8 @@ def test_the_nearest_own_split_above_a_node_says_where_its_rows_come_from() -> N
     split = Split(0, (True, False), True)
     tree = Tree({(0, 0): split, (2, 3): split})
     nodes = ((0, 0), (1, 0), (1, 1), (2, 3), (3, 6), (3, 7))
-    assert [walking._entrance(tree, *node) for node in nodes] == [1, 2, 3, 3, 14, 15]
-    assert walking._entrance(Tree({(1, 0): split}), 2, 3) == 1
+    assert [joint_walk._entrance(tree, *node) for node in nodes] == [1, 2, 3, 3, 14, 15]
+    assert joint_walk._entrance(Tree({(1, 0): split}), 2, 3) == 1
 
 
 @pytest.mark.parametrize("level", [0, 2])
@@ -428,20 +428,20 @@ def test_a_split_with_few_rows_on_a_side_is_refused_before_it_is_answered(
 
 
 NODES = np.array([0] * 8 + [1] * 8 + [SETTLED] * 4, np.uint8)
-ROOM = [SETTLED] * 8
+REGISTRY = [SETTLED] * 8
 
 
 @pytest.mark.parametrize(
     ("moved", "words"),
     [
         ([0] * 4 + [1] * 4 + [2] * 4 + [3] * 4, ""),
-        (ROOM + [SETTLED] * 3 + [3] * 5, ""),
+        (REGISTRY + [SETTLED] * 3 + [3] * 5, ""),
         ([0] * 4 + [1] * 4 + [2] * 4 + [1] * 4, "a row is in no child of its node"),
         ([0] * 3 + [1] * 5 + [2] * 4 + [3] * 4, "a row is not where its split has sent it"),
-        ([*ROOM, *[3] * 8], "the rows of a node go to one child, or to three"),
-        (ROOM + [2] * 3 + [3] * 3 + [SETTLED] * 2, "the rows of a node go to one child, or to three"),
-        (ROOM + [2] + [3] * 7, "a node has 1 rows that the tree learns from, and no honest one has fewer than 3"),
-        (ROOM + [SETTLED] + [3] * 7, "a node has 1 rows that the tree learns from, and no honest one has fewer than 2"),
+        ([*REGISTRY, *[3] * 8], "the rows of a node go to one child, or to three"),
+        (REGISTRY + [2] * 3 + [3] * 3 + [SETTLED] * 2, "the rows of a node go to one child, or to three"),
+        (REGISTRY + [2] + [3] * 7, "a node has 1 rows that the tree learns from, and no honest one has fewer than 3"),
+        (REGISTRY + [SETTLED] + [3] * 7, "a node has 1 rows that the tree learns from, and no honest one has fewer than 2"),
     ],
 )
 def test_rows_that_no_honest_tree_divides_so_are_refused(moved: list[int], words: str) -> None:

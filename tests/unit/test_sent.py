@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from vfl_common.bundle import StepKey
-from vfl_party import sent
-from vfl_party.chain import Chain
-from vfl_party.declared import Leaving
-from vfl_party.filter import Filter, Passage
-from vfl_party.sent import SentBefore
-from vfl_party.transforms.clipped_gaussian import ClippedGaussian, ClippedGaussianSettings
-from vfl_party.transforms.gaussian import GaussianNoise
-from vfl_party.transforms.iso import IsoNoise
-from vfl_party.transforms.max_norm import MaxNorm
+from vfl_party.outbound import sent
+from vfl_party.outbound.chain import Chain
+from vfl_party.outbound.declared import Leaving
+from vfl_party.outbound.filter import Filter, Passage
+from vfl_party.outbound.sent import SentBefore
+from vfl_party.outbound.transforms.clipped_gaussian import ClippedGaussian, ClippedGaussianSettings
+from vfl_party.outbound.transforms.gaussian import GaussianNoise
+from vfl_party.outbound.transforms.iso import IsoNoise
+from vfl_party.outbound.transforms.max_norm import MaxNorm
 
 AT = Passage(StepKey("splitnn", 3, 1), "bank", "shop")
 G_BD = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))

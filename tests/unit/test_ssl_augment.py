@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as oracle
 
 from vfl_common.config.base import parse
 from vfl_common.errors import InputError
-from vfl_party.data.preprocess import HIDDEN, Features
+from vfl_party.data.inputs.preprocess import HIDDEN, Features
 from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.blur import blur, draw_blurs, radius
 from vfl_party.selfsup.augment.colour import YIQ, draw_colours, recolour

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.ssl_reference import FILE, SHAPES, TEMPERATURES, by_lightly, inputs, measured
-from vfl_party.checkpoint import pack, unpack
+from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.models import seeded
 from vfl_party.selfsup.losses import KeyQueue, byol, ema_update, moco, nt_xent, simsiam, variance_kept
 

@@ -13,8 +13,8 @@ from tests.harness import cases
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
+from vfl_party.assembly.party import assemble, expected_rows, open_party
 from vfl_party.models import InputSpec, StochasticEncoder, deterministic
-from vfl_party.party import assemble, expected_rows, open_party
 from vfl_party.ranks import check_spread
 
 

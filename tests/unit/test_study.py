@@ -22,7 +22,7 @@ from vfl.studies.run import Failure, Running, StudyFailed, finished, left_s, run
 from vfl.studies.show import sentence, show_study
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.program import exit_status
+from vfl_common.process.program import exit_status
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, Summary
 
 SIMULATE = {"scheme": "halves", "data": {"source": "sklearn:digits", "label": "target"}}

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from vfl_common.errors import CATALOGUE, Code
-from vfl_common.rpc.limits import most_connections
+from vfl_common.rpc.guard.limits import most_connections
 from vfl_party.cli import cli as party
 from vfl_server.cli import cli as server
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_party.declared import TORCH, spec_of
-from vfl_party.devices import index_on
-from vfl_party.exchange import check_finite, nonfinite, take_in, to_bundle, to_tensors
+from vfl_party.base.devices import index_on
+from vfl_party.outbound.declared import TORCH, spec_of
+from vfl_party.outbound.exchange import check_finite, nonfinite, take_in, to_bundle, to_tensors
 
 CPU = torch.device("cpu")
 STEP = StepKey("train", 3, 7)

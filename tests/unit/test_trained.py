@@ -26,7 +26,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.run_folder import RunFolder
-from vfl_party import trained
+from vfl_party.predict import trained
 
 NEW = {"bank": BANK.drop(columns="target").tail(40), "shop": SHOP.tail(40)}
 

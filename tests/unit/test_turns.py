@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vfl_party.turns import TakingTurns, alone
+from vfl_party.base.turns import TakingTurns, alone
 
 MKLDNN: Any = torch.backends.mkldnn
 

@@ -11,9 +11,9 @@ from vfl.forecasting.show import counted
 from vfl.new.flow import Given, new_party
 from vfl.simulation.run import simulate
 from vfl.studies.plan import load_study
+from vfl_common.config.kind_of_file import kind_of, read_tables
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
-from vfl_common.config.which import kind_of, read_tables
 from vfl_common.errors import InputError
 
 PARTY = 'name = "bank"\nrecipe = "../shared/recipe.toml"\nserver = "127.0.0.1:7000"\n'

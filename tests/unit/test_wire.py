@@ -15,18 +15,18 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.packing.coders import Bits, TopK
 from vfl_common.packing.coding import PLAIN, Coding
-from vfl_party import codecs
-from vfl_party.chain import Chain
-from vfl_party.chains import coding_of, make_chains
-from vfl_party.checkpoint import pack, unpack
-from vfl_party.context import Party
-from vfl_party.declared import Exchange, Sent, f32, i64, u8
-from vfl_party.exchange import Answering, Asking, to_bundle, to_tensors
-from vfl_party.filter import Filter, Passage, Tensors
+from vfl_party.base.checkpoint import pack, unpack
+from vfl_party.base.step_timing import Clock
+from vfl_party.data.rows import divide_rows
 from vfl_party.methods import build_phases
-from vfl_party.pace import Clock
-from vfl_party.policies.allow_all import AllowAll
-from vfl_party.rows import divide_rows
+from vfl_party.outbound import codecs
+from vfl_party.outbound.chain import Chain
+from vfl_party.outbound.chains import coding_of, make_chains
+from vfl_party.outbound.declared import Exchange, Sent, f32, i64, u8
+from vfl_party.outbound.exchange import Answering, Asking, to_bundle, to_tensors
+from vfl_party.outbound.filter import Filter, Passage, Tensors
+from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.phases.context import Party
 
 CPU = torch.device("cpu")
 STEP = StepKey("splitnn", 2, 5)

@@ -15,8 +15,8 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.packing import bundles
 from vfl_common.packing.coding import PLAIN, Coding
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.said import plan_message
-from vfl_party.exchange import to_bundle, to_tensors
+from vfl_common.rpc.messages import plan_message
+from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import average
 from vfl_server.control.declarations import agreed, declared
 

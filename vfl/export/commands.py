@@ -9,9 +9,9 @@ from typing import Protocol
 
 import click
 
-from vfl.report.chosen import run_argument
 from vfl.report.rounds import History, RoundLine, Source, find_sources
-from vfl_common.program import EXIT_CODES
+from vfl.report.run_argument import run_argument
+from vfl_common.process.program import EXIT_CODES
 
 _POLL_S = 1.0
 _FOLLOW = click.option("--follow", is_flag=True, help="Keep exporting until the run is finished, or Ctrl-C.")

@@ -20,8 +20,8 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 
 if TYPE_CHECKING:
-    from vfl_party.context import Party
     from vfl_party.forecast.result import CountedForecast, PhaseForecast
+    from vfl_party.phases.context import Party
 
 BITS = (32, 16, 8, 4, 2)
 FLIGHTS = (1, 2, 4, 8, 16)

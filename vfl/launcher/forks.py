@@ -35,7 +35,7 @@ from types import FrameType
 from typing import Any
 
 from vfl.launcher.child import ORDERLY_S, run
-from vfl_common import garbage
+from vfl_common.process import garbage
 
 _MESSAGE_BYTES = 65536
 _KILLED = -signal.SIGKILL
@@ -183,11 +183,10 @@ def import_programs() -> None:
     later."""
     with garbage.unsearched():
         # For the children:
-        import vfl_party.app
-        import vfl_party.cli  # noqa: F401
         import vfl_server.app
         import vfl_server.cli  # noqa: F401
-        from vfl_party import methods, metrics
+        from vfl_party import methods
+        from vfl_party.models import metrics
 
         for kind in methods.kinds():
             with contextlib.suppress(Exception):  # the party whose recipe names it reports what is wrong

@@ -66,10 +66,10 @@ def forecast(
 
     Raises VflError.
     """
+    from vfl_party.assembly.trial import modules_of
     from vfl_party.data import loading
     from vfl_party.forecast.count import forecast as count
     from vfl_party.forecast.count import outlook_of
-    from vfl_party.trial import modules_of
 
     made = Recipe.of(recipe)
     tables, frames = with_data(made.to_dict(), data or {})

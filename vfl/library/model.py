@@ -11,7 +11,7 @@ from vfl_common.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from vfl_party.trained import TrainedParty
+    from vfl_party.predict.trained import TrainedParty
 
 
 class Model:
@@ -40,8 +40,8 @@ class Model:
         are found where the run found them, on this machine, or where Python finds modules. Raises VflError.
         """
         from vfl.simulation.origin import Origin
-        from vfl_party.trained import load
-        from vfl_party.trial import modules_of
+        from vfl_party.assembly.trial import modules_of
+        from vfl_party.predict.trained import load
 
         path = Path(path)
         run = path.resolve().parent if (path / "run.json").is_file() else path

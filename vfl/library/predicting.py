@@ -15,7 +15,7 @@ from vfl_common.errors import Code, InputError
 if TYPE_CHECKING:
     from vfl.simulation.origin import Origin
     from vfl_common.config.recipe import Recipe
-    from vfl_party.results import Output, Predicted
+    from vfl_party.predict.results import Output, Predicted
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def predict_rows(
     from vfl.simulation.origin import Origin
     from vfl_common.run_folder import RunFolder
     from vfl_party.data import loading
-    from vfl_party.results import Output
+    from vfl_party.predict.results import Output
 
     if output is not None:
         output.check()

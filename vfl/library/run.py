@@ -89,7 +89,7 @@ class Run:
         import pyarrow
         import pyarrow.parquet
 
-        from vfl_party.results import KEPT
+        from vfl_party.predict.results import KEPT
 
         path = self.folder / self._active / KEPT
         try:
@@ -119,7 +119,7 @@ class Run:
         Warns (``UserWarning``) of what training never had: categories, and numbers far outside those of training.
         """
         from vfl.library.predicting import predict_rows
-        from vfl_party.results import Output
+        from vfl_party.predict.results import Output
 
         found = predict_rows(self.folder, data, Output(Path(output)) if output is not None else None)
         for note in found.notes:

@@ -20,8 +20,8 @@ from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, first_rows, load_table, read_rows, tabulate
 from vfl_party.data.checks import marked
 from vfl_party.data.collect import Columns, Rows
-from vfl_party.data.leaks import leaks
-from vfl_party.data.smells import smells
+from vfl_party.data.notes.smells import smells
+from vfl_party.data.notes.target_leakage import leaks
 from vfl_party.data.table import counted
 
 SAMPLE = 10_000  # rows in which values are counted before anybody has named a column

@@ -98,7 +98,7 @@ def say_trees(recipe: Recipe, found: Look, path: Path) -> None:
 
 
 def _second(labels: Counts) -> str:
-    """Words the class of a binary label to which scores belong, as ``vfl_party.data.labels`` sorts them."""
+    """Words the class of a binary label to which scores belong, as ``vfl_party.data.inputs.labels`` sorts them."""
     first, second = sorted(labels)  # all are numbers, or all are text
     if not isinstance(second, str) or not isinstance(first, str):
         return f"{second:g}, the larger number"

@@ -17,7 +17,7 @@ from vfl.report.rounds import Source
 from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.logs import utc
+from vfl_common.process.logs import utc
 from vfl_common.summary import Summary, load_summary
 from vfl_common.text import clean
 

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.report.leaks import encryption, unprotected
+from vfl.report.notes import encryption, unprotected
 from vfl.report.reading import Own
 from vfl.report.rounds import RoundLine
 from vfl_common.ledger import CONTROL

@@ -16,9 +16,9 @@ from typing import Any
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.division import divide, settings_of
+from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.which import read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
 

@@ -1,7 +1,7 @@
 """Runs a whole federation in this process: the parties take turns, with the exchange in memory.
 
 What comes of it is what separate processes compute, bit for bit: one party computes at a time, with torch's state as it
-left it (``vfl_party.turns``). Nobody is ever late or lost: an error of one party ends the run for all, and is raised
+left it (``vfl_party.base.turns``). Nobody is ever late or lost: an error of one party ends the run for all, and is raised
 here, with its own traceback.
 """
 
@@ -17,27 +17,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vfl_common import garbage
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.recipe import Recipe, SimulateSettings
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL, Hub, Link
-from vfl_common.logs import NOTICED, Console, noticed
+from vfl_common.process import garbage
+from vfl_common.process.logs import NOTICED, Console, noticed
 from vfl_common.rpc.memory import MemoryHub, MemoryLink
 from vfl_common.run_folder import RunFolder, create
 from vfl_common.summary import Summary
-from vfl_party.pace import Clock
-from vfl_server.local import LocalServer
+from vfl_party.base.step_timing import Clock
+from vfl_server.in_process import LocalServer
 
 if TYPE_CHECKING:
     import torch
 
+    from vfl_party.assembly.party import Assembled, Load, Opened, Work
+    from vfl_party.base.turns import TakingTurns
     from vfl_party.data import Table
-    from vfl_party.part import JobName, Part
-    from vfl_party.party import Assembled, Load, Opened, Work
-    from vfl_party.results import Output, Predicted
-    from vfl_party.turns import TakingTurns
+    from vfl_party.predict.results import Output, Predicted
+    from vfl_party.runtime.participation import JobName, Part
 
     Cast = tuple[Opened, Work]
 
@@ -67,7 +67,7 @@ class PartyConsole(Console):
 
 @dataclass
 class MemoryTransport:
-    """One party's exchange in memory; see ``vfl_party.job.Transport``."""
+    """One party's exchange in memory; see ``vfl_party.runtime.job.Transport``."""
 
     hub: Hub | None
     link: Link | None
@@ -112,9 +112,9 @@ def run_in_process(
     Raises VflError; whatever else a party raises is raised as it is.
     """
     with garbage.unsearched():
-        from vfl_party import party as assembly
-        from vfl_party.checkpoint import CheckpointStore
-        from vfl_party.part import training
+        from vfl_party.assembly import party as assembly
+        from vfl_party.base.checkpoint import CheckpointStore
+        from vfl_party.runtime.participation import training
 
     def cast(name: str) -> Cast:
         settings = recipe.party(name)
@@ -155,11 +155,11 @@ def predict_in_process(
     Raises VflError.
     """
     with garbage.unsearched():
-        from vfl_party import party as assembly
-        from vfl_party import versions
+        from vfl_party.assembly import party as assembly
         from vfl_party.data import Labels
-        from vfl_party.prediction import Prediction, load_joint, prediction_data, unseen
-        from vfl_party.results import Predicted, id_names, label_name, meaning
+        from vfl_party.predict.prediction import Prediction, load_joint, prediction_data, unseen
+        from vfl_party.predict.results import Predicted, id_names, label_name, meaning
+        from vfl_party.runtime import versions
 
     trained = {name: load_joint(run, name) for name in data}
     of = {name: RunFolder(each.path, each.run_id).facts().get("run_id") for name, each in trained.items()}
@@ -203,9 +203,9 @@ def _federation(
     observe: Observe | None,
 ) -> Iterator[_Federation]:
     """Gives the block this process's torch; another run waits."""
-    from vfl_party.devices import resolve_device
-    from vfl_party.trial import modules_of
-    from vfl_party.turns import alone
+    from vfl_party.assembly.trial import modules_of
+    from vfl_party.base.devices import resolve_device
+    from vfl_party.base.turns import alone
 
     simulate = recipe.simulate if recipe.simulate is not None else SimulateSettings()
     devices = {party.name: resolve_device(simulate.devices.get(party.name, "cpu")) for party in recipe.parties}
@@ -295,13 +295,13 @@ class _Federation:
 
     def _part(self, name: str, opened: Opened, work: Work, note: Callable[[RunFolder], None]) -> Part:
         """Makes a party, as before joining."""
-        from vfl_party import versions
         from vfl_party.align import Aligned, alignment_of
-        from vfl_party.job import Jobs
-        from vfl_party.part import Part
-        from vfl_party.party import assemble
-        from vfl_party.policies.allow_all import AllowAll
-        from vfl_party.progress import Progress
+        from vfl_party.assembly.party import assemble
+        from vfl_party.outbound.policies.allow_all import AllowAll
+        from vfl_party.runtime import versions
+        from vfl_party.runtime.job import Jobs
+        from vfl_party.runtime.participation import Part
+        from vfl_party.runtime.progress import Progress
 
         recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
 

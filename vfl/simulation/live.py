@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from vfl_common.config.recipe import Recipe
-from vfl_common.logs import interrupted
+from vfl_common.process.logs import interrupted
 from vfl_common.text import listed, number
 
 Event = dict[str, Any]

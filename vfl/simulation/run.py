@@ -18,13 +18,13 @@ from vfl.simulation.baselines import of_party_file
 from vfl.simulation.federation import Federation, on_one_machine
 from vfl.simulation.live import View, view
 from vfl.simulation.origin import Origin
-from vfl.simulation.rehearsed import of_party_files
+from vfl.simulation.own_files import of_party_files
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.division import divide, settings_of
+from vfl_common.config.kind_of_file import kind_of, read_tables
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.which import kind_of, read_tables
 from vfl_common.files import require_folder
-from vfl_common.logs import NOTICED, noticed
+from vfl_common.process.logs import NOTICED, noticed
 from vfl_common.psi import MOST_ROWS
 
 _TICK_S = 0.1

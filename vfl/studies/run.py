@@ -205,7 +205,7 @@ class Running:
         Seeds change nothing here. If the study varies the label count, the smallest and the largest are tried. Raises
         InputError with the sentence that a party would end with.
         """
-        from vfl_party.trial import Tried, try_all  # imports torch
+        from vfl_party.assembly.trial import Tried, try_all  # imports torch
 
         ends = {min(self.study.labels), max(self.study.labels)} if self.study.labels else {None}
         left = [run for run in self.runs if run.run_id not in self._summaries]

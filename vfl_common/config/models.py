@@ -68,7 +68,7 @@ class CustomSettings(Section):
 
 
 class PluginSettings(Section):
-    """The encoder of a plug-in, which checks its own ``settings``: see ``vfl_party/models/plugin.py``."""
+    """The encoder of a plug-in, which checks its own ``settings``: see ``vfl_party/models/encoders/plugin.py``."""
 
     kind: KindName
     settings: dict[str, Any] = Field(default_factory=dict)

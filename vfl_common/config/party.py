@@ -9,9 +9,9 @@ from pydantic import AfterValidator, Field, PositiveInt
 
 from vfl_common.config.base import Section, parse, spelt
 from vfl_common.config.data import DataSettings
+from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, EncoderSettings
 from vfl_common.config.recipe import Name, Recipe
-from vfl_common.config.which import read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
 

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from vfl_common.config.base import KindName, Section, gathered, parse, spelt
-from vfl_common.config.beside import has_no_encoder
 from vfl_common.config.data import DataSettings, IdRule
+from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
-from vfl_common.config.which import read_tables
+from vfl_common.config.stands_alone import has_no_encoder
 from vfl_common.errors import VflError
 from vfl_common.files import PLAIN_NAME
 

@@ -13,7 +13,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.channel import Context, Places, caller, connect
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.said import Joining, join_message
+from vfl_common.rpc.messages import Joining, join_message
 
 MAX_QUESTIONS = 2  # of each party at once
 

@@ -20,9 +20,9 @@ from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.diagnose import certificate_of, diagnose
 from vfl_common.identity.keyring import Keyring
-from vfl_common.rpc.door import Door
-from vfl_common.rpc.limits import most_connections, raise_file_limit
-from vfl_common.rpc.rate import Rate
+from vfl_common.rpc.guard.limits import most_connections, raise_file_limit
+from vfl_common.rpc.guard.newcomers import Door
+from vfl_common.rpc.guard.rate import Rate
 from vfl_common.text import host_and_port
 from vfl_common.wire.frames import FRAME_BYTES
 

@@ -17,14 +17,14 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
-from vfl_common.rpc.alike import require_alike
+from vfl_common.rpc.agreement import require_alike
 from vfl_common.rpc.ask import answering
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.guard.refusals import Refusals
 from vfl_common.rpc.hub import ExchangeHub, PartyStream
-from vfl_common.rpc.refusals import Refusals
-from vfl_common.rpc.said import Joining, join_message
-from vfl_common.rpc.tcp import TcpMeter
+from vfl_common.rpc.messages import Joining, join_message
 from vfl_common.wire.frames import label, malformed, parse_frame
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name

@@ -28,9 +28,10 @@ from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, connect, split_address
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import from_failure, refusal, to_failure
 from vfl_common.rpc.inbox import Inbox
-from vfl_common.rpc.said import (
+from vfl_common.rpc.messages import (
     Done,
     Joining,
     PartyReport,
@@ -42,7 +43,6 @@ from vfl_common.rpc.said import (
     plan_message,
     progress_message,
 )
-from vfl_common.rpc.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 from vfl_common.text import clean
 

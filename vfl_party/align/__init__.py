@@ -3,10 +3,10 @@
 from vfl_common.config.recipe import Recipe
 from vfl_party.align.aligned import Aligned, Aligning, Alignment, Holding
 from vfl_party.align.digest import DigestAlignment
-from vfl_party.align.own import OwnRows
+from vfl_party.align.own_rows import OwnRows
 from vfl_party.align.psi import PsiAlignment
-from vfl_party.policies import Policy
-from vfl_party.policies.allow_all import AllowAll
+from vfl_party.outbound.policies import Policy
+from vfl_party.outbound.policies.allow_all import AllowAll
 
 __all__ = ["Aligned", "Aligning", "Alignment", "Holding", "alignment_of"]
 

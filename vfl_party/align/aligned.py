@@ -13,9 +13,9 @@ from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials
 from vfl_common.psi import MOST_ROWS
 from vfl_party.data import Table
-from vfl_party.declared import Occurrence
-from vfl_party.exchange import Ways
-from vfl_party.rows import is_division
+from vfl_party.data.rows import is_division
+from vfl_party.outbound.declared import Occurrence
+from vfl_party.outbound.exchange import Ways
 
 Holding = Mapping[str, int]  # {split: how many rows}
 KEPT = "division.txt"  # a digit a row, in a passive party's folder of a run
@@ -25,7 +25,7 @@ KEPT = "division.txt"  # a digit a row, in a passive party's folder of a run
 class Aligned:
     """The rows that all parties hold, or those of one if each has its own. ``ids``: in the order that all parties use.
 
-    ``division``: a byte a row, see ``vfl_party.rows.division_of``; None: every party divides the rows by itself.
+    ``division``: a byte a row, see ``vfl_party.data.rows.division_of``; None: every party divides the rows by itself.
     ``holdings``: {passive party: the rows that it holds}, if the parties' rows are not the same; else empty.
     """
 

@@ -23,12 +23,12 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST, StepPassed
 from vfl_party.align.aligned import Aligned, Aligning
-from vfl_party.chains import make_chains
 from vfl_party.data import Table
-from vfl_party.declared import Exchange, Occurrence, Sent, i64, u8
-from vfl_party.exchange import Answering, Asking
-from vfl_party.policies import Policy
-from vfl_party.rows import division_of, is_division
+from vfl_party.data.rows import division_of, is_division
+from vfl_party.outbound.chains import make_chains
+from vfl_party.outbound.declared import Exchange, Occurrence, Sent, i64, u8
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.outbound.policies import Policy
 
 CPU = torch.device("cpu")
 OPENING = "open"  # the phase in which the rows are compared

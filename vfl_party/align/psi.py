@@ -41,12 +41,12 @@ from vfl_common.errors import AbortedError, Code, InputError, LostError, PeerErr
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, least_common, too_few
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.digest import PASSES_FOUND, DigestAlignment, slow_digest
-from vfl_party.align.kept import NO_ATTEMPT, Attempt, Common, Kept
-from vfl_party.chains import make_chains
+from vfl_party.align.state import NO_ATTEMPT, Attempt, Common, Kept
 from vfl_party.data import Table
-from vfl_party.declared import NOTHING, Exchange, Occurrence, Role, Sent, i64, u8
-from vfl_party.exchange import Answering, Asking
-from vfl_party.policies import Policy
+from vfl_party.outbound.chains import make_chains
+from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Role, Sent, i64, u8
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.outbound.policies import Policy
 from vfl_party.psi import curve, sealed
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking

@@ -20,7 +20,7 @@ from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings, shown
 from vfl_common.errors import Code, InputError
 from vfl_common.text import shortened
 from vfl_party.data.ids import first_repeated
-from vfl_party.data.space import parts, release
+from vfl_party.data.row_arrays import parts, release
 
 
 def unreadable(source: str, what: str) -> InputError:

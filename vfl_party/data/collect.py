@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings
-from vfl_party.data import checks, dates, texts, written
+from vfl_party.data import checks
+from vfl_party.data.cells import dates, number_formats, texts
 from vfl_party.data.choice import Chosen, choose
-from vfl_party.data.space import IN_MEMORY, GrowingMatrix, Space
+from vfl_party.data.row_arrays import IN_MEMORY, GrowingMatrix, Space
 from vfl_party.data.stream import Stream, emptied, without_headers
 from vfl_party.data.table import Categories
 from vfl_party.data.vocabulary import Vocabulary, decoded, decoded_type
@@ -99,7 +100,7 @@ def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     words: set[str] = set()
     while True:
         rows = _blocks(stream, chosen, settings)
-        head = list(_first(rows, written.SAMPLE))
+        head = list(_first(rows, number_formats.SAMPLE))
         found = _find(stream, chosen, settings, head, odd, words)
         reading = _Pass(stream.source, chosen, settings, space, found)
         result = reading.over(itertools.chain(head, rows), stream.notes)
@@ -145,23 +146,23 @@ def _find(
     head: Sequence[pa.RecordBatch],
     odd: Mapping[str, list[str]],
     words: set[str],
-) -> written.Findings:
+) -> number_formats.Findings:
     """Finds how the columns are written, from the first rows and the cells that did not fit in an earlier pass."""
     if not head:
-        return written.Findings({})
+        return number_formats.Findings({})
     wanted = [name for name in (chosen.label, *chosen.features) if name and name not in settings.categorical]
-    first = pa.Table.from_batches(head).slice(0, written.SAMPLE).select(wanted)
+    first = pa.Table.from_batches(head).slice(0, number_formats.SAMPLE).select(wanted)
     sample = {
         name: pa.concat_arrays([*pc.cast(first[name], pa.string()).chunks, pa.array(odd.get(name, ()), pa.string())])
         for name in wanted
     }
     marked = stream.separator is None
     commas = stream.separator == ","
-    found = written.find(stream.source, sample, settings, commas=commas, marked=marked, words=words)
+    found = number_formats.find(stream.source, sample, settings, commas=commas, marked=marked, words=words)
     readings = dict(found.readings)
     for name in settings.numeric:
-        if isinstance(readings.get(name), written.Words):
-            readings[name] = written.Numbers(found.style, marked=marked)
+        if isinstance(readings.get(name), number_formats.Words):
+            readings[name] = number_formats.Numbers(found.style, marked=marked)
     return replace(found, readings=readings)
 
 
@@ -177,7 +178,7 @@ class _Pass:
         chosen: Chosen,
         settings: DataSettings,
         space: Space = IN_MEMORY,
-        found: written.Findings | None = None,
+        found: number_formats.Findings | None = None,
     ) -> None:
         self.odd: dict[str, list[str]] = {}
         self._source, self._chosen, self._settings, self._space, self._found = source, chosen, settings, space, found
@@ -248,7 +249,7 @@ class _Pass:
             reading = None if self._found is None else self._found.readings[name]
             if isinstance(reading, dates.Dates) or (reading is None and _is_time(schema.field(name).type)):
                 found[name] = DATE
-            elif isinstance(reading, written.Numbers) and reading.sign:
+            elif isinstance(reading, number_formats.Numbers) and reading.sign:
                 found[name] = reading.sign
         return found
 
@@ -267,7 +268,7 @@ class _Pass:
         if name in self._settings.categorical:
             return False
         if self._found is not None:
-            return not isinstance(self._found.readings[name], written.Words)
+            return not isinstance(self._found.readings[name], number_formats.Words)
         if name in self._settings.numeric or _is_number(kind) or _is_time(kind):
             return True
         if _is_text(kind):
@@ -291,7 +292,7 @@ class _Pass:
                 self._source, f"{what}; {'correct it' if self._settings.as_trained else 'take it out'}"
             )
         settings = self._settings
-        reading = written.Numbers(written.Style(settings.decimal or ".", settings.thousands or ""))
+        reading = number_formats.Numbers(number_formats.Style(settings.decimal or ".", settings.thousands or ""))
         numbers = reading.read(pc.cast(column, pa.string()))
         return _floats(numbers) if numbers is not None else self._no_number(name, column, reading)
 
@@ -299,11 +300,11 @@ class _Pass:
         """Reads cells as the first ones were written; notes those that are not, to read the column otherwise."""
         assert self._found is not None  # noqa: S101 - of a stream of text
         reading = self._found.readings[name]
-        assert not isinstance(reading, written.Words)  # noqa: S101 - of a column of numbers
+        assert not isinstance(reading, number_formats.Words)  # noqa: S101 - of a column of numbers
         column = pc.cast(column, pa.string())
         values = reading.read(column)
         if values is not None:
-            if self._found.points is not None and isinstance(reading, written.Numbers):
+            if self._found.points is not None and isinstance(reading, number_formats.Numbers):
                 self._found.points.look(name, column, reading)
             return _floats(values)
         if name in self._settings.numeric:
@@ -311,8 +312,8 @@ class _Pass:
         if isinstance(reading, dates.Dates) and reading.form and reading.form == self._settings.dates:
             raise dates.not_all_dates(self._source, name, reading.form)
         kept = self.odd.setdefault(name, [])
-        if isinstance(reading, written.Numbers) and len(kept) < MOST_ODD:
-            kept += written.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
+        if isinstance(reading, number_formats.Numbers) and len(kept) < MOST_ODD:
+            kept += number_formats.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
         return np.full(len(column), np.nan)
 
     def _no_number(self, name: str, column: pa.Array, reading: Any) -> npt.NDArray[np.float64]:
@@ -342,7 +343,7 @@ class _Pass:
         column = decoded(column)
         if self._found is not None and name not in self._settings.categorical:
             reading = self._found.readings[name]
-            if isinstance(reading, written.Numbers):
+            if isinstance(reading, number_formats.Numbers):
                 return self._written(name, column)
         elif self._found is None and _is_number(column.type):
             return _floats(column)

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import Duplicates
 from vfl_common.errors import Code, InputError
 from vfl_common.text import percent
-from vfl_party.data.space import parts
+from vfl_party.data.row_arrays import parts
 
 ASK = "shapes and shares should be about the same at every party: ask the others"
 SEPARATOR = "\x1f"  # between the columns of an id: Unicode's own unit separator

@@ -17,23 +17,23 @@ import pyarrow.compute as pc
 from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of, shown
 from vfl_common.errors import VflError
 from vfl_common.passwords import hidden
+from vfl_party.base.plugins import PlugIns, where_it_failed
 from vfl_party.data import checks
 from vfl_party.data.collect import Columns, Rows, collect
 from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, normalised
-from vfl_party.data.odd_ids import refuse_rounded
+from vfl_party.data.notes.odd_ids import refuse_rounded
+from vfl_party.data.row_arrays import Space
 from vfl_party.data.sources.arrays import read_npz
-from vfl_party.data.sources.database import open_database
-from vfl_party.data.sources.excel import open_excel
+from vfl_party.data.sources.databases.reader import open_database
+from vfl_party.data.sources.excel.workbook import open_excel
 from vfl_party.data.sources.frames import frame_rows
 from vfl_party.data.sources.images import read_image_folder, to_unit
 from vfl_party.data.sources.named import read_sklearn, read_torchvision
 from vfl_party.data.sources.parquet import PARQUET, holds_parquet, open_parquet
 from vfl_party.data.sources.text import open_text
-from vfl_party.data.space import Space
 from vfl_party.data.stream import Stream, emptied
 from vfl_party.data.table import LEFT_OUT, InputRows, Table
 from vfl_party.data.views import CUTS, column_run, cut_images, row_run
-from vfl_party.plugins import PlugIns, where_it_failed
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from vfl_common.text import shortened
 from vfl_party.data import checks
 from vfl_party.data.checks import listed
 from vfl_party.data.ids import IdCounts, Ids
-from vfl_party.data.space import IN_MEMORY, Space, parts, release
+from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, release
 
 MOST_CLASSES_SHOWN = 20
 

@@ -14,28 +14,28 @@ import torch
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.division import divide
+from vfl_common.config.kind_of_file import kind_of, read_tables
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import check_code, load_party
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.config.which import kind_of, read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
 from vfl_party.align import alignment_of
-from vfl_party.chain import Chains
-from vfl_party.chains import summarised
-from vfl_party.context import Party
-from vfl_party.declared import Occurrence, Traffic
+from vfl_party.assembly.party import Load, encoder_settings, load
+from vfl_party.assembly.trial import try_parties, try_party
+from vfl_party.base.plugins import blaming
+from vfl_party.data.rows import divide_rows
 from vfl_party.forecast.result import CountedForecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
 from vfl_party.methods import check_fit, check_together, load_method, parse_settings, upper_of
-from vfl_party.party import Load, encoder_settings, load
-from vfl_party.plugins import blaming
-from vfl_party.policies import Policy
-from vfl_party.policies import load as load_policy
-from vfl_party.policies.allow_all import AllowAll
-from vfl_party.rows import divide_rows
-from vfl_party.trial import try_parties, try_party
+from vfl_party.outbound.chain import Chains
+from vfl_party.outbound.chains import summarised
+from vfl_party.outbound.declared import Occurrence, Traffic
+from vfl_party.outbound.policies import Policy
+from vfl_party.outbound.policies import load as load_policy
+from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.phases.context import Party
 
 MOST_STEPS = 1_000_000  # of a phase: counting them takes about half a minute
 

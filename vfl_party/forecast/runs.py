@@ -6,8 +6,8 @@ from collections import Counter
 
 from vfl_common.bundle import StepKey
 from vfl_common.wire.frames import BundleSizes
-from vfl_party.declared import Occurrence
 from vfl_party.forecast.result import StepRun
+from vfl_party.outbound.declared import Occurrence
 
 
 class Runs:

@@ -10,33 +10,35 @@ from pydantic_core import PydanticSerializationError
 from torch import nn
 
 from vfl_common.config.base import Section, parse
-from vfl_common.config.beside import must_be_alone, must_not_start
 from vfl_common.config.recipe import PhaseSettings, Recipe, Spelling
+from vfl_common.config.stands_alone import must_be_alone, must_not_start
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS
-from vfl_party import codecs, transforms
-from vfl_party.absence import LatePolicy
-from vfl_party.chains import check_asked, check_wire
-from vfl_party.context import MakeEncoder, Party
-from vfl_party.method import Method, Scores
-from vfl_party.metrics import load_metric
-from vfl_party.phase import Phase
-from vfl_party.plugins import Room, blaming
+from vfl_party.base.phase import Phase
+from vfl_party.base.plugins import Registry, blaming
+from vfl_party.models.metrics import load_metric
+from vfl_party.outbound import codecs, transforms
+from vfl_party.outbound.chains import check_asked, check_wire
+from vfl_party.phases.absence import LatePolicy
+from vfl_party.phases.context import MakeEncoder, Party
+from vfl_party.phases.method import Method, Scores
 from vfl_party.privacy.plan import PrivacyPlan, make_plan
 
-ROOM = Room("vfl.methods", "phase of kind", sys.modules[__name__], "METHOD")
+REGISTRY = Registry("vfl.methods", "phase of kind", sys.modules[__name__], "METHOD")
 
 
 def kinds() -> list[str]:
     """Returns all kinds that a recipe can name."""
-    return ROOM.names()
+    return REGISTRY.names()
 
 
 def load_method(kind: str) -> Method[Any]:
     """Returns the method of a kind. Raises InputError, naming the nearest kind, if there is none."""
-    found = ROOM.load(kind, "recipe: phases")
+    found = REGISTRY.load(kind, "recipe: phases")
     if not isinstance(found, Method):
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: the plug-in {kind!r} is no vfl_party.method.Method")
+        raise InputError(
+            Code.CONFIG_INVALID, f"recipe: phases: the plug-in {kind!r} is no vfl_party.phases.method.Method"
+        )
     return found
 
 
@@ -278,7 +280,7 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
         lacks = next((each for each in ("name", "rounds", "run_round") if not hasattr(made, each)), None)
         if lacks is not None:
             text = f"recipe: phases: {phase.name}: the {type(made).__name__} of kind {phase.kind!r} has no {lacks!r}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; set it in __init__, as vfl_party.phase.Phase says")
+            raise InputError(Code.CONFIG_INVALID, f"{text}; set it in __init__, as vfl_party.base.phase.Phase says")
         phases.append(made)
     opened = {key: each.exchange for key, each in party.exchanges.items()}
     check_asked(recipe, opened)

@@ -4,13 +4,13 @@ Modules are built on the CPU inside ``seeded(...)``, so that their weights are e
 """
 
 from vfl_party.models.combine import Combined, combine, combined_size
-from vfl_party.models.encoder import build_encoder, checked_encoder
+from vfl_party.models.encoders.build import build_encoder, checked_encoder
+from vfl_party.models.encoders.plugin import Encoder, check_encoder
+from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.init import begin, generator, seeded
 from vfl_party.models.parts import mark_top, top_state
-from vfl_party.models.plugin import Encoder, check_encoder
 from vfl_party.models.precision import forward
 from vfl_party.models.projector import build_predictor, build_projector
-from vfl_party.models.spec import InputSpec
 from vfl_party.models.stochastic import StochasticEncoder, deterministic
 from vfl_party.models.top import build_top
 from vfl_party.models.towers import TwoTowers

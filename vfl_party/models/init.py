@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vfl_common.errors import InternalError
-from vfl_party.seeds import SECRET
+from vfl_party.base.seeds import SECRET
 
 _WORDS, _FIRST = 624, 24  # of the state of Mersenne Twister; the byte of torch's state where they begin, 8 bytes each
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_common.config.models import TopSettings
-from vfl_party.models.mlp import layers
+from vfl_party.models.encoders.mlp import layers
 
 
 def build_top(settings: TopSettings, in_features: int, outputs: int) -> nn.Sequential:

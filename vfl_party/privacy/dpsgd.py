@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_party.noise import PrivateGaussian
+from vfl_party.base.seeds import Rows
+from vfl_party.outbound.noise import PrivateGaussian
 from vfl_party.privacy import poisson
 from vfl_party.privacy.accountant import Spending
-from vfl_party.seeds import Rows
 
 
 def check_model(module: nn.Module) -> None:

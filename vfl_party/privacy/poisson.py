@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vfl_party.seeds import Rows, derive_seed
+from vfl_party.base.seeds import Rows, derive_seed
 
 
 def sampling_rate(rows: int, batch_size: int) -> float:

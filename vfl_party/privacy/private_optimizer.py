@@ -7,7 +7,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch.optim import Optimizer
 
-from vfl_party.noise import PrivateGaussian
+from vfl_party.outbound.noise import PrivateGaussian
 
 __all__ = ["GradSampleHooks", "ModuleValidator", "PrivateOptimizer"]
 

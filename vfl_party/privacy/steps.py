@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vfl_common.errors import InternalError
+from vfl_party.base.seeds import Rows
 from vfl_party.privacy import poisson
 from vfl_party.privacy.dpsgd import DpTraining, check_model
 from vfl_party.privacy.plan import PrivacyPlan
-from vfl_party.seeds import Rows
 
 
 class PrivateSteps:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from vfl_party.base.seeds import derive_seed
 from vfl_party.models import InputSpec, forward
 from vfl_party.models.backward import backward
 from vfl_party.models.precision import Precision
 from vfl_party.ranks.group import Ranks, Word, shares, together
 from vfl_party.ranks.leader import synchronised
 from vfl_party.ranks.reduce import parallel
-from vfl_party.seeds import derive_seed
 
 
 def follow(ranks: Ranks, make_encoder: Callable[[InputSpec], nn.Module], precision: Precision) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.errors import Code, InputError
+from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.models import InputSpec, StochasticEncoder, forward
 from vfl_party.models.precision import Precision
-from vfl_party.phase import Phase, RoundReport, Tree
 from vfl_party.ranks.group import Ranks, Word, shares, together
 from vfl_party.ranks.reduce import parallel
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.seeds import Rows, derive_seed, full_batches
 from vfl_party.models import generator
-from vfl_party.seeds import Rows, derive_seed, full_batches
+from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.losses import KeyQueue, nt_xent, variance_kept
 from vfl_party.selfsup.plan import SelfSupPlan

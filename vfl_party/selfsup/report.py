@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vfl_party.phase import RoundReport
+from vfl_party.base.phase import RoundReport
 from vfl_party.selfsup.local import Epochs
 
 COLLAPSED = 0.02  # share of the variance of the projections' directions; trained encoders keep 0.5 and more

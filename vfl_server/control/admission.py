@@ -8,7 +8,7 @@ from vfl_common.config.recipe import Recipe, first_difference
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.alike import at, range_of, require_alike, spelling_of
+from vfl_common.rpc.agreement import at, range_of, require_alike, spelling_of
 from vfl_common.text import clean
 
 MAX_TEXT = 200  # characters of a device, a run or an address

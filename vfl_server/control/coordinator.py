@@ -20,9 +20,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.link import OLDEST
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.alike import range_of
+from vfl_common.rpc.agreement import range_of
 from vfl_common.rpc.failures import refusal, to_failure
-from vfl_common.rpc.rate import Rate
+from vfl_common.rpc.guard.rate import Rate
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import PartySummary
 from vfl_common.text import clean

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.rate import Rate, and_more
+from vfl_common.rpc.guard.rate import Rate, and_more
 from vfl_common.text import clean
 from vfl_server.control.pace import pace
 

@@ -14,10 +14,10 @@ from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.ask import answering
 from vfl_common.rpc.channel import Context, Handler, Places, caller, stream_handler
+from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.refusals import Refusals
+from vfl_common.rpc.guard.refusals import Refusals
 from vfl_common.rpc.session import SERVICE
-from vfl_common.rpc.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator, Member
 
 _LAST_WORD_S = 1.5  # for a party to end the session once it has read the server's last word

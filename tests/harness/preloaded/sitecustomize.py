@@ -35,7 +35,7 @@ import torch._dynamo
 from hugepages import collapse  # type: ignore[import-not-found] # in the same folder
 from remembered import remember  # type: ignore[import-not-found]
 
-import vfl_party.codecs.identity
+import vfl_party.outbound.codecs.identity
 from vfl.launcher import forks
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import import_programs, serve

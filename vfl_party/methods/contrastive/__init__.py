@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Literal
 
 from vfl_common.config.models import Probability, Temperature
-from vfl_party.context import Party
-from vfl_party.method import Method, silent
-from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.phases.context import Party
+from vfl_party.phases.method import Method, silent
 from vfl_party.selfsup.local import LocalSelfSup
 from vfl_party.selfsup.plan import make_plan
 from vfl_party.selfsup.report import report

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.config.base import Section
-from vfl_party.context import Party
-from vfl_party.declared import Exchange, Occurrence, Traffic
-from vfl_party.method import Method
-from vfl_party.metrics import evaluate
-from vfl_party.phase import Phase, RoundReport
-from vfl_party.scoring import chunks, joint_embeddings, outputs_of, scoring, scoring_traffic, send_embeddings
-from vfl_party.seeds import Rows
+from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.base.seeds import Rows
+from vfl_party.models.metrics import evaluate
+from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
+from vfl_party.phases.context import Party
+from vfl_party.phases.method import Method
+from vfl_party.phases.scoring import chunks, joint_embeddings, outputs_of, scoring, scoring_traffic, send_embeddings
 
 
 class EvaluateSettings(Section):

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party
-from vfl_party.diverged import check_sums
+from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
 from vfl_party.methods.fedcvt.losses import Representations
 from vfl_party.methods.fedcvt.objective import TERMS, Objective
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import FedCVTTraining
-from vfl_party.metrics import evaluate
 from vfl_party.models import forward, seeded
-from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.scoring import joint_outputs
-from vfl_party.seeds import derive_seed
+from vfl_party.models.metrics import evaluate
+from vfl_party.phases.context import Party
+from vfl_party.phases.diverged import check_sums
+from vfl_party.phases.scoring import joint_outputs
 
 
 class ActiveFedCVT(Phase):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.seeds import Rows, batches, derive_seed, full_batches
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
-from vfl_party.seeds import Rows, batches, derive_seed, full_batches
+from vfl_party.phases.context import Party
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import MakeEncoder
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
+from vfl_party.phases.context import MakeEncoder
 
 UNIQUE, SHARED = "unique", "shared"  # also the labels from which initial weights are drawn
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vfl_common.bundle import Kind
-from vfl_party.declared import Exchange, Sent, f32, noise
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
-from vfl_party.scoring import scoring
+from vfl_party.outbound.declared import Exchange, Sent, f32, noise
+from vfl_party.phases.scoring import scoring
 
 VALIDATION = scoring(name="validation")
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import TaskSettings
 from vfl_party.methods.fedcvt.settings import Preset
-from vfl_party.metrics import scores
+from vfl_party.models.metrics import scores
 
 
 def halves(r_ND: Tensor) -> tuple[Tensor, Tensor]:

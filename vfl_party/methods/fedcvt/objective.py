@@ -11,8 +11,8 @@ from torch import Tensor
 from vfl_common.config.models import TaskSettings
 from vfl_party.methods.fedcvt.losses import Representations, agreed, distance, estimate, halves, overlap
 from vfl_party.methods.fedcvt.settings import FedCVTSettings, Preset
-from vfl_party.metrics import loss_fn
 from vfl_party.models import combine
+from vfl_party.models.metrics import loss_fn
 
 Classify = Callable[[Tensor], Tensor]
 TERMS = ("classifiers", "shared", "overlap", "estimate")

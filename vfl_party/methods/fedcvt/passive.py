@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party
-from vfl_party.diverged import check_own
+from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import FedCVTTraining
 from vfl_party.models.backward import backward
-from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.scoring import send_embeddings
+from vfl_party.phases.context import Party
+from vfl_party.phases.diverged import check_own
+from vfl_party.phases.scoring import send_embeddings
 
 
 class PassiveFedCVT(Phase):

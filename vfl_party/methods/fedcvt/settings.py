@@ -9,9 +9,9 @@ from pydantic import Field, NonNegativeInt
 from vfl_common.config.base import Section
 from vfl_common.config.models import Probability
 from vfl_common.config.recipe import Fraction
-from vfl_party.declared import Role
-from vfl_party.noise import Amplifier
-from vfl_party.training import TrainingSettings
+from vfl_party.models.training import TrainingSettings
+from vfl_party.outbound.declared import Role
+from vfl_party.outbound.noise import Amplifier
 
 Preset = Literal["paper", "released"]
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party
-from vfl_party.declared import Occurrence, Traffic
 from vfl_party.methods.fedcvt.batches import FedCVTBatches
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import check_recipe
-from vfl_party.scoring import scoring_traffic
+from vfl_party.outbound.declared import Occurrence, Traffic
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import scoring_traffic
 
 
 def traffic(party: Party, name: str, settings: FedCVTSettings) -> Traffic:

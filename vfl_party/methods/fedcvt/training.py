@@ -11,12 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
-from vfl_party.diverged import check_own
 from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows, too_few
 from vfl_party.methods.fedcvt.encoders import TwoNetworks
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
-from vfl_party.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.phases.context import Party
+from vfl_party.phases.diverged import check_own
 
 
 def check_recipe(recipe: Recipe, phase: str) -> None:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
-from vfl_party.context import Party
 from vfl_party.methods.fedhssl.exchanges import weights
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.models import top_state
+from vfl_party.phases.context import Party
 from vfl_party.selfsup.tower import Tower
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party
-from vfl_party.declared import Exchange
+from vfl_party.base.seeds import Rows, full_batches
 from vfl_party.methods.fedhssl.encoders import CROSS
 from vfl_party.methods.fedhssl.exchanges import projection
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
-from vfl_party.seeds import Rows, full_batches
+from vfl_party.outbound.declared import Exchange
+from vfl_party.phases.context import Party
 from vfl_party.selfsup.local import Epochs, finite, require_rows
 from vfl_party.selfsup.losses import KeyQueue, variance_kept
 from vfl_party.selfsup.plan import SelfSupPlan

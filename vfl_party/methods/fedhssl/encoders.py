@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import MakeEncoder, Party
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.models import TwoTowers
+from vfl_party.phases.context import MakeEncoder, Party
 
 CROSS, LOCAL = "cross", "local"  # also the labels from which initial weights are drawn
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind
-from vfl_party.declared import Exchange, Sent, f32, noise
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+from vfl_party.outbound.declared import Exchange, Sent, f32, noise
 
 
 def projection(settings: FedHSSLSettings) -> Exchange:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.fedhssl.aggregate import AggregationStep
 from vfl_party.methods.fedhssl.cross import ActiveCross, CrossStep, PassiveCross
 from vfl_party.methods.fedhssl.encoders import CROSS, LOCAL, two_encoders
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
-from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.phases.context import Party
 from vfl_party.selfsup.local import Epochs, LocalSelfSup
 from vfl_party.selfsup.plan import make_plan
 from vfl_party.selfsup.report import report

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party
-from vfl_party.declared import Exchange, Occurrence, Traffic
-from vfl_party.method import need_data
 from vfl_party.methods.fedhssl.exchanges import projection
 from vfl_party.methods.fedhssl.phase import PassiveFedHSSL
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
+from vfl_party.phases.context import Party
+from vfl_party.phases.method import need_data
 from vfl_party.selfsup.local import require_rows
 from vfl_party.selfsup.plan import make_plan
 

@@ -6,10 +6,10 @@ FedOnce.
 """
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.method import Method, silent
 from vfl_party.methods.fedonce.encoders import learnt_encoder
 from vfl_party.methods.fedonce.phase import FedOnce
 from vfl_party.methods.fedonce.settings import FedOnceSettings
+from vfl_party.phases.method import Method, silent
 from vfl_party.privacy.plan import PrivatePhase
 
 

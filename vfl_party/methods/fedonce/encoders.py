@@ -9,8 +9,8 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import MlpSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.context import MakeEncoder
 from vfl_party.methods.fedonce.settings import FedOnceSettings, Output
+from vfl_party.phases.context import MakeEncoder
 
 
 class WithOutput(nn.Module):

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from vfl_party.context import Party
+from vfl_party.base.phase import RoundReport
+from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.fedonce.rows import diverged, rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.methods.fedonce.training import LocalTraining
 from vfl_party.models import generator
-from vfl_party.phase import RoundReport
-from vfl_party.seeds import Rows, derive_seed
+from vfl_party.phases.context import Party
 
 
 def on_sphere(n: int, d: int, seed: int) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.phase import RoundReport
 from vfl_party.methods.fedonce.rows import rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.phase import RoundReport
+from vfl_party.phases.context import Party
 
 
 def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from vfl_party.context import Party
+from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.fedonce.nat import Nat
 from vfl_party.methods.fedonce.pca import Pca
 from vfl_party.methods.fedonce.reconstruction import Reconstruction
 from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.phases.context import Party
 from vfl_party.selfsup.local import LocalSelfSup
 from vfl_party.selfsup.plan import make_plan
 from vfl_party.selfsup.report import report

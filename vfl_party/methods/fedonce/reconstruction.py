@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import TopSettings
-from vfl_party.context import Party
+from vfl_party.base.phase import RoundReport
+from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.fedonce.rows import rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.methods.fedonce.training import LocalTraining
 from vfl_party.models import build_top, seeded
-from vfl_party.phase import RoundReport
-from vfl_party.seeds import Rows, derive_seed
+from vfl_party.phases.context import Party
 
 
 class Reconstruction:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
-from vfl_party.seeds import Rows, batches, derive_seed
+from vfl_party.base.seeds import Rows, batches, derive_seed
+from vfl_party.phases.context import Party
 
 
 def rows_to_learn(party: Party, phase: str, split: str) -> Rows:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl_party.context import Party
+from vfl_party.base.phase import RoundReport
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.fedonce.rows import finite, own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
-from vfl_party.optim import build_optimizer, build_schedule, clip
-from vfl_party.phase import RoundReport
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.phases.context import Party
 from vfl_party.privacy.steps import PrivateSteps
-from vfl_party.seeds import Rows
 
 
 class LocalTraining:

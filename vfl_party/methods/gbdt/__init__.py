@@ -4,8 +4,8 @@ In a recipe of one party with all columns, the trees use them all (a study's ``c
 later phase gets anything: the trees end with the phase.
 """
 
-from vfl_party.method import Method, silent
 from vfl_party.methods.gbdt.phase import ActiveGbdt, PassiveGbdt
 from vfl_party.methods.gbdt.settings import GbdtSettings
+from vfl_party.phases.method import Method, silent
 
 METHOD = Method(GbdtSettings, ActiveGbdt, PassiveGbdt, kept=False, traffic=silent)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.gbdt.settings import GbdtSettings
-from vfl_party.metrics import evaluate
-from vfl_party.phase import Phase, RoundReport
-from vfl_party.seeds import Rows, derive_seed
+from vfl_party.models.metrics import evaluate
+from vfl_party.phases.context import Party
 
 OBJECTIVES = {"binary": "binary", "multiclass": "multiclass", "regression": "regression"}
 INSTALL = "pip install lightgbm"

@@ -8,11 +8,11 @@ them, in eval mode, on unchanged rows; each party sends one bundle, for its trai
 from __future__ import annotations
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.method import Method
 from vfl_party.methods.head.active import ActiveHead
 from vfl_party.methods.head.passive import PassiveHead
 from vfl_party.methods.head.settings import HeadSettings
 from vfl_party.methods.head.upload import traffic
+from vfl_party.phases.method import Method
 from vfl_party.privacy.plan import PrivatePhase
 
 

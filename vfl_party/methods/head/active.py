@@ -12,16 +12,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.base.seeds import Rows, batches
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
 from vfl_party.methods.head.upload import upload, without, zeros
-from vfl_party.metrics import loss_fn
 from vfl_party.models import combine
-from vfl_party.optim import build_optimizer, build_schedule, clip
-from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.models.metrics import loss_fn
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import embed
 from vfl_party.privacy.steps import PrivateSteps
-from vfl_party.scoring import embed
-from vfl_party.seeds import Rows, batches
 
 
 class ActiveHead(Phase):

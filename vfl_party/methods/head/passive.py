@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party
+from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
 from vfl_party.methods.head.upload import upload
-from vfl_party.phase import Phase, RoundReport
-from vfl_party.scoring import embed
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import embed
 
 
 class PassiveHead(Phase):

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vfl_party.noise import Amplifier
+from vfl_party.models.training import TrainingSettings
+from vfl_party.outbound.noise import Amplifier
 from vfl_party.privacy.settings import DpSettings
-from vfl_party.training import TrainingSettings
 
 UPLOAD, TRAIN = 0, 1  # rounds: a checkpoint lies between them, so that a failure in training does not repeat the upload
 

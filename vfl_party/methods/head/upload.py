@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
-from vfl_party.context import Party
-from vfl_party.declared import NOTHING, Exchange, Occurrence, Sent, Traffic, f32, noise, u8
 from vfl_party.methods.head.settings import UPLOAD, HeadSettings
+from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, Traffic, f32, noise, u8
+from vfl_party.phases.context import Party
 
 
 def upload(settings: HeadSettings, how: str) -> Exchange:

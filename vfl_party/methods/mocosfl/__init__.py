@@ -9,16 +9,16 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.context import MakeEncoder, Party
-from vfl_party.method import Method
+from vfl_party.base.phase import Phase
 from vfl_party.methods.mocosfl.active import ActiveMocoSFL
-from vfl_party.methods.mocosfl.alone import AloneMocoSFL
 from vfl_party.methods.mocosfl.check import other_encoder
-from vfl_party.methods.mocosfl.course import build_bottom, build_tail, hands_out
 from vfl_party.methods.mocosfl.passive import PassiveMocoSFL
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.methods.mocosfl.single_party import AloneMocoSFL
+from vfl_party.methods.mocosfl.steps import build_bottom, build_tail, hands_out
 from vfl_party.methods.mocosfl.traffic import traffic
-from vfl_party.phase import Phase
+from vfl_party.phases.context import MakeEncoder, Party
+from vfl_party.phases.method import Method
 
 
 def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party
-from vfl_party.diverged import check_sums
-from vfl_party.methods.mocosfl.course import Course, averaged, build_bottom, halves_of
+from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.memory import TrainedTail, zero
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.methods.mocosfl.steps import Course, averaged, build_bottom, halves_of
+from vfl_party.phases.context import Party
+from vfl_party.phases.diverged import check_sums
 
 
 class ActiveMocoSFL(Phase):

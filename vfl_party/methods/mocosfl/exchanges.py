@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from vfl_common.bundle import Kind
-from vfl_party.declared import NOTHING, Exchange, Sent, f32
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32
 
 
 def latents(settings: MocoSFLSettings) -> Exchange:

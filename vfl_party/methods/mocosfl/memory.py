@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.phase import Tree
+from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.contrast import contrast
-from vfl_party.methods.mocosfl.course import momentum_of
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.methods.mocosfl.steps import momentum_of
 from vfl_party.methods.mocosfl.training import TrainedHalf
-from vfl_party.phase import Tree
-from vfl_party.seeds import derive_seed
+from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import KeyQueue, ema_update
 
 

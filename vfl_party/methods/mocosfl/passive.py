@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 
 from vfl_common.bundle import StepKey
-from vfl_party.advice import advise
-from vfl_party.context import Party
-from vfl_party.diverged import check_own
-from vfl_party.methods.mocosfl.course import Course, averaged, halves_of, momentum_of
+from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.methods.mocosfl.steps import Course, averaged, halves_of, momentum_of
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import Views
 from vfl_party.models.backward import backward
-from vfl_party.phase import Phase, RoundReport, Tree
+from vfl_party.phases.advice import advise
+from vfl_party.phases.context import Party
+from vfl_party.phases.diverged import check_own
 from vfl_party.selfsup.augment import Inputs
 from vfl_party.selfsup.losses import ema_update
 

@@ -9,13 +9,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vfl_party.models.decoder import Decoder
+from vfl_party.methods.mocosfl.likeness import ssim
 from vfl_common.config.base import Section
 from vfl_common.config.models import OptimizerSettings, Rate
-from vfl_party.attacks.decoder import Decoder
-from vfl_party.attacks.likeness import ssim
+from vfl_party.base.seeds import derive_seed
 from vfl_party.models import seeded
-from vfl_party.optim import build_optimizer
-from vfl_party.seeds import derive_seed
+from vfl_party.models.optim import build_optimizer
 
 
 class ResistSettings(Section):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party
-from vfl_party.declared import Exchange, Occurrence, Traffic
-from vfl_party.methods.mocosfl.course import Course, averaged, build_bottom, halves_of
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.methods.mocosfl.steps import Course, averaged, build_bottom, halves_of
+from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
+from vfl_party.phases.context import Party
 
 
 def traffic(party: Party, name: str, settings: MocoSFLSettings) -> Traffic:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from vfl_common.config.models import OptimizerSettings
-from vfl_party.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
 
 
 class TrainedHalf:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.seeds import Rows, derive_seed, full_batches
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.models import generator
-from vfl_party.seeds import Rows, derive_seed, full_batches
+from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment import Inputs, make_augment
 from vfl_party.selfsup.local import require_rows
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_party.advice import advise
-from vfl_party.context import Party
+from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.base.seeds import Rows, batches
 from vfl_party.methods.probe.exchanges import (
     LATENTS,
     TRAINING,
@@ -25,11 +25,11 @@ from vfl_party.methods.probe.exchanges import (
     steps,
 )
 from vfl_party.methods.probe.settings import ProbeSettings
-from vfl_party.metrics import evaluate, loss_fn
 from vfl_party.models.halves import Tail
-from vfl_party.optim import build_optimizer, build_schedule, clip
-from vfl_party.phase import Phase, RoundReport
-from vfl_party.seeds import Rows, batches
+from vfl_party.models.metrics import evaluate, loss_fn
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.phases.advice import advise
+from vfl_party.phases.context import Party
 
 _VOTERS = 512  # rows whose neighbours are looked for at once
 _LEAST = 1e-12  # of a share of votes, so that its logarithm is finite

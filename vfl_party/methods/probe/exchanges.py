@@ -14,11 +14,11 @@ from torch import Tensor
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
-from vfl_party.declared import Exchange, Occurrence, Sent, Traffic, f32, u8
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.models.halves import Tail
-from vfl_party.seeds import Rows
+from vfl_party.outbound.declared import Exchange, Occurrence, Sent, Traffic, f32, u8
+from vfl_party.phases.context import Party
 
 DIGEST_BYTES = 16
 _CHUNK_BYTES = 8 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vfl_party.context import Party
+from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.methods.probe.exchanges import (
     LATENTS,
     TRAINING,
@@ -17,7 +17,7 @@ from vfl_party.methods.probe.exchanges import (
     steps,
 )
 from vfl_party.methods.probe.settings import ProbeSettings
-from vfl_party.phase import Phase, RoundReport
+from vfl_party.phases.context import Party
 
 
 class PassiveProbe(Phase):

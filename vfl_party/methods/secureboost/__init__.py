@@ -6,14 +6,14 @@ return the sums in an order of their own. Splits and thresholds stay where the c
 
 from torch import nn
 
-from vfl_party.context import Party
-from vfl_party.method import Method
 from vfl_party.methods.secureboost.active import ActiveSecureBoost
-from vfl_party.methods.secureboost.forest import NAME, Forest
+from vfl_party.methods.secureboost.joint_walk import Walk
 from vfl_party.methods.secureboost.passive import PassiveSecureBoost
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.traffic import traffic
-from vfl_party.methods.secureboost.walking import Walk
+from vfl_party.methods.secureboost.tree.forest import NAME, Forest
+from vfl_party.phases.context import Party
+from vfl_party.phases.method import Method
 
 
 def _own() -> dict[str, nn.Module]:

@@ -10,8 +10,13 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_party.context import Party
-from vfl_party.homomorphic import (
+from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.base.phase import Tree as State
+from vfl_party.base.seeds import Rows, derive_seed
+from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
+from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, opened, routed
+from vfl_party.methods.secureboost.exchanges import BEST, OVERHEARD, STOP
+from vfl_party.methods.secureboost.homomorphic import (
     CipherError,
     Integers,
     Keys,
@@ -22,24 +27,19 @@ from vfl_party.homomorphic import (
     make_keys,
     together,
 )
-from vfl_party.homomorphic.none import PlainAdder
-from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
-from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, opened, routed
-from vfl_party.methods.secureboost.entries import Layout, Plan, summed
-from vfl_party.methods.secureboost.exchanges import BEST, OVERHEARD, STOP
-from vfl_party.methods.secureboost.forest import Tree
-from vfl_party.methods.secureboost.gains import BestSplit, Gains, Sums
-from vfl_party.methods.secureboost.growing import GrowingTree
-from vfl_party.methods.secureboost.growth import SETTLED, Bools, open_nodes, packed_bytes, to_sum, where
-from vfl_party.methods.secureboost.objective import Doubles, Fixed, base, derivatives
+from vfl_party.methods.secureboost.homomorphic.none import PlainAdder
+from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
-from vfl_party.methods.secureboost.sampling import by_gradient, sample, secret
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.walking import Walk, forest_of
-from vfl_party.metrics import evaluate, loss_fn
-from vfl_party.phase import Phase, RoundReport
-from vfl_party.phase import Tree as State
-from vfl_party.seeds import Rows, derive_seed
+from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
+from vfl_party.methods.secureboost.tree.forest import Tree
+from vfl_party.methods.secureboost.tree.gains import BestSplit, Gains, Sums
+from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
+from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed, base, derivatives
+from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, open_nodes, packed_bytes, to_sum, where
+from vfl_party.methods.secureboost.tree.sampling import by_gradient, sample, secret
+from vfl_party.models.metrics import evaluate, loss_fn
+from vfl_party.phases.context import Party
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.methods.secureboost.settings import MOST_CODES
-from vfl_party.seeds import Rows, derive_seed, permutation
+from vfl_party.phases.context import Party
 
 ELSEWHERE = -1  # the code of a cell like none in the training rows: it goes where most rows go
 Codes = npt.NDArray[np.int8]

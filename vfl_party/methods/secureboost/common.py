@@ -10,16 +10,16 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
-from vfl_party.homomorphic import check, cipher_bytes, key_room
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
-from vfl_party.methods.secureboost.entries import Layout
 from vfl_party.methods.secureboost.exchanges import KEY, MOST_ENTRIES, PARTITION, SAMPLE, VERDICT, gradients, sums
-from vfl_party.methods.secureboost.forest import Split
-from vfl_party.methods.secureboost.growth import Bools
 from vfl_party.methods.secureboost.guard import check_asked
+from vfl_party.methods.secureboost.homomorphic import check, cipher_bytes, key_room
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.seeds import Rows
+from vfl_party.methods.secureboost.tree.entries import Layout
+from vfl_party.methods.secureboost.tree.forest import Split
+from vfl_party.methods.secureboost.tree.positions import Bools
+from vfl_party.phases.context import Party
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vfl_common.bundle import Kind
-from vfl_party.declared import NOTHING, Exchange, Sent, i64, u8
 from vfl_party.methods.secureboost.settings import MOST_CODES, SecureBoostSettings
+from vfl_party.outbound.declared import NOTHING, Exchange, Sent, i64, u8
 
 BEST, STOP = 1, 2  # bits of the active party's verdict on a round
 MOST_ENTRIES = 1 << 17  # of a party, in a tree

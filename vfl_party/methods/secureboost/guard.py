@@ -14,10 +14,10 @@ import numpy as np
 
 from vfl_common.config.models import TaskSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
-from vfl_party.methods.secureboost.growth import SETTLED, Bools, Nodes
-from vfl_party.methods.secureboost.sampling import parts
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
+from vfl_party.methods.secureboost.tree.sampling import parts
+from vfl_party.phases.context import Party
 
 FILE = "answered-splits"  # in the party's folder of the run
 LOST = "if its folder of the run was lost, begin a new run with --fresh at the server and every party"

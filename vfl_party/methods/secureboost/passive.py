@@ -13,9 +13,9 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
-from vfl_party.context import Party
-from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu
-from vfl_party.homomorphic.scheme import Held
+from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.base.phase import Tree as State
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import (
     begin,
@@ -26,22 +26,22 @@ from vfl_party.methods.secureboost.common import (
     opened,
     routed,
 )
-from vfl_party.methods.secureboost.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.exchanges import (
     BEST,
     OVERHEARD,
     STOP,
 )
-from vfl_party.methods.secureboost.forest import Tree
-from vfl_party.methods.secureboost.growth import Bools, Nodes, open_nodes, packed_bytes, to_sum
 from vfl_party.methods.secureboost.guard import LOST, Answered, fewest_rows, wrong_children
+from vfl_party.methods.secureboost.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu
+from vfl_party.methods.secureboost.homomorphic.scheme import Held
+from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
-from vfl_party.methods.secureboost.sampling import drawn, sample
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.walking import Walk, forest_of
-from vfl_party.phase import Phase, RoundReport
-from vfl_party.phase import Tree as State
-from vfl_party.seeds import Rows
+from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
+from vfl_party.methods.secureboost.tree.forest import Tree
+from vfl_party.methods.secureboost.tree.positions import Bools, Nodes, open_nodes, packed_bytes, to_sum
+from vfl_party.methods.secureboost.tree.sampling import drawn, sample
+from vfl_party.phases.context import Party
 
 log = logging.getLogger(__name__)
 

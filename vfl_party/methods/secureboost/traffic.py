@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from vfl_common.bundle import StepKey
-from vfl_party.context import Party
-from vfl_party.declared import Exchange, Occurrence, Traffic
-from vfl_party.homomorphic import cipher_bytes, ciphers_for, key_room, together
 from vfl_party.methods.secureboost.columns import Column, learn, sampled
 from vfl_party.methods.secureboost.common import routed
-from vfl_party.methods.secureboost.entries import Layout
 from vfl_party.methods.secureboost.exchanges import KEY, PARTITION, SAMPLE, VERDICT, gradients, sums, walk
-from vfl_party.methods.secureboost.growth import packed_bytes
-from vfl_party.methods.secureboost.sampling import drawn
+from vfl_party.methods.secureboost.homomorphic import cipher_bytes, ciphers_for, key_room, together
+from vfl_party.methods.secureboost.joint_walk import rows_at_once
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.walking import rows_at_once
+from vfl_party.methods.secureboost.tree.entries import Layout
+from vfl_party.methods.secureboost.tree.positions import packed_bytes
+from vfl_party.methods.secureboost.tree.sampling import drawn
+from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
+from vfl_party.phases.context import Party
 
 FEWER = (
     "a tree may have fewer nodes than its depth allows, so sums and the rows' sides are upper bounds; the rest is exact"

@@ -1,11 +1,11 @@
 """Supervised split training: every party has an encoder; the active party has the labels and the top model."""
 
-from vfl_party.method import Method
 from vfl_party.methods.splitnn.active import ActiveSplitNN
 from vfl_party.methods.splitnn.mid import drawn, stochastic_encoder
 from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.traffic import traffic
+from vfl_party.phases.method import Method
 
 METHOD = Method(
     SplitNNSettings,

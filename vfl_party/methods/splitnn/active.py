@@ -8,21 +8,21 @@ import torch
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
-from vfl_party.methods.splitnn.absent import Absent
-from vfl_party.methods.splitnn.beside import OF_CLASS, told
+from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.dcor import with_labels
 from vfl_party.methods.splitnn.drift import Drift
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VERDICT, embedding, validation
 from vfl_party.methods.splitnn.local import ActiveLocal
+from vfl_party.methods.splitnn.row_facts import OF_CLASS, told
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
-from vfl_party.metrics import evaluate, loss_fn, lower_is_better
+from vfl_party.methods.splitnn.without_passives import Absent
 from vfl_party.models import Combined
 from vfl_party.models.backward import backward
-from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.scoring import chunks, joint_embeddings, outputs_of
-from vfl_party.seeds import Rows
+from vfl_party.models.metrics import evaluate, loss_fn, lower_is_better
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import chunks, joint_embeddings, outputs_of
 
 
 class ActiveSplitNN(Phase):

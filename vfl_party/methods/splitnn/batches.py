@@ -9,10 +9,10 @@ from itertools import accumulate
 import numpy as np
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
+from vfl_party.base.seeds import Rows, batches
 from vfl_party.methods.splitnn.exchanges import embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.seeds import Rows, batches
+from vfl_party.phases.context import Party
 
 
 @dataclass(frozen=True)

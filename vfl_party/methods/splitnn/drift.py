@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vfl_party.scoring import CHUNK_ROWS, Chunk
+from vfl_party.phases.scoring import CHUNK_ROWS, Chunk
 
 _MOST = 4  # chunks of validation rows that are compared: 4,096 rows say as much as all, and take less memory
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from vfl_common.bundle import Kind
-from vfl_party.declared import NOTHING, Exchange, Sent, f32, noise, u8
-from vfl_party.methods.splitnn.beside import BESIDE
 from vfl_party.methods.splitnn.mid import drawn
+from vfl_party.methods.splitnn.row_facts import BESIDE
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.scoring import scoring
+from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32, noise, u8
+from vfl_party.phases.scoring import scoring
 
 BEST, STOP = 1, 2  # bits of the active party's verdict on a round
 VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")

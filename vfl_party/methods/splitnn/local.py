@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vfl_party.context import Party
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.settings import CacheSettings, SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
-from vfl_party.metrics import loss_fn
 from vfl_party.models import combine
 from vfl_party.models.backward import backward
-from vfl_party.seeds import Rows
+from vfl_party.models.metrics import loss_fn
+from vfl_party.phases.context import Party
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_common.errors import Code, InputError
-from vfl_party.context import MakeEncoder, Party
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.models import StochasticEncoder
+from vfl_party.phases.context import MakeEncoder, Party
 
 
 def stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Module | None:

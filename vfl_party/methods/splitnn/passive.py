@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vfl_common.bundle import StepKey
 from vfl_common.link import StepPassed
-from vfl_party.absence import Following
-from vfl_party.context import Party
+from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.dcor import columns_of, gradient
 from vfl_party.methods.splitnn.exchanges import BEST, STOP, VERDICT, embedding, validation
 from vfl_party.methods.splitnn.mid import check_encoder
@@ -13,9 +13,9 @@ from vfl_party.methods.splitnn.pipe import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models.backward import backward
-from vfl_party.phase import Phase, RoundReport, Tree
-from vfl_party.scoring import send_embeddings
-from vfl_party.seeds import Rows
+from vfl_party.phases.absence import Following
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import send_embeddings
 
 
 class PassiveSplitNN(Phase):

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
-from vfl_party.context import Party
-from vfl_party.exchange import Asking
 from vfl_party.methods.splitnn.batches import Batch
 from vfl_party.methods.splitnn.local import PassiveLocal
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models.backward import backward
+from vfl_party.outbound.exchange import Asking
+from vfl_party.phases.context import Party
 
 
 class Copies:

@@ -8,9 +8,9 @@ from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import KindName, Section
 from vfl_common.config.recipe import Seconds
-from vfl_party.absence import LatePolicy
-from vfl_party.noise import Amplifier
-from vfl_party.training import TrainingSettings
+from vfl_party.models.training import TrainingSettings
+from vfl_party.outbound.noise import Amplifier
+from vfl_party.phases.absence import LatePolicy
 
 
 class EarlyStopping(Section):

@@ -9,13 +9,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
-from vfl_party import transforms
-from vfl_party.context import Party
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.optim import build_optimizer, build_schedule, clip
-from vfl_party.scoring import chunks
-from vfl_party.seeds import Rows
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.outbound import transforms
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import chunks
 
 
 class OwnTraining:

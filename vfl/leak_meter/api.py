@@ -1,0 +1,236 @@
+"""Rehearses attacks on runs of recipes: what each party could read from what it receives."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl.leak_meter.report.result import Rehearsed, Spread, as_columns, as_json, drawings, over_seeds
+from vfl.library.recipe import Recipe
+from vfl.library.run import Run
+from vfl.library.simulate import rehearse
+from vfl_common.config.party import Init
+from vfl_common.config.recipe import naming
+from vfl_common.errors import Code, InputError, VflError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_GOOD = ("auc", "accuracy", "rmse", "loss")  # the first that a run has is its utility
+_SPLITS = ("test", "validation", "train")
+
+Given = Recipe | Mapping[str, Any] | str | Path
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """What was found, one entry a recipe."""
+
+    found: tuple[Rehearsed, ...]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Returns a row a figure, as columns; ``pandas.DataFrame`` takes them as they are."""
+        return as_columns(self.found)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns all values of all seeds."""
+        return as_json(self.found)
+
+    def plot(self) -> Figure:
+        """Draws each leak over the metric; the larger a point, the more bytes the run sent."""
+        from vfl.leak_meter.report.picture import draw
+
+        return draw(self.found)
+
+    def images(self) -> dict[str, bytes]:
+        """Returns {file name: PNG}: of each recipe and party, private images above what an attack made of them.
+
+        It is empty if no attack reads images. ``IPython.display.Image`` shows a PNG in a notebook.
+        """
+        from vfl.leak_meter.report.picture import draw_images
+
+        return draw_images(self.found)
+
+    def __repr__(self) -> str:
+        return f"Leaks({len(self.found)} recipes, {sum(len(each.lines) for each in self.found)} figures)"
+
+    def _repr_html_(self) -> str:
+        from vfl.leak_meter.report.table import render
+        from vfl.report.table import as_html
+
+        return as_html(render(self.found))
+
+
+def leaks(
+    recipe: Given | Sequence[Given],
+    data: Mapping[str, Any] | None = None,
+    *,
+    attacks: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    every: int = 1,
+    init: Init = "secret",
+    out: str | Path | None = None,
+    quiet: bool = False,
+    tell: Callable[[Rehearsed], None] | None = None,
+) -> Leaks:
+    """Runs recipes in this process, records what each party receives, and plays attacks on it.
+
+    Args:
+        recipe: as in ``simulate``; or several, such as one for each defence, to compare.
+        data: as in ``simulate``; all parties' rows are needed here.
+        attacks: their names; all that are known, those of plug-ins too, if not given.
+        seeds: of the recipe, one run each; its own if not given.
+        every: records rounds 0, every, 2 x every, … of each phase.
+        init: as in a party file: whether the parties' own weights, dropout, orders and views follow from secrets, as in
+            a run of parties, or from the recipe's seed. The secrets of a rehearsal are the same each time.
+        out: the folder of the runs; without it, their files go at the end.
+        quiet: whether to show nothing while it goes on.
+        tell: is given what was found of each recipe, as soon as it is, also of the seeds before one that failed.
+
+    Raises VflError: bad input, or a run that failed.
+    """
+    from vfl.leak_meter import attacks as kinds
+
+    given = [recipe] if isinstance(recipe, Recipe | Mapping | str | Path) else list(recipe)
+    made = [Recipe.of(each) for each in given]
+    names = list(attacks) if attacks is not None else kinds.REGISTRY.names()
+    for name in names:
+        kinds.load(name, "attacks")
+    if every < 1 or (seeds is not None and not seeds):
+        raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
+    for what, of in (("attacks", names), ("seeds", [*map(str, seeds or [])])):
+        twice = next((each for each in of if of.count(each) > 1), None)
+        if twice is not None:
+            text = f"{what}: {twice} is there twice, and would count as two"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; name each once")
+    _refuse_again([Path(each) for each in given if isinstance(each, str | Path)])
+    found, plan = list[Rehearsed](), _Plan(names, seeds, every, init, Path(out) if out is not None else None, quiet)
+    several = len(made) * len(seeds or "1") > 1
+    for label, source, each in zip(_labels(given, made), given, made, strict=True):
+        with naming(Path(source)) if isinstance(source, str | Path) else contextlib.nullcontext():
+            for part in _rehearsed(label, each, data or {}, plan, several=several):
+                found.append(part)
+                if tell is not None:
+                    tell(part)
+    return Leaks(tuple(found))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What ``leaks`` was asked for; ``attacks`` are names."""
+
+    attacks: Sequence[str]
+    seeds: Sequence[int] | None
+    every: int
+    init: Init
+    out: Path | None
+    quiet: bool
+
+
+def _rehearsed(
+    label: str, recipe: Recipe, data: Mapping[str, Any], plan: _Plan, *, several: bool
+) -> Iterator[Rehearsed]:
+    """Yields what a recipe's runs give away. If one fails, it yields what those before have, and then raises VflError.
+
+    ``several``: whether other runs go before or after.
+    """
+    from vfl.leak_meter.rehearsal import Rehearsal
+    from vfl.leak_meter.wiretap.sizes import MessageSizes
+    from vfl.leak_meter.wiretap.times import Times
+
+    chosen = [recipe.settings.seed] if plan.seeds is None else list(plan.seeds)
+    played, runs, gaps, failed = [], [], tuple[str, ...](), None
+    sizes, times = tuple[MessageSizes, ...](), tuple[Times, ...]()
+    for seed in chosen:
+        if not plan.quiet and several:
+            _tell(f"{label}, seed {seed}")
+        try:
+            with _folder(plan.out) as place, tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
+                rehearsal = Rehearsal(Path(record), plan.every)
+                made_of = recipe.replace(seed=seed)
+                secrets = _secrets(made_of) if plan.init == "secret" else None
+                run = rehearse(made_of, data, place, rehearsal.attach, quiet=plan.quiet, secrets=secrets)
+                figures = rehearsal.play(plan.attacks, seed, tell=_quiet if plan.quiet else _tell)
+                sizes, times = tuple(rehearsal.sizes()), tuple(rehearsal.times())
+                gaps = (*rehearsal.gaps(), *rehearsal.unknown(plan.attacks))
+        except VflError as error:
+            failed = error
+            break
+        played.append(figures)
+        runs.append(run)
+    if played:
+        lines, notes = over_seeds(played)
+        metric, utility = _utility(runs)
+        sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
+        done = tuple(chosen[: len(played)])
+        of_recipe = (label, done, metric, utility, sent, lines, notes, sizes, gaps, plan.every, times)
+        yield Rehearsed(*of_recipe, drawings(played[-1]))
+    if failed is not None:
+        raise failed
+
+
+def _secrets(recipe: Recipe) -> dict[str, bytes]:
+    """Returns {party: a secret} that attacks do not know, the same in each rehearsal of a recipe and seed."""
+    settings = recipe.settings
+    names = [party.name for party in settings.parties]
+    return {name: hashlib.sha256(f"rehearsal {settings.seed} {name}".encode()).digest() for name in names}
+
+
+def _refuse_again(paths: Sequence[Path]) -> None:
+    """Raises InputError if two paths are of the same file: both runs would be the same."""
+    whole = [path.resolve() for path in paths]
+    again = next((path for number, path in enumerate(paths) if whole[number] in whole[:number]), None)
+    if again is not None:
+        raise InputError(Code.CONFIG_INVALID, f"{again}: this recipe is there twice; name each once")
+
+
+def _labels(given: Sequence[Given], made: Sequence[Recipe]) -> list[str]:
+    """Returns a label for each recipe: its name; of those with the same name the file, or the name and a number."""
+    names = [each.name for each in made]
+    if len(set(names)) == len(names):
+        return names
+    paths = [Path(each) if isinstance(each, str | Path) else None for each in given]
+    stems = [path.stem if path is not None else None for path in paths]
+    found = []
+    for number, (name, path, stem) in enumerate(zip(names, paths, stems, strict=True), 1):
+        if names.count(name) == 1:
+            found.append(name)
+        elif path is None:
+            found.append(f"{name} {number}")
+        else:
+            found.append(str(path) if stems.count(stem) > 1 else path.stem)
+    return found
+
+
+def _quiet(_text: str) -> None:
+    return
+
+
+def _tell(text: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _utility(runs: Sequence[Run]) -> tuple[str, Spread | None]:
+    """Returns the name of the first good metric that all runs have, and its values."""
+    for split in _SPLITS:
+        for name in _GOOD:
+            values = [run.metrics.get(split, {}).get(name) for run in runs]
+            if None not in values:
+                return f"{split} {name}", Spread.of(values)
+    return "", None
+
+
+@contextlib.contextmanager
+def _folder(out: str | Path | None) -> Iterator[Path]:
+    if out is not None:
+        yield Path(out)
+        return
+    with tempfile.TemporaryDirectory(prefix="vfl-") as place:
+        yield Path(place)

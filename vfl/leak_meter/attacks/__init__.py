@@ -1,0 +1,15 @@
+"""Attacks of the leak meter: one file each, on a shelf by what it reads, found by its name, and those of plug-ins."""
+
+from __future__ import annotations
+
+import sys
+
+from vfl.leak_meter.scene.scene import Attack
+from vfl_party.base.plugins import Registry
+
+REGISTRY = Registry("vfl.attacks", "attack", sys.modules[__name__], "ATTACK", shelves=True)
+
+
+def load(kind: str, where: str) -> Attack:
+    """Returns the attack ``kind``. Raises InputError that names ``where`` if there is none."""
+    return REGISTRY.checked(REGISTRY.load(kind, where), kind, where, Attack)

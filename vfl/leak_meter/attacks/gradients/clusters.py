@@ -1,0 +1,44 @@
+"""Reads labels from likeness among the gradients of a batch, without knowing any label (arXiv 2203.05222).
+
+Two classes: the rows' place along the direction that most of the batch's gradients share (the first singular vector of
+the rows scaled to length one). Many classes: k-means of these rows, its groups named as well as they can be.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vfl.leak_meter.learn.directions import shared, unit
+from vfl.leak_meter.scene.scene import Attack, Figure, Scene
+from vfl.leak_meter.scene.scores import Tally
+from vfl_party.base.seeds import derive_seed
+
+_MOST = 200  # batches that are clustered, spread over the run
+
+
+def play(scene: Scene) -> list[Figure]:
+    """Groups each batch's rows by the direction of their gradients."""
+    from sklearn.cluster import KMeans
+
+    classes, tally, seen = scene.classes, Tally(scene.seed), 0
+    total = sum(1 for _ in scene.gradients())
+    every = max(1, total // _MOST)
+    groups = Tally(scene.seed)
+    for batch in scene.gradients():
+        seen += 1
+        if (seen - 1) % every:
+            continue
+        y_B = scene.labels[batch.rows].numpy()
+        unit_BD = unit(batch.came)
+        if classes == 2:
+            tally.binary((unit_BD @ shared(unit_BD)).numpy(), y_B == 1)
+        if len(y_B) > classes and len(np.unique(unit_BD.numpy(), axis=0)) >= classes:
+            means = KMeans(classes, n_init=4, random_state=derive_seed(scene.seed, "clusters") % 2**32)
+            groups.groups(means.fit_predict(unit_BD.numpy()).astype(np.int64), y_B, classes)
+        else:
+            groups.skipped += 1
+    found = [tally.figure("nothing, by direction", "AUC")] if classes == 2 else []
+    return [*found, groups.figure(f"nothing, by {classes}-means", "accuracy")]
+
+
+ATTACK = Attack("labels from likeness among the gradients of a batch", "passive", play, "gradients")

@@ -1,0 +1,175 @@
+"""Model completion: a passive party puts a head on its trained encoder (Fu et al., USENIX Security 2022).
+
+The attacker knows the labels of 80 rows, drawn class by class in proportion. It leaves the encoder as it is (frozen),
+trains it with the head (tuned), or trains both with its other rows, too (MixMatch). In a regression it knows the
+numbers of 80 rows, and the head gives a number. Three baselines need no message: the most frequent class, the same
+attack on an encoder from scratch, and on one that the attacker has trained by itself without labels. What the trained
+encoder finds beyond them is what training with the others has given away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl.leak_meter.learn.fitting import Inputs, classify, estimate, explained, self_supervised
+from vfl.leak_meter.learn.mixmatch import semi_supervised
+from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
+from vfl.leak_meter.scene.scores import auc
+from vfl_party.base.seeds import Rows, derive_seed
+
+KNOWN = 80
+FROZEN, TUNED, MIXMATCH = f"{KNOWN} labels, frozen", f"{KNOWN} labels, tuned", f"{KNOWN} labels, MixMatch"
+_BESIDE = {  # of each attack: the attacks on other encoders that stand beside it
+    FROZEN: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
+    TUNED: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
+    MIXMATCH: ("from scratch, MixMatch", "own SSL, MixMatch"),
+}
+
+
+def play(scene: Scene) -> list[Figure]:
+    """Judges heads on the test rows, or the validation rows. Raises UnfitError without an encoder or enough rows.
+
+    In a regression they are judged by R², and MixMatch, which is of classes, is left out.
+    """
+    if scene.task.kind == "regression":
+        return _estimated(scene)
+    found, beside, truth = recovered(scene), without(scene), scene.labels[_judged(scene)]
+    figures = []
+    for unit, score in (("accuracy", accuracy), *((("AUC", _auc),) if scene.classes == 2 else ())):
+        for knows, logits in found.items():
+            baselines = {name: score(beside[name], truth) for name in _BESIDE[knows]}
+            if unit == "accuracy":
+                baselines["majority"] = float(torch.bincount(truth).max()) / len(truth)
+            figures.append(Figure("labels", knows, unit, score(logits, truth), baselines=baselines))
+    return figures
+
+
+def _estimated(scene: Scene) -> list[Figure]:
+    """Returns the figures of a regression: 80 rows with their numbers are drawn at random."""
+    encoder, make, inputs = scene.encoder, scene.make_encoder, scene.inputs
+    if encoder is None or make is None or inputs is None:
+        raise UnfitError("the attacker has no encoder")
+    train, judged = _train(scene), _judged(scene)
+    random = np.random.default_rng(derive_seed(scene.seed, "auxiliary labels"))
+    known = np.sort(random.permutation(train)[:KNOWN])
+    x, device = inputs(known), inputs(known[:1])[0].device
+    fresh = make("attack from scratch").to(device)
+    own = self_supervised(make("attack by itself").to(device), inputs(train), scene.seed)
+
+    def r2(of: nn.Module, *, tuned: bool) -> float:
+        numbers_K = scene.numbers[known].to(device)
+        found = estimate(of, x, numbers_K, inputs(judged), tuned=tuned)
+        return explained(found[:, None], scene.numbers[judged][:, None])[0]
+
+    beside = {
+        "from scratch": r2(fresh, tuned=True),
+        "own SSL, frozen": r2(own, tuned=False),
+        "own SSL, tuned": r2(own, tuned=True),
+    }
+    return [
+        Figure("labels", knows, "R²", r2(encoder, tuned=tuned), chance=0.0, baselines=beside)
+        for knows, tuned in ((FROZEN, False), (TUNED, True))
+    ]
+
+
+def recovered(scene: Scene) -> Mapping[str, Tensor]:
+    """Returns {what the attacker knows and does: its logits [N, classes] of the judged rows}. Raises UnfitError."""
+    known = _known(scene)
+    encoder = scene.encoder
+    if encoder is None:
+        raise UnfitError("the attacker has no encoder")
+    return {
+        FROZEN: known.logits(encoder, tuned=False),
+        TUNED: known.logits(encoder, tuned=True),
+        MIXMATCH: known.mixmatch(encoder),
+    }
+
+
+def without(scene: Scene) -> Mapping[str, Tensor]:
+    """Returns {an attack without any message: its logits}; they depend on rows and seed alone. Raises UnfitError."""
+    known = _known(scene)
+    make = scene.make_encoder
+    if make is None:
+        raise UnfitError("the attacker has no encoder")
+    fresh = make("attack from scratch").to(known.classes_K.device)
+    own = self_supervised(make("attack by itself").to(known.classes_K.device), known.train, scene.seed)
+    return {
+        "from scratch": known.logits(fresh, tuned=True),
+        "own SSL, frozen": known.logits(own, tuned=False),
+        "own SSL, tuned": known.logits(own, tuned=True),
+        "from scratch, MixMatch": known.mixmatch(fresh),
+        "own SSL, MixMatch": known.mixmatch(own),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What the attacker has: inputs of the rows whose labels it knows, those labels, its training and judged rows."""
+
+    x: Inputs
+    classes_K: Tensor  # noqa: N815 - the shape
+    train: Inputs
+    judged: Inputs
+    classes: int
+    seed: int
+
+    def logits(self, encoder: nn.Module, *, tuned: bool) -> Tensor:
+        return classify(encoder, self.x, self.classes_K, self.judged, self.classes, self.seed, tuned=tuned)
+
+    def mixmatch(self, encoder: nn.Module) -> Tensor:
+        return semi_supervised(encoder, self.x, self.classes_K, self.train, self.judged, self.classes, self.seed)
+
+
+def _known(scene: Scene) -> _Known:
+    classes, train, judged = scene.classes, _train(scene), _judged(scene)
+    if scene.inputs is None:
+        raise UnfitError("the attacker has no encoder")
+    known = stratified(scene.labels, train, classes, scene.seed)
+    x = scene.inputs(known)
+    classes_K = scene.labels[known].to(x[0].device)
+    return _Known(x, classes_K, scene.inputs(train), scene.inputs(judged), classes, scene.seed)
+
+
+def _train(scene: Scene) -> Rows:
+    """Returns the attacker's training rows. Raises UnfitError if they are few, or if there is none to judge."""
+    train = scene.rows.get("local", scene.rows["train"])  # its own rows that are not labelled or aligned, too
+    train = train[train < len(scene.labels)]  # those that only this party has are not judged by a label
+    if len(train) < 2 * KNOWN or not len(_judged(scene)):
+        raise UnfitError(f"it needs {2 * KNOWN} training rows, and test or validation rows")
+    return train
+
+
+def _judged(scene: Scene) -> Rows:
+    return scene.rows["test"] if len(scene.rows["test"]) else scene.rows["validation"]
+
+
+def stratified(labels: Tensor, rows: Rows, classes: int, seed: int) -> Rows:
+    """Draws ``KNOWN`` of the rows, of each class in proportion and at least one if it occurs.
+
+    If there are more classes than that, it draws one of each.
+    """
+    random, y = np.random.default_rng(derive_seed(seed, "auxiliary labels")), labels.numpy()[rows]
+    order = random.permutation(len(rows))
+    of_class = [each for c in range(classes) if len(each := order[y[order] == c])]
+    taken = [max(1, round(KNOWN * len(each) / len(rows))) for each in of_class]
+    while sum(taken) > max(KNOWN, len(taken)):  # each rare class has one, at the cost of those that have most
+        taken[int(np.argmax(taken))] -= 1
+    found = np.concatenate([each[:count] for each, count in zip(of_class, taken, strict=True)])
+    return np.sort(rows[found])
+
+
+def accuracy(logits: Tensor, truth: Tensor) -> float:
+    """Returns the share of rows whose largest logit is that of their class."""
+    return float((logits.argmax(dim=1) == truth).double().mean())
+
+
+def _auc(logits: Tensor, truth: Tensor) -> float:
+    return auc((logits[:, 1] - logits[:, 0]).numpy(), truth.numpy() == 1)
+
+
+ATTACK = Attack("labels from a head on the trained encoder", "passive", play, "encoder")

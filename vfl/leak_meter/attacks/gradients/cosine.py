@@ -1,0 +1,69 @@
+"""Reads labels from the direction of a row's gradient, beside rows whose label is known (Li et al. 2022, Marvell)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.leak_meter.learn.directions import towards, unit
+from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, UnfitError
+from vfl.leak_meter.scene.scores import Tally
+from vfl_party.base.seeds import derive_seed
+
+_KNOWN = (1, 3, 5)  # positives of each batch; in a task of many classes: rows of each class
+
+
+def play(scene: Scene) -> list[Figure]:
+    """Scores each row of a batch by its cosine to known positives: 1, 3, 5 as they came, or one without its noise.
+
+    The last is an oracle, which is left out if nothing changes the gradients on their way. Known rows are not judged.
+    In a task of many classes a row gets the class whose known rows are nearest.
+    Raises UnfitError if no batch has enough rows of a class.
+    """
+    classes = scene.classes
+    found = []
+    oracles = [(1, True)] if any(_changed(batch) for batch in scene.gradients()) else []
+    for count, oracle in (*oracles, *((count, False) for count in _KNOWN)):
+        tally, random = Tally(scene.seed), np.random.default_rng(derive_seed(scene.seed, "known", count))
+        for batch in scene.gradients():
+            _judge(tally, batch, scene.labels[batch.rows], classes, count, oracle, random)
+        of = "positive" if classes == 2 else "row of each class"
+        rows = of if count == 1 else f"{of}s" if classes == 2 else f"rows{of[3:]}"
+        knows = f"1 {of} without its noise" if oracle else f"{count} {rows}"
+        try:
+            found.append(tally.figure(knows, "AUC" if classes == 2 else "accuracy"))
+        except UnfitError:
+            if count == _KNOWN[0]:
+                raise
+    return found
+
+
+def _changed(batch: Intercepted) -> bool:
+    return batch.meant is not None and not torch.equal(batch.meant, batch.came)
+
+
+def _judge(
+    tally: Tally, batch: Intercepted, y_B: Tensor, classes: int, count: int, oracle: bool, random: np.random.Generator
+) -> None:
+    known_in = batch.meant if oracle else batch.came
+    wanted = [1] if classes == 2 else range(classes)
+    of_class = {c: np.flatnonzero(y_B.numpy() == c) for c in wanted}
+    present = {c: rows for c, rows in of_class.items() if len(rows) > count}
+    if known_in is None or not present or (classes == 2 and len(present) < 1):
+        tally.skipped += 1
+        return
+    known = {c: random.choice(rows, count, replace=False) for c, rows in present.items()}
+    directions = [towards(unit(known_in[torch.from_numpy(rows)])) for rows in known.values()]
+    cosines_BC = (unit(batch.came) @ torch.stack(directions).T).numpy()
+    judged = np.setdiff1d(np.arange(len(y_B)), np.concatenate([*known.values()]))
+    y = y_B.numpy()[judged]
+    if classes == 2:
+        tally.binary(cosines_BC[judged, 0], y == 1)
+        return
+    names = np.array([*known], np.int64)
+    among = np.isin(y, names)
+    tally.named(names[cosines_BC[judged][among].argmax(axis=1)], y[among])
+
+
+ATTACK = Attack("labels from the direction of each row's gradient", "passive", play, "gradients")

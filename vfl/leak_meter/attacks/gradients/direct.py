@@ -1,0 +1,28 @@
+"""Reads labels as the index of the negative logit gradient (Fu et al., USENIX Security 2022)."""
+
+from __future__ import annotations
+
+from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
+from vfl.leak_meter.scene.scores import Tally
+
+
+def play(scene: Scene) -> list[Figure]:
+    """Takes the lowest element of each row's gradient as its class: exact if the embeddings are summed as logits.
+
+    Raises UnfitError if a gradient has another width than the top model's output.
+    """
+    classes, tally = scene.classes, Tally(scene.seed)
+    for batch in scene.gradients():
+        g_BD, y_B = batch.came.double().flatten(1), scene.labels[batch.rows].numpy()
+        if g_BD.shape[1] != scene.task.outputs:
+            raise UnfitError(
+                f"an embedding has {g_BD.shape[1]} numbers, and the output {scene.task.outputs}: no logits"
+            )
+        if classes == 2:
+            tally.binary(-g_BD[:, 0].numpy(), y_B == 1)
+        else:
+            tally.named(g_BD.argmin(dim=1).numpy(), y_B)
+    return [tally.figure("nothing", "AUC" if classes == 2 else "accuracy")]
+
+
+ATTACK = Attack("labels as the negative element of each row's gradient", "passive", play, "gradients")

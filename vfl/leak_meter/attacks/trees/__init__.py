@@ -1,0 +1,1 @@
+"""Attacks that read what parties tell each other while trees grow."""

@@ -1,0 +1,30 @@
+"""The server asks which rows a party trained on, from the weights that this party uploads.
+
+It has no encoder and no columns. Two attackers stand for what it might get: one has the columns of the rows in question
+and an encoder that it has drawn by itself; the other has the party's own encoder and columns, too (an oracle: what the
+weights tell at most, to somebody from inside).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vfl.leak_meter.learn.shared_weights import eye_of, judged, told, tower_of, untrained, uploads
+from vfl.leak_meter.scene.scene import Attack, Figure, Scene
+
+
+def play(scene: Scene) -> list[Figure]:
+    """Returns the AUC of rows that each party trained on, by fit and by span. Raises UnfitError."""
+    figures = list[Figure]()
+    for name, found in uploads(scene).items():
+        owner = scene.owners[name]
+        eyes = [
+            eye_of("the rows' columns, no encoder", owner, untrained(tower_of(owner.encoder), scene.seed)),
+            eye_of("its encoder and columns (an oracle)", owner),
+        ]
+        figures += judged(scene, name, found, eyes)
+        figures[-1] = replace(figures[-1], note=told(name, found))
+    return figures
+
+
+ATTACK = Attack("rows that a party trained on, from shared weights, by the server", "server", play, "weights")

@@ -1,0 +1,1 @@
+"""What attackers train: heads, decoders, encoders of their own."""

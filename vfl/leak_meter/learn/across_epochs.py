@@ -1,0 +1,32 @@
+"""Reads columns from what came of each row over all recorded epochs together."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vfl.leak_meter.learn.fitting import decode_table, held_of
+from vfl.leak_meter.scene.pairs import Pairs
+
+
+def decode_over(each: Pairs, seed: int, most: int | None = None) -> Tensor:
+    """Returns the values that a decoder of a row's embeddings of all epochs gives for held, then for judged rows.
+
+    [H + N, F]: H rows decide when training stops; N: of the judged rows, ``most`` at most.
+
+    They are averaged, or the first and the last stand side by side, or all three do, or the last is taken by itself,
+    whichever reads best the known rows that decide when training stops. Noise that is drawn anew averages out, and
+    encoders of different epochs show different sides of a row.
+    """
+    held = held_of(len(each.z_known))
+    spread_F = each.values_known.std(dim=0).clamp_min(1e-6)
+    least, best = math.inf, torch.empty(0)
+    for known, judged in ((each.z_known, each.z_judged), *each.over.values()):
+        asked = torch.cat([known[:held], judged[:most]])
+        found = decode_table(known, each.values_known, asked, seed, each.groups.values())
+        error = ((found[:held] - each.values_known[:held]) / spread_F).pow(2).mean().item()
+        if error < least or not len(best):
+            least, best = error, found
+    return best

@@ -1,0 +1,178 @@
+"""Finds columns from embeddings of an encoder whose first weights are known, with no row known: descent, and a replay.
+
+The active party has made every gradient itself. So once it has a guess of a party's rows, it can do all updates of that
+party's encoder again. This gives the weights behind later embeddings, which in turn correct the guess. It takes the
+first epoch alone, then two of them, three and so on.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, replace_all_batch_norm_modules_, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from vfl.leak_meter.learn.fitting import Descent
+from vfl_common.config.models import OptimizerSettings
+from vfl_party.models import generator
+from vfl_party.models.backward import backward
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
+
+_STEPS, _LR = 300, 0.05  # of a descent
+_WIDENING = (1, 1, 2, 3, 4, 6, 8)  # epochs that each descent looks at
+_PRIOR = 0.05  # weight of the columns' own density, beside the error of embeddings in units of their spread
+_LEAST_SPREAD = 1e-6
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayedBatch:
+    """A batch in training: positions [B] in the list of all rows that came, embeddings [B, D], and their gradients."""
+
+    at: Tensor
+    z: Tensor
+    dz: Tensor
+
+
+@dataclass(frozen=True)
+class ReplayCourse:
+    """What the recipe says of a party's training: its optimizer, and the epochs of the phase."""
+
+    optimizer: OptimizerSettings
+    epochs: int
+
+
+def columns_behind(
+    encoder: nn.Module,
+    epochs: Sequence[Sequence[ReplayedBatch]],
+    shape: tuple[int, int],
+    course: ReplayCourse,
+    covariance_FF: Tensor,
+) -> Tensor:
+    """Returns the likeliest columns, standardised, float32 of ``shape`` [N, F].
+
+    Of all guesses on the way it is the one whose replay explains the embeddings best.
+
+    Args:
+        encoder: of rows [B, F], with the weights that it is taken to have begun with. It stays as it is.
+        epochs: the batches of the first epochs, in order.
+        course: how the party trains.
+        covariance_FF: of the columns; the unit matrix if nothing is known of them.
+
+    Raises RuntimeError if the encoder cannot be called with several weights at once.
+    """
+    encoder = _plain(encoder)
+    scale_D = torch.cat([each.z for each in epochs[0]]).std(dim=0).clamp_min(_LEAST_SPREAD)
+    precision_FF = torch.linalg.inv(covariance_FF.double()).float()
+    best_NF = x_NF = torch.zeros(shape)
+    normalises = any(isinstance(module, _BatchNorm) for module in encoder.modules())
+    if normalises:  # equal rows have no spread to divide by
+        best_NF = x_NF = 0.1 * torch.randn(shape, generator=generator(0))
+    epochs = epochs[: _WIDENING[-1]]
+    least, weights = math.inf, [[_weights(encoder)] * len(epoch) for epoch in epochs]
+    for count in [each for each in _WIDENING if each <= len(epochs)]:
+        x_NF = _fitted(encoder, epochs[:count], weights, x_NF, scale_D, precision_FF)
+        weights = _replayed(encoder, epochs, x_NF, course)
+        error = _error(encoder, epochs, weights, x_NF, scale_D)
+        if error < least:
+            best_NF, least = x_NF, error
+    # ReplayedBatch normalisation undoes a scale that all rows share. The columns' own is known: they are standardised.
+    return best_NF / best_NF.std().clamp_min(_LEAST_SPREAD) if normalises else best_NF
+
+
+def _plain(encoder: nn.Module) -> nn.Module:
+    """Returns a copy in training mode without dropout, which an attacker takes for noise, that normalises by batch."""
+    encoder = copy.deepcopy(encoder).train()
+    replace_all_batch_norm_modules_(encoder)
+    for module in encoder.modules():
+        if isinstance(module, _DropoutNd):
+            module.eval()
+    return encoder
+
+
+def _weights(encoder: nn.Module) -> Weights:
+    return {name: each.detach().clone() for name, each in (*encoder.named_parameters(), *encoder.named_buffers())}
+
+
+def _replayed(
+    encoder: nn.Module, epochs: Sequence[Sequence[ReplayedBatch]], x_NF: Tensor, course: ReplayCourse
+) -> list[list[Weights]]:
+    """Returns the weights before each step, if the rows were these."""
+    model = copy.deepcopy(encoder)
+    params = [*model.parameters()]
+    optimizer = build_optimizer(course.optimizer, params)
+    schedule = build_schedule(course.optimizer, optimizer, course.epochs)
+    found = []
+    for epoch in epochs:
+        here = []
+        for batch in epoch:
+            here.append(_weights(model))
+            optimizer.zero_grad()
+            backward(model(x_NF[batch.at]), batch.dz)
+            clip(course.optimizer, params)
+            optimizer.step()
+        schedule.step()
+        found.append(here)
+    return found
+
+
+class _Passes:
+    """The forward passes of all steps of an epoch at once; short batches are filled up with rows of weight 0."""
+
+    def __init__(self, encoder: nn.Module, epoch: Sequence[ReplayedBatch], weights: Sequence[Weights]) -> None:
+        most = max(len(batch.at) for batch in epoch)
+        self._encoder = encoder
+        self._at_TB = torch.stack([batch.at[torch.arange(most) % len(batch.at)] for batch in epoch])
+        self._counts_TB = torch.stack([(torch.arange(most) < len(batch.at)).float() for batch in epoch])
+        self._z_TBD = torch.stack([batch.z[torch.arange(most) % len(batch.z)] for batch in epoch])
+        self._weights = {name: torch.stack([each[name] for each in weights]) for name in weights[0]}
+
+    def error(self, x_NF: Tensor, scale_D: Tensor) -> Tensor:
+        """Returns the sum over rows of the mean squared error of their embeddings, in units of their spread."""
+
+        def one(weights: Weights, x_BF: Tensor) -> Tensor:
+            z_BD: Tensor = functional_call(self._encoder, weights, (x_BF,))
+            return z_BD
+
+        z_TBD = vmap(one, randomness="same")(self._weights, x_NF[self._at_TB])
+        error_TB = ((z_TBD - self._z_TBD) / scale_D).pow(2).mean(dim=2)
+        return (error_TB * self._counts_TB).sum()
+
+
+def _fitted(
+    encoder: nn.Module,
+    epochs: Sequence[Sequence[ReplayedBatch]],
+    weights: Sequence[Sequence[Weights]],
+    x_NF: Tensor,
+    scale_D: Tensor,
+    precision_FF: Tensor,
+) -> Tensor:
+    """Descends from rows to those that explain the embeddings best, one epoch after the other."""
+    x_NF = x_NF.clone().requires_grad_()
+    passes = [_Passes(encoder, epoch, own) for epoch, own in zip(epochs, weights, strict=False)]
+    descent = Descent([x_NF], _LR)
+    for step in range(_STEPS):
+        density = ((x_NF @ precision_FF) * x_NF).mean(dim=1).sum()
+        descent.step(passes[step % len(passes)].error(x_NF, scale_D) + _PRIOR * density)
+    return x_NF.detach()
+
+
+@torch.no_grad()
+def _error(
+    encoder: nn.Module,
+    epochs: Sequence[Sequence[ReplayedBatch]],
+    weights: Sequence[Sequence[Weights]],
+    x_NF: Tensor,
+    scale_D: Tensor,
+) -> float:
+    """Returns the mean error of all embeddings of the replay, in units of their spread."""
+    both = zip(epochs, weights, strict=True)
+    total = sum(_Passes(encoder, epoch, own).error(x_NF, scale_D).item() for epoch, own in both)
+    return total / sum(len(batch.at) for epoch in epochs for batch in epoch)

@@ -1,0 +1,164 @@
+"""The one picture of the leak meter: what each attack reads beside chance; of several recipes, over their metric."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from vfl.leak_meter.report.result import Line, Rehearsed, assets
+from vfl.report.picture import Picture
+from vfl.report.table import size
+from vfl_common.text import listed
+
+_LEAST, _MOST = 14.0, 110.0  # points squared
+_PANELS, _ACROSS = 9, 3  # at most; a row of them
+_BARS = 24  # at most
+_LEGEND = "chance, or without\nany message"
+
+
+def draw(found: Sequence[Rehearsed]) -> Figure:
+    """Draws what each attack reads: the 95 % quantile of batches, or the value if there are no batches.
+
+    Of what an attack may know, only that is drawn with which it reads most. One recipe has a bar an asset, the worst
+    leak first, and a panel a unit. Several recipes have a panel an asset: leak over metric, a colour a recipe, and the
+    area of a point grows with the bytes. The dashed line is chance, or the best without any message if that is more;
+    the mean over the recipes. Below stands what is left out.
+    """
+    every = _panels(found)
+    if len(found) == 1 and every:
+        return _bars(found[0], every)
+    keys, rest = every[:_PANELS], every[_PANELS:]
+    across = min(_ACROSS, max(1, len(keys)))
+    down = max(1, -(-len(keys) // across))
+    figure = Picture(figsize=(3.0 * across + 1.8, 2.6 * down + 0.7), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True).flatten()
+    for axes in grid[len(keys) :]:
+        axes.set_visible(False)
+    largest = max((each.payload_bytes for each in found), default=1) or 1
+    for key, axes in zip(keys, grid, strict=False):
+        _panel(axes, key, found, largest)
+    if not keys:
+        figure.text(0.5, 0.5, "No attack was played.", ha="center")
+    metric = next((each.metric for each in found if each.metric), "metric")
+    figure.supxlabel(f"{metric}\n{_left_out(rest, across)}", fontsize=8)
+    handles = [
+        Line2D([], [], ls="", marker="o", color=_colour(number), label=f"{each.name}, {size(each.payload_bytes)}")
+        for number, each in enumerate(found)
+    ]
+    handles.append(Line2D([], [], color="0.5", ls="--", lw=0.8, label=_LEGEND))
+    figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
+    return figure
+
+
+def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
+    """Draws one recipe: a bar an asset, and where chance would end it."""
+    keys, rest = every[:_BARS], every[_BARS:]
+    panels: dict[str, list[Line]] = {}
+    for line in of.worst:
+        if line.asset in keys:
+            panels.setdefault(_unit(line), []).append(line)
+    for lines in panels.values():
+        lines.sort(key=lambda line: keys.index(line.asset))
+    heights = [0.36 * len(lines) + 0.6 for lines in panels.values()]
+    figure = Picture(figsize=(8.6, sum(heights) + 1.1), layout="constrained")
+    grid = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights}).flatten()
+    for axes, (unit, lines) in zip(grid, panels.items(), strict=True):
+        shown = [line.high or line.value for line in lines]
+        places = range(len(lines))
+        errors = [each.sd for each in shown] if len(of.seeds) > 1 else None
+        axes.barh(places, [each.mean for each in shown], xerr=errors, color=_colour(0), height=0.62, capsize=2)
+        for place, line in zip(places, lines, strict=True):
+            axes.plot([_floor(line)] * 2, [place - 0.45, place + 0.45], color="0.2", ls="--", lw=1.2)
+        axes.set_yticks(places, ["\n".join(_what([line])) for line in lines], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_xlabel(unit, fontsize=8)
+        axes.set_xlim(left=0.0, right=None if lines[0].is_error else 1.0)
+        axes.tick_params(axis="x", labelsize=7)
+        axes.grid(axis="x", alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    utility = f", {of.metric} {of.utility}" if of.utility is not None else ""
+    figure.suptitle(f"{of.name}{utility}, {size(of.payload_bytes)}", fontsize="medium", x=0.01, ha="left")
+    figure.supxlabel(_left_out(rest, 2), fontsize=8)
+    handles = [Line2D([], [], color="0.2", ls="--", lw=1.2, label=_LEGEND.replace("\n", " "))]
+    figure.legend(handles=handles, loc="outside upper right", fontsize=7, frameon=False)
+    return figure
+
+
+def _what(lines: Sequence[Line]) -> tuple[str, str]:
+    """Returns who reads what, and what it knows, or where it reads; of lines of one asset."""
+    attack, attacker, of, knows, _ = lines[0].asset
+    places = listed(list(dict.fromkeys(line.place for line in lines)))
+    return f"{attack} by {attacker}: {of}", f"known: {knows}" if knows else f"from {places}"
+
+
+def _unit(line: Line) -> str:
+    return f"{line.unit}, 95 % of batches" if line.high is not None else line.unit
+
+
+def _floor(line: Line) -> float:
+    return line.chance_high.mean if line.chance_high is not None else line.floor
+
+
+def draw_images(found: Sequence[Rehearsed]) -> dict[str, bytes]:
+    """Returns {``images-RECIPE-PARTY.png``: a PNG of private images, above what an attack made of them}."""
+    from vfl.leak_meter.report.reconstructions import draw_pairs
+
+    drawn: dict[str, bytes] = {}
+    for each in found:
+        for drawing in each.drawings:
+            shown = drawing.shown
+            words = [drawing.attack, each.name, shown.party]
+            stem = "-".join(re.sub(r"[^\w.-]+", "-", word).strip("-.") for word in words)
+            name = f"{stem}.png"
+            while name in drawn:  # names that differ only by what no file name can hold
+                name = f"{name.removesuffix('.png')}-2.png"
+            title = f"{each.name}: images of {shown.party}, from {drawing.place} by {drawing.attacker}\n{shown.says}"
+            drawn[name] = draw_pairs(shown.rows, title)
+    return drawn
+
+
+def _panels(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
+    """Returns the assets to draw, the worst leak first: of those that an attack reads alike, the worst."""
+    most: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for asset in assets(found):
+        most.setdefault(asset[:3], asset)
+    return list(most.values())
+
+
+def _left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
+    few = f"; {listed([f'{attack} by {attacker}: {of}' for attack, attacker, of, *_ in rest])}" if rest else ""
+    return fill(f"Not drawn: single columns, and what the same attack reads with other knowledge{few}", 46 * across)
+
+
+def _colour(number: int) -> Any:
+    colours = colormaps["tab10"].colors  # type: ignore[attr-defined]
+    return colours[number % len(colours)]
+
+
+def _panel(axes: Any, key: tuple[str, ...], found: Sequence[Rehearsed], largest: int) -> None:
+    lines: list[Line] = []
+    for number, each in enumerate(found):
+        line = next((line for line in each.worst if line.asset == key), None)
+        if line is None:
+            continue
+        lines.append(line)
+        x = each.utility.mean if each.utility is not None else 0.0
+        area = _LEAST + (_MOST - _LEAST) * each.payload_bytes / largest
+        shown = line.high or line.value
+        axes.errorbar([x], [shown.mean], yerr=[shown.sd], color=_colour(number), lw=1, capsize=2)
+        axes.scatter([x], [shown.mean], s=area, color=_colour(number))
+    floors = [_floor(line) for line in lines]
+    axes.axhline(sum(floors) / len(floors), color="0.5", ls="--", lw=0.8)
+    axes.set_title("\n".join(_what(lines)), fontsize=8, loc="left")
+    axes.set_ylabel(_unit(lines[0]), fontsize=8)
+    axes.tick_params(labelsize=7, labelbottom=True)
+    axes.grid(alpha=0.25)
+    axes.margins(0.12)
+    axes.spines[["top", "right"]].set_visible(False)

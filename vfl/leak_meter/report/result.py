@@ -1,0 +1,263 @@
+"""What a rehearsal has found: each attack's figures over seeds, beside metric and bytes of the runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from vfl_common.text import listed
+
+if TYPE_CHECKING:
+    from vfl.leak_meter.rehearsal import Played
+    from vfl.leak_meter.scene.scene import Figure, Shown
+    from vfl.leak_meter.wiretap.sizes import MessageSizes
+    from vfl.leak_meter.wiretap.times import Times
+
+REHEARSAL = (
+    "A rehearsal: all parties' data were in this one place. Chance: the same attack against shuffled labels, or a "
+    "constant guess."
+)
+
+
+ALL_EPOCHS = "all epochs"  # as ``vfl.leak_meter.scene.scene`` has it, which loads torch
+ERRORS = frozenset({"MSE"})  # units of which less is a larger leak
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds; ``values``: one a seed."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def sd(self) -> float:
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Returns the spread of the values that are there; None if none is."""
+        there = tuple(value for value in values if value is not None)
+        return cls(there) if there else None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" + (f" ± {self.sd:.3f}" if len(self.values) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure of one attack over all seeds; see ``vfl.leak_meter.scene.scene.Figure``."""
+
+    attack: str
+    attacker: str
+    of: str
+    knows: str
+    unit: str
+    value: Spread
+    high: Spread | None = None
+    chance: Spread | None = None
+    chance_high: Spread | None = None
+    baselines: Mapping[str, Spread] = field(default_factory=dict)
+    batches: int = 0
+    skipped: int = 0
+    place: str = ""
+    detail: bool = False
+
+    @property
+    def asset(self) -> tuple[str, ...]:
+        """What is read, by whom and how, whatever exchange it is read from."""
+        knows = self.knows if not self.place else ALL_EPOCHS if self.knows.endswith(ALL_EPOCHS) else ""
+        return self.attack, self.attacker, self.of, knows, self.unit
+
+    @property
+    def is_error(self) -> bool:
+        """Whether less of it is a larger leak."""
+        return self.unit in ERRORS
+
+    @property
+    def excess(self) -> float:
+        """How much of the way is done from what is known without this message (0) to everything (1)."""
+        everything = 0.0 if self.is_error else 1.0
+        return 0.0 if self.floor == everything else (self.value.mean - self.floor) / (everything - self.floor)
+
+    @property
+    def floor(self) -> float:
+        """What is known without this message: the most of chance and all baselines, at least 0; the least error."""
+        known = [each.mean for each in (self.chance, *self.baselines.values()) if each is not None]
+        return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
+
+    def leaks_more(self, other: Line) -> bool:
+        """Whether it reads more than a line of the same unit."""
+        mine, theirs = self.value.mean, other.value.mean
+        return mine < theirs if self.is_error else mine > theirs
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """Images that an attack has reconstructed, and who did it from which exchange."""
+
+    attack: str
+    attacker: str
+    place: str
+    shown: Shown
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What was found with one recipe.
+
+    ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``, ``times``: what those of the
+    messages of the last seed tell anybody on the network. ``gaps``: what is not protected as the rest is, or was not
+    attacked at all, a sentence each. ``every``: one of this many rounds was recorded. ``drawings``: images of the last
+    seed to draw, of each party those of the exchange that gives away most.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    metric: str
+    utility: Spread | None
+    payload_bytes: int
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    sizes: tuple[MessageSizes, ...] = ()
+    gaps: tuple[str, ...] = ()
+    every: int = 1
+    times: tuple[Times, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+
+    @property
+    def worst(self) -> tuple[Line, ...]:
+        """The lines without those that read the same from another exchange, and find less there."""
+        most: dict[tuple[str, ...], Line] = {}
+        for line in self.lines:
+            before = most.get(line.asset)
+            if before is None or line.leaks_more(before):
+                most[line.asset] = line
+        return tuple(most.values())
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """A sentence for each asset that several exchanges give away: what each of them does."""
+        found: dict[tuple[str, ...], list[Line]] = {}
+        for line in self.lines:
+            if line.place and not line.detail:
+                found.setdefault(line.asset, []).append(line)
+        return tuple(
+            ", ".join(filter(None, (lines[0].attack, lines[0].of, lines[0].asset[3], "by exchange: ")))
+            + ", ".join(f"{line.place} {line.unit} {line.value}" for line in lines)
+            for lines in found.values()
+            if len(lines) > 1
+        )
+
+
+def assets(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
+    """Returns the assets of all recipes but for details, the worst leak of any recipe first."""
+    most: dict[tuple[str, ...], float] = {}
+    for line in (line for each in found for line in each.worst if not line.detail):
+        most[line.asset] = max(line.excess, most.get(line.asset, line.excess))
+    return sorted(most, key=lambda asset: -most[asset])
+
+
+def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
+    """Returns a row a figure, as columns."""
+    rows = [
+        {
+            "recipe": each.name,
+            each.metric or "metric": each.utility.mean if each.utility else None,
+            "payload bytes": each.payload_bytes,
+            "attack": line.attack,
+            "attacker": line.attacker,
+            "of": line.of,
+            "from": line.place,
+            "knows": line.knows,
+            "unit": line.unit,
+            "leak": line.value.mean,
+            "leak sd": line.value.sd,
+            "95 %": line.high.mean if line.high else None,
+            "chance": line.chance.mean if line.chance else None,
+            "chance 95 %": line.chance_high.mean if line.chance_high else None,
+            **{f"baseline: {name}": spread.mean for name, spread in line.baselines.items()},
+        }
+        for each in found
+        for line in each.lines
+    ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def as_json(found: Sequence[Rehearsed]) -> dict[str, Any]:
+    """Returns all values of all seeds."""
+    return {"rehearsal": REHEARSAL, "recipes": [_plain(each) for each in found]}
+
+
+def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+    """Returns the lines over all seeds, and a note for each attack that could not be played. ``played``: by seed."""
+    found: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
+    notes: dict[str, None] = {}
+    refused: dict[tuple[str, str], list[str]] = {}  # (why, attacker): attacks
+    for of_seed in played:
+        for each in of_seed:
+            if each.why_not:
+                names = refused.setdefault((each.why_not, each.attacker), [])
+                names += [each.attack] if each.attack not in names else []
+            notes |= dict.fromkeys(f"{each.attack}: {figure.note}" for figure in each.figures if figure.note)
+            for figure in each.figures:
+                key = (each.attack, each.attacker, figure.of, figure.knows, figure.unit, figure.place)
+                found.setdefault(key, []).append(figure)
+    lines = tuple(
+        Line(
+            *key[:-1],
+            Spread(tuple(figure.value for figure in figures)),
+            Spread.of(figure.high for figure in figures),
+            Spread.of(figure.chance for figure in figures),
+            Spread.of(figure.chance_high for figure in figures),
+            {
+                name: Spread(tuple(figure.baselines[name] for figure in figures if name in figure.baselines))
+                for name in dict.fromkeys(name for figure in figures for name in figure.baselines)
+            },
+            sum(figure.batches for figure in figures),
+            sum(figure.skipped for figure in figures),
+            key[-1],
+            figures[0].detail,
+        )
+        for key, figures in found.items()
+    )
+    return lines, (*notes, *_refusals(refused))
+
+
+def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
+    """Returns what is to be drawn of one seed: of each attack, attacker and party, what reads most."""
+    most: dict[tuple[str, str, str], tuple[float, Drawing]] = {}
+    for each in played:
+        for figure in each.figures:
+            if figure.shown is not None:
+                key = (each.attack, each.attacker, figure.shown.party)
+                drawing = Drawing(each.attack, each.attacker, figure.place, figure.shown)
+                if key not in most or figure.value > most[key][0]:
+                    most[key] = (figure.value, drawing)
+    return tuple(drawing for _, drawing in most.values())
+
+
+def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
+    """Yields one sentence for all attacks, and all attackers, that were refused for the same reason."""
+    attackers: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (why, attacker), attacks in refused.items():
+        attackers.setdefault((why, tuple(attacks)), []).append(attacker)
+    for (why, attacks), names in attackers.items():
+        yield f"{listed(attacks)} by {listed(names)} {'was' if len(attacks) == 1 else 'were'} not played: {why}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Spread):
+        return {"mean": value.mean, "sd": value.sd, "values": list(value.values)}
+    if is_dataclass(value):
+        names = [each.name for each in fields(value) if each.name != "drawings"]
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value

@@ -1,0 +1,59 @@
+"""``vfl leaks``: runs the rehearsal, prints its table, writes its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from vfl.leak_meter.report.result import Rehearsed
+from vfl.leak_meter.report.result import as_json as written
+from vfl.leak_meter.report.table import WIDTH, render
+from vfl.report.table import wide_console
+from vfl_common.errors import Code, InputError
+from vfl_common.files import private_file, write_atomic
+from vfl_common.text import to_json
+
+T = TypeVar("T")
+
+
+def show_leaks(found: Sequence[Rehearsed], *, as_json: bool, out: Path | None) -> None:
+    """Prints what was found; with ``out``, writes leaks.json and leaks.png into it.
+
+    Pictures of private images go beside them; only their owner may read them.
+    """
+    if as_json:
+        click.echo(to_json(written(found), compact=True))
+    else:
+        wide_console(WIDTH).print(render(found))
+    if out is not None:
+        from vfl.leak_meter.report.picture import draw, draw_images
+
+        write_atomic(out / "leaks.json", to_json(written(found)) + "\n")
+        written_to = [out / "leaks.json"]
+        if any(each.lines for each in found):
+            draw(found).savefig(out / "leaks.png", dpi=130)
+            written_to.append(out / "leaks.png")
+        for name, png in draw_images(found).items():
+            with private_file(out / name) as file:
+                file.write(png)
+            written_to.append(out / name)
+        if not as_json:
+            click.echo("\n".join(map(str, written_to)))
+
+
+def read_list(text: str | None, option: str, what: Callable[[str], T]) -> Sequence[T] | None:
+    """Reads ``a,b``; None stays None. Raises InputError."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    try:
+        found = [what(word) for word in words]
+    except ValueError:
+        found = []
+    if not found:
+        example = "1,2,3" if what is int else "norm,cosine"
+        raise InputError(Code.CONFIG_INVALID, f"{option}: give a list such as {example}")
+    return found

@@ -1,0 +1,145 @@
+"""Pairs of an active attacker: rows' embeddings as they came in an exchange, and the columns behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl.leak_meter.scene.scene import Image, Intercepted, Scene, UnfitError
+from vfl_party.base.seeds import Rows, derive_seed
+
+ALL_THREE = "first, last and mean"  # of a row's embeddings, side by side
+_SHARE, _LEAST, _MOST, _JUDGED = 0.1, 50, 2000, 5000  # of the rows; auxiliary rows; rows that are judged
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Rows that one sender sent in one exchange: some whose columns the attacker knows, and others that are judged.
+
+    ``place``: the phase and the exchange. ``z_known``, ``values_known``: [K, D] and [K, F]. ``own``: what the attacker
+    has of the same rows by itself; None if it has no columns. ``groups``, ``image``: see ``EncoderInputs``. ``over``:
+    {how a row's embeddings of all recorded rounds are put together: those of the known and of the judged rows}; empty
+    if each row came once.
+    """
+
+    sender: str
+    place: str
+    names: tuple[str, ...]
+    z_known: Tensor
+    values_known: Tensor
+    z_judged: Tensor
+    values_judged: Tensor
+    own: tuple[Tensor, Tensor] | None
+    groups: Mapping[str, range] = field(default_factory=dict)
+    image: Image | None = None
+    over: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+def known_rows(count: int) -> int:
+    """Returns of how many of ``count`` rows the attacker knows the columns."""
+    return min(_MOST, max(_LEAST, int(_SHARE * count)))
+
+
+def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings") -> Iterator[Pairs]:
+    """Yields the pairs of each sender whose columns are known, exchange by exchange.
+
+    A defence may be on one exchange and not on another, and each is read by itself. Those of too few rows are left out.
+    ``images``: only of senders whose columns are an image, or (False) are none. ``what``: the word for what is sent.
+    Raises UnfitError if there is no such sender, or no exchange has enough rows.
+    """
+    senders = senders_of(scene, images)
+    if not senders and senders_of(scene):
+        raise UnfitError("no sender's columns are an image" if images else "all columns are pixels; see images")
+    some = False
+    for sender in senders:
+        for place, sent in _sent(scene.embeddings[sender]()).items():
+            if len(sent) >= 2 * _LEAST:
+                some = True
+                yield _pairs(scene, sender, place, sent)
+    if not some:
+        raise UnfitError(f"no party sends {what} of {2 * _LEAST} rows that the phases name")
+
+
+def left_out(scene: Scene, *, images: bool | None = None) -> list[str]:
+    """Returns the exchanges that ``pairs`` leaves out, with the number of their rows."""
+    found = []
+    for sender in senders_of(scene, images):
+        sizes = {place: len(sent) for place, sent in _sent(scene.embeddings[sender]()).items()}
+        found += [f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _LEAST]
+    return found
+
+
+def senders_of(scene: Scene, images: bool | None = None) -> list[str]:
+    """Returns who sends embeddings of columns that are known; ``images`` as for ``pairs``."""
+    known = [sender for sender in scene.embeddings if sender in scene.columns]
+    return [each for each in known if images is None or (scene.columns[each].image is not None) == images]
+
+
+class _Sent:
+    """What has come of each row in one exchange: its first and its last embedding, and the sum and number of all."""
+
+    def __init__(self, width: int) -> None:
+        self.order: dict[int, None] = {}  # the rows, as they came first
+        self.first, self.last = torch.empty(0, width), torch.empty(0, width)
+        self.total, self.times = torch.empty(0, width, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
+
+    def add(self, rows_B: Rows, z_BD: Tensor) -> None:
+        """Adds a message; a row is there once."""
+        more = int(rows_B.max(initial=-1)) + 1 - len(self.times)
+        if more > 0:
+            for name in ("first", "last", "total", "times"):
+                old = getattr(self, name)
+                setattr(self, name, torch.cat([old, old.new_zeros(max(more, len(old)), *old.shape[1:])]))
+        at, z_BD = torch.from_numpy(rows_B), z_BD.float()
+        new = self.times[at] == 0
+        self.first[at[new]] = z_BD[new]
+        self.last[at] = z_BD
+        self.total[at] += z_BD
+        self.times[at] += 1
+        self.order.update(dict.fromkeys(rows_B.tolist()))
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def over(self, rows_B: Rows) -> dict[str, Tensor]:
+        """Returns {how a row's embeddings are put together: that of some rows}; nothing if each row came once."""
+        if len(self.times) == 0 or int(self.times.max()) < 2:
+            return {}
+        at = torch.from_numpy(rows_B)
+        mean_BD = (self.total[at] / self.times[at, None].clamp_min(1)).float()
+        ends_BD = torch.cat([self.first[at], self.last[at]], dim=1)
+        return {"mean": mean_BD, "first and last": ends_BD, ALL_THREE: torch.cat([mean_BD, ends_BD], dim=1)}
+
+
+def _sent(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
+    """Returns {phase and exchange: what has come of its rows}."""
+    found: dict[str, _Sent] = {}
+    for batch in batches:
+        z_BD = batch.came.flatten(1)
+        found.setdefault(batch.place, _Sent(z_BD.shape[1])).add(batch.rows, z_BD)
+    return found
+
+
+def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
+    rows = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation([*sent.order])
+    count = known_rows(len(rows))
+    known, judged = rows[:count], rows[count : count + _JUDGED]
+    columns, own = scene.columns[sender], scene.columns.get(scene.attacker)
+    over, over_judged = sent.over(known), sent.over(judged)
+    return Pairs(
+        sender,
+        place,
+        columns.names,
+        sent.last[torch.from_numpy(known)],
+        columns.table(known),
+        sent.last[torch.from_numpy(judged)],
+        columns.table(judged),
+        None if own is None else (own.table(known), own.table(judged)),
+        columns.groups,
+        columns.image,
+        {how: (over[how], over_judged[how]) for how in over},
+    )

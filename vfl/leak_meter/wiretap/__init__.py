@@ -1,0 +1,1 @@
+"""What anybody on the network learns from sizes and times of messages, without reading them."""

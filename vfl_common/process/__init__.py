@@ -1,0 +1,1 @@
+"""What every process of ours does: exit codes and signals, logs, garbage collection."""

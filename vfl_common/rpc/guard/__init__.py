@@ -1,0 +1,1 @@
+"""Protects a process that listens from callers: strangers, floods, messages without end."""

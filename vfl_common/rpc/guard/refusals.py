@@ -1,0 +1,45 @@
+"""Keeps account of refused callers: a line in the log for each, within limits, and counts by code."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from vfl_common.errors import Code, VflError
+from vfl_common.rpc.guard.rate import Rate, and_more
+from vfl_common.text import LINE, clean
+
+_EVERY_S = 10.0  # between two lines about one caller
+_AT_ONCE = 5
+
+log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """The refusals of one service. ``show``: reports those in the log to a person, too."""
+
+    def __init__(self, show: Callable[..., None] = lambda _event, **_facts: None) -> None:
+        self._show = show
+        self._rate = Rate(_EVERY_S, _AT_ONCE)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def note(self, party: str, error: BaseException) -> None:
+        """Counts and logs a refusal; ``party``: the name in the caller's certificate, '' if there is none."""
+        code = error.code if isinstance(error, VflError) else Code.INTERNAL
+        with self._lock:
+            self._counts[code.name] += 1
+        held = self._rate.passes(party, time.monotonic())
+        if held is None:
+            return
+        text = and_more(f"refused {party or 'a caller without a name'}: {error}", held)
+        log.warning(text, extra={"event": "refused", "party": party, "code": code.name, "more": held})
+        self._show("refused", party=party, code=code.name, why=clean(and_more(str(error), held), LINE))
+
+    def counts(self) -> Counter[str]:
+        """Returns {code: refusals}."""
+        with self._lock:
+            return self._counts.copy()

@@ -1,0 +1,97 @@
+"""No alignment: the parties hold different rows of the same columns, and tell each other only how many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, PeerError
+from vfl_common.link import OLDEST
+from vfl_party.align.aligned import Aligned, Aligning, Holding
+from vfl_party.align.digest import OPENING
+from vfl_party.data import Table
+from vfl_party.data.rows import CODES, divide_rows, divided, division_of
+from vfl_party.outbound.chains import make_chains
+from vfl_party.outbound.declared import Exchange, Occurrence, Role, Sent, i64
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.outbound.policies import Policy
+
+CPU = torch.device("cpu")
+MOST_ROWS = 1 << 31  # more are a lie
+SPLITS = ("local", "validation", "test")
+HOLDINGS = Exchange(
+    "holdings",
+    Sent(Kind.ROWS, {"rows": i64(len(SPLITS))}),
+    Sent(Kind.ROWS, {"rows": i64("parties", len(SPLITS))}),
+    when="once a generation",
+)
+
+
+class OwnRows:
+    """See ``Alignment``. The rows of the active party are the labels that it knows; they are in no split but train."""
+
+    certain = True
+    protocol = OLDEST
+
+    def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
+        self._recipe, self._policy, self._divides = recipe, policy, divides
+        self._passives = [party.name for party in recipe.passives]
+
+    def occurrences(self, _rows: int) -> list[Occurrence]:
+        return [Occurrence.of(HOLDINGS, StepKey(OPENING, 0, 0), parties=len(self._passives))]
+
+    def expected(self, table: Table) -> Aligned:
+        if table.labels is not None:
+            return Aligned(table.ids, bytes([CODES.index("train")]) * len(table))
+        division = division_of(self._recipe, table) if self._divides else None
+        splits = divided(division) if division is not None else divide_rows(self._recipe, len(table))
+        held = {split: len(splits[split]) for split in SPLITS}
+        return Aligned(table.ids, division, dict.fromkeys(self._passives, held))
+
+    def found_before(self, _runs: Path, _name: str, _table: Table) -> int | None:
+        return None
+
+    def kept(self, at: Aligning) -> Aligned:
+        return self.expected(at.table)
+
+    def show(self, at: Aligning, aligned: Aligned) -> None:
+        """Nothing: each party has rows of its own, and no phase goes on without one."""
+
+    def align(self, at: Aligning) -> Aligned:
+        """Tells all parties how many rows each passive party holds in each split.
+
+        Raises PeerError (MALFORMED_MESSAGE) if a number makes no sense.
+        """
+        name, ways, step, active = at.name, at.ways, StepKey(OPENING, 0, 0), self._recipe.active.name
+        role: Role = "active" if name == active else "passive"
+        chains, mine = make_chains(self._recipe, OPENING, HOLDINGS, role, self._policy), self.expected(at.table)
+        parties = len(self._passives)
+        if role == "passive":
+            asking = Asking(HOLDINGS, OPENING, chains, ways, active, CPU, {"parties": parties})
+            held = mine.holdings[name]
+            rows = torch.tensor([held[split] for split in SPLITS])
+            told = asking.swap(step, {"rows": rows})["rows"]
+            found = {
+                party: _read(active, party, each) for party, each in zip(self._passives, told.tolist(), strict=True)
+            }
+            if found[name] != held:
+                raise PeerError(Code.MALFORMED_MESSAGE, f"{active} says that {name} has other rows", party=active)
+            return Aligned(mine.ids, mine.division, found)
+        answering = Answering(HOLDINGS, OPENING, chains, ways, CPU, {})
+        received = answering.collect(step)
+        found = {party: _read(party, party, of["rows"].tolist()) for party, of in received.items()}
+        table = torch.tensor([[found[party][split] for split in SPLITS] for party in self._passives])
+        answering.reply_all(step, received, {"rows": table})
+        return Aligned(mine.ids, mine.division, found)
+
+
+def _read(sender: str, party: str, counts: list[int]) -> Holding:
+    """Reads how many rows a party holds. Raises PeerError if that is no number of rows, or leaves none for training."""
+    if not (all(0 <= each <= MOST_ROWS for each in counts) and counts[0] > 0):
+        raise PeerError(Code.MALFORMED_MESSAGE, f"{sender} says that {party} has {counts} rows", party=sender)
+    found: Mapping[str, int] = dict(zip(SPLITS, counts, strict=True))
+    return found

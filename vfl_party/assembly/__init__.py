@@ -1,0 +1,1 @@
+"""Puts a party together from its files: data, rows, models and phases."""

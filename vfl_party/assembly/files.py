@@ -1,0 +1,94 @@
+"""Reads all that a party file names (recipe, certificate, device, policy) and checks it before anything else."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.party import PartyFile, check_code, load_party
+from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.identity.credentials import BOTH, DIALS
+from vfl_common.identity.keyring import Keyring
+from vfl_common.identity.members import members_of
+from vfl_common.rpc.channel import means_all_addresses
+from vfl_party.assembly.party import Load, Opened, encoder_settings, load, open_party
+from vfl_party.base.devices import resolve_device
+from vfl_party.outbound.policies import Policy
+from vfl_party.outbound.policies import load as load_policy
+
+
+@dataclass(frozen=True)
+class PartyFiles:
+    """A party file with all that it names, read and checked; `open` reads the data."""
+
+    file: PartyFile
+    recipe: Recipe
+    settings: PartySettings
+    keyring: Keyring
+    device: torch.device
+    encoder: EncoderSettings
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def is_active(self) -> bool:
+        return self.settings.role == "active"
+
+    def policy(self) -> Policy:
+        """Makes the party's policy: a new one each time, so that no generation finds what another left in it."""
+        return load_policy(self.file.policy, f"party {self.name}: policy")
+
+    def open(self, load: Load = load) -> Opened:
+        """Reads the data, with ``load``. Raises InputError."""
+        return open_party(self.recipe, self.name, self.data, self.encoder, load)
+
+    @property
+    def data(self) -> DataSettings:
+        if self.file.data is None:
+            raise InputError(Code.CONFIG_INVALID, f"party {self.name}: its file needs a [data] table")
+        if self.is_active and self.file.data.label is None and not self.file.data.is_named:
+            raise InputError(
+                Code.CONFIG_INVALID, f"party {self.name}: data.label is missing; the active party holds the labels"
+            )
+        data = self.file.data.model_copy(update={"scratch": self.file.data.scratch or self.file.out})
+        return data if self.settings.features else ids_only(data)
+
+
+def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> PartyFiles:
+    """Reads a party file, its recipe and its certificate; ``device`` replaces the file's. Raises InputError."""
+    file = load_party(path)
+    sys.path.append(str(path.resolve().parent))  # for the user's own encoder, beside the party file
+    recipe = recipe or load_recipe(Path(file.recipe))
+    settings = recipe.party(file.name)
+    if settings is None:
+        known = ", ".join(party.name for party in recipe.parties)
+        raise InputError(
+            Code.NOT_IN_RECIPE, f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+        )
+    _check_relayed(path, file, recipe)
+    check_code(path, file, recipe)
+    uses = BOTH if settings.role == "active" else DIALS
+    members = members_of(recipe, file.pins)
+    keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
+    resolved = resolve_device(device or file.device)
+    encoder = encoder_settings(recipe, file.name, file.encoder)
+    files = PartyFiles(file, recipe, settings, keyring, resolved, encoder)
+    files.policy()  # so that a wrong one is found now
+    return files
+
+
+def _check_relayed(path: Path, file: PartyFile, recipe: Recipe) -> None:
+    """Raises InputError if the server would tell passive parties an address that nobody can dial."""
+    relayed, key = (file.advertise, "advertise") if file.advertise is not None else (file.listen, "listen")
+    if file.name == recipe.active.name and recipe.passives and means_all_addresses(relayed):
+        text = f"{path}: {key}: {relayed} means all addresses of this machine, and the other parties cannot dial it"
+        remedy = f"set advertise to the address at which they reach {file.name}, such as {file.name}.example.org:7001"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; {remedy}")

@@ -1,0 +1,108 @@
+"""Tries a recipe before anything runs: makes its parties' rows, models and phases as before joining; drops them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vfl_common.config.data import DataSettings
+from vfl_common.config.division import divide
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError, VflError
+from vfl_party.assembly.party import Assembled, Load, assemble, encoder_settings, expected_rows, load, open_party
+from vfl_party.data import Table
+from vfl_party.methods import evaluated
+from vfl_party.outbound.policies import Policy
+
+
+def try_party(
+    recipe: Recipe,
+    name: str,
+    data: DataSettings,
+    encoder: EncoderSettings,
+    load: Load = load,
+    *,
+    policy: Policy | None = None,
+) -> Assembled:
+    """Makes one party as it is before it joins, on the CPU. Raises InputError if the party's program would."""
+    opened = open_party(recipe, name, data, encoder, load)
+    return assemble(opened, expected_rows(opened), policy=policy)
+
+
+def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, Assembled]:
+    """Makes all parties of a recipe whose [simulate] says where data lie; paths are relative to ``folder``."""
+    opened = {
+        name: open_party(recipe, name, data, encoder_settings(recipe, name, None), load)
+        for name, data in divide(recipe, folder).items()
+    }
+    told = expected_rows(opened[recipe.active.name])  # with the division that the others will hear of
+    rows = {name: expected_rows(each) for name, each in opened.items()}
+    if recipe.rows.align == "none":  # here, all parties' rows are known
+        held = {each.name: rows[each.name].holdings[each.name] for each in recipe.passives}
+        return {name: assemble(each, replace(rows[name], holdings=held)) for name, each in opened.items()}
+    return {name: assemble(each, told if told.ids == rows[name].ids else rows[name]) for name, each in opened.items()}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One recipe of a study. ``tested``: the study wants metrics of its test rows."""
+
+    title: str
+    recipe: Recipe
+    tested: bool
+
+
+def try_all(recipes: Sequence[Tried], folder: Path) -> None:
+    """Makes all parties of each recipe, without training; paths are relative to ``folder``.
+
+    Raises InputError, with the title, at the first recipe that a party would refuse, or that cannot give the metrics of
+    the test rows although the study wants them.
+    """
+    tables: dict[tuple[str, bool], Table] = {}
+
+    def once(data: DataSettings, with_label: bool) -> Table:
+        """Loads a table once: the recipes of a study mostly have the same data."""
+        key = data.model_dump_json(), with_label
+        if key not in tables:
+            tables[key] = load(data, with_label)
+        return tables[key]
+
+    with modules_of(folder):
+        for each in recipes:
+            try:
+                parties = try_parties(each.recipe, folder, once)
+                if each.tested:
+                    _check_tested(each.recipe, parties[each.recipe.active.name])
+            except VflError as error:
+                raise InputError(error.code, f"{each.title}: {error}") from None
+
+
+@contextlib.contextmanager
+def modules_of(folder: Path) -> Iterator[None]:
+    """Finds the user's own modules (encoders of kind ``custom``) in ``folder`` while the block lasts.
+
+    Those that are imported meanwhile are forgotten afterwards: another recipe may have others of the same names.
+    """
+    sys.path.insert(0, str(folder))
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in sys.modules.keys() - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and Path(file).parent == folder.resolve():
+                del sys.modules[name]
+
+
+def _check_tested(recipe: Recipe, party: Assembled) -> None:
+    if "test" not in evaluated(recipe):
+        text = "no phase evaluates the test rows; give finetune one of kind 'evaluate'"
+        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
+    held = party.party.holdings.values()  # if the parties hold different rows
+    if not (any(rows["test"] for rows in held) if held else len(party.party.rows("test"))):
+        raise InputError(Code.CONFIG_INVALID, "recipe: rows.test: there are no test rows to evaluate; give a share")

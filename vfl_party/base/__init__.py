@@ -1,0 +1,1 @@
+"""What every other room of a party uses: plug-ins by name, seeds, checkpoints, devices, the interface of a phase."""

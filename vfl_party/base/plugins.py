@@ -1,0 +1,192 @@
+"""Finds methods, encoders, codecs and the like by name: in our own rooms, or as others' entry points."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import logging
+import pkgutil
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from vfl_common.errors import Code, InputError, VflError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_OURS = ("torch", "vfl", "vfl_common", "vfl_party", "vfl_server")
+_loaded: dict[str, str] = {}  # by the first part of a plug-in's module: who has made it
+
+
+@dataclass(frozen=True)
+class PlugIns:
+    """What other projects add to us: the entry points of one group.
+
+    Args:
+        group: the group's name.
+        what: the word for one of them in error messages.
+        ours: names that are no plug-in's, because we have them ourselves; for hints.
+    """
+
+    group: str
+    what: str
+    ours: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def names(self) -> list[str]:
+        """Returns all known names, sorted."""
+        return sorted({*self.ours, *(each.name for each in self._others())})
+
+    def load(self, name: str, where: str) -> Any:
+        """Imports the export of that name.
+
+        Raises InputError that names ``where`` and the nearest name if there is none, or if the import fails.
+        """
+        found = self._other(name)
+        if found is None:
+            names = self.names()
+            near = difflib.get_close_matches(name, names, n=1)
+            known = f"known: {', '.join(names)}" if names else "none is installed"
+            hint = f"did you mean {near[0]!r}?" if near else known
+            raise InputError(Code.CONFIG_INVALID, f"{where}: there is no {self.what} {name!r}; {hint}")
+        _loaded[_root(found.module)] = found.dist.name if found.dist is not None else found.value
+        try:
+            return found.load()
+        except Exception as error:
+            text = f"{where}: the plug-in {found.value} cannot be loaded: it failed {where_it_failed(error)}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; reinstall or remove it") from error
+
+    def version(self, name: str) -> dict[str, str]:
+        """Returns {``group:name``: ``distribution version``} of a plug-in; nothing if the name is ours or unknown."""
+        found = self._other(name)
+        if found is None:
+            return {}
+        made_by = found.dist
+        return {f"{self.group}:{name}": f"{made_by.name} {made_by.version}" if made_by is not None else "unknown"}
+
+    def make(self, name: str, where: str, wanted: type[T], *args: Any) -> T:
+        """Loads the export of that name, calls it with ``args``, and checks that it gives a ``wanted``.
+
+        Raises InputError that names ``where`` and the export if it cannot be had, fails, or gives anything else.
+        """
+        export = self.load(name, where)
+        try:
+            made = export(*args)
+        except VflError:
+            raise
+        except Exception as error:
+            text = f"{where}: the {self.what} {name!r} cannot be made: it failed {where_it_failed(error)}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+        return self.checked(made, name, where, wanted)
+
+    def checked(self, made: object, name: str, where: str, wanted: type[T]) -> T:
+        """Returns ``made``. Raises InputError if it is no ``wanted``."""
+        if not isinstance(made, wanted):
+            text = f"{where}: the {self.what} {name!r} gives a {type(made).__name__}, and a {wanted.__name__} is wanted"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in")
+        return made
+
+    def _others(self) -> list[EntryPoint]:
+        return list(entry_points(group=self.group))
+
+    def _other(self, name: str) -> EntryPoint | None:
+        if name in self.ours:
+            return None
+        return next((each for each in self._others() if each.name == name), None)
+
+
+@contextlib.contextmanager
+def blaming() -> Iterator[None]:
+    """Names the plug-in whose code an error of the block comes from; an error of ours is raised as it is.
+
+    Raises InputError. The log gets the traceback.
+    """
+    try:
+        yield
+    except VflError:
+        raise
+    except Exception as error:
+        maker = next((_loaded[root] for root, _ in reversed(_lines(error)) if root in _loaded), None)
+        if maker is None:
+            raise
+        log.exception("the plug-in %s failed", maker, extra={"event": "plug-in"})
+        text = f"the plug-in {maker} failed {where_it_failed(error)}; correct the plug-in"
+        raise InputError(Code.CONFIG_INVALID, text) from error
+
+
+def where_it_failed(error: Exception) -> str:
+    """Returns ``in my_model.py, line 12: ValueError: …``, with the last line of somebody's own code.
+
+    That is a plug-in's, or else code that is neither torch's nor ours; ``with ValueError: …`` if there is none.
+    """
+    why = next(iter(f"{type(error).__name__}: {error}".splitlines()), "")
+    lines = _lines(error)
+    theirs = [line for root, line in lines if root in _loaded] or [line for root, line in lines if root not in _OURS]
+    return f"{theirs[-1]}: {why}" if theirs else f"with {why}"
+
+
+def _lines(error: Exception) -> list[tuple[str, str]]:
+    """Returns the first part of each frame's module, and its line in words; the last one is where it was raised."""
+    return [
+        (_root(frame.f_globals.get("__name__", "")), f"in {Path(frame.f_code.co_filename).name}, line {number}")
+        for frame, number in traceback.walk_tb(error.__traceback__)
+    ]
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Registry(PlugIns):
+    """A package in which every module, or folder, exports one thing; other projects add to it.
+
+    Args:
+        package: the package.
+        attribute: the name of each module's export; an entry point names the export itself.
+        shelves: the folders of the package hold the modules, and are no exports themselves.
+    """
+
+    package: ModuleType
+    attribute: str
+    shelves: bool = False
+
+    def names(self) -> list[str]:
+        return sorted({*super().names(), *self._own()})
+
+    def load(self, name: str, where: str) -> Any:
+        """Imports the export of that name, as ``PlugIns.load``; our own come first."""
+        own = self._own()
+        if name in own:
+            return getattr(importlib.import_module(own[name]), self.attribute)
+        return super().load(name, where)
+
+    def is_ours(self, name: str) -> bool:
+        """Returns whether the export of that name is one of our own."""
+        return name in self._own()
+
+    def version(self, name: str) -> dict[str, str]:
+        return {} if name in self._own() else super().version(name)
+
+    def _own(self) -> dict[str, str]:
+        return _modules_of(self.package, self.shelves)
+
+
+@cache
+def _modules_of(package: ModuleType, shelves: bool) -> dict[str, str]:
+    """Returns a package's modules by name. Reads its folder once, which every phase would otherwise do."""
+    found: dict[str, str] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        path = f"{package.__name__}.{module.name}"
+        if shelves and module.ispkg:
+            found |= _modules_of(importlib.import_module(path), False)
+        else:
+            found[module.name] = path
+    return found

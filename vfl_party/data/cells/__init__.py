@@ -1,0 +1,1 @@
+"""Reads single cells: numbers, dates and codes as people write them."""

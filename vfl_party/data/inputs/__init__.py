@@ -1,0 +1,1 @@
+"""Turns a table into encoder inputs and training targets, and back."""

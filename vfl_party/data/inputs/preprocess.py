@@ -1,0 +1,443 @@
+"""Turns a table into encoder inputs, with statistics and vocabularies of the training rows only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vfl_common.config.data import DataSettings
+from vfl_party.base.devices import index_on
+from vfl_party.data import checks
+from vfl_party.data.cells.number_formats import SIGNS
+from vfl_party.data.inputs.ranges import Span, outside, spans_of
+from vfl_party.data.join import part_of
+from vfl_party.data.row_arrays import MappedArray, Space, parts, release
+from vfl_party.data.table import Categories, Table, counted
+from vfl_party.models import InputSpec
+
+# Codes: a category not seen in training; no category; one that augmentation hides; the first category.
+UNKNOWN, MISSING, HIDDEN, RESERVED = 0, 1, 2, 3
+MOST_ONE_HOT = 4096  # columns; more are probably a mistake
+CHUNK = 4096  # rows that are summed at once
+MEDIAN_BYTES = 1 << 28
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Encoder inputs of all rows, on one device; in a mapped file if there are many.
+
+    x: float32 [N, F] or [N, C, H, W]; categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a
+    category not seen in training, 1 a missing one, 2 one that augmentation hides (self-supervised methods alone).
+    arrays: the same as NumPy has them, if they are on the CPU.
+    """
+
+    x: torch.Tensor
+    categories: torch.Tensor | None = None
+    cardinalities: tuple[int, ...] = ()
+    arrays: tuple[npt.NDArray[Any], ...] = ()
+
+    @classmethod
+    def of(cls, x: Floats, categories: Codes | None = None, cardinalities: tuple[int, ...] = ()) -> Features:
+        """Returns the encoder inputs in arrays, which are not copied."""
+        codes = None if categories is None else torch.from_numpy(categories)
+        arrays = (x,) if categories is None else (x, categories)
+        return cls(torch.from_numpy(x), codes, cardinalities, arrays)
+
+    @property
+    def spec(self) -> InputSpec:
+        return InputSpec(tuple(self.x.shape[1:]), self.cardinalities)
+
+    def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+        """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there are any."""
+        if self._mapped:
+            wanted = np.asarray(rows)
+            found = (each.rows(wanted) if isinstance(each, MappedArray) else each[wanted] for each in self.arrays)
+            return tuple(map(torch.from_numpy, found))
+        index = index_on(torch.as_tensor(rows), self.x.device)
+        x_B = self.x.index_select(0, index)
+        return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
+
+    @cached_property
+    def _mapped(self) -> bool:
+        """Whether rows are read from files when they are wanted."""
+        return any(isinstance(each, MappedArray) for each in self.arrays)
+
+    def followed_by(self, other: Features, space: Space) -> Features:
+        """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises InputError."""
+        x, *categories = (space.concatenated(each) for each in zip(self.arrays, other.arrays, strict=True))
+        return Features.of(x, categories[0] if categories else None, self.cardinalities)
+
+    def to(self, device: torch.device | str) -> Features:
+        """Returns the same rows on a device."""
+        if torch.device(device) == self.x.device:
+            return self
+        categories = None if self.categories is None else self.categories.to(device)
+        return Features(self.x.to(device), categories, self.cardinalities)
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """Statistics of the training rows; ``x = (value - shift) / scale``, column by column or channel by channel.
+
+    ``fill``: the replacement of a missing number (pixel), [F] or [C * H * W]; None if nothing may be missing.
+    ``kinds``, ``style``: how the table of training was written, see ``collect.Columns``; None if it was not noted.
+    ``spans``: how far its numbers reach, by column, see ``spans``; None of images, or if it was not noted.
+    """
+
+    numeric_names: tuple[str, ...]
+    categorical_names: tuple[str, ...]
+    image_shape: tuple[int, ...] | None  # C, H, W
+    fill: tuple[float, ...] | None
+    shift: tuple[float, ...]
+    scale: tuple[float, ...]
+    vocabularies: tuple[tuple[str, ...], ...]
+    one_hot: bool
+    flatten: bool
+    kinds: Mapping[str, str] | None = None
+    style: tuple[str, str] | None = None
+    spans: tuple[Span, ...] | None = None
+
+    @classmethod
+    def fit(
+        cls,
+        table: Table,
+        train_rows: Codes,
+        *,
+        one_hot: bool,
+        flatten: bool,
+        settings: DataSettings,
+        tabular: bool = True,
+    ) -> Preprocessor:
+        """Learns from ``train_rows`` (positions in the table).
+
+        ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for each category;
+        "unknown" is all zeros. Otherwise they become codes for a tabular encoder. ``flatten``: images become rows of
+        pixels.
+        A joined table's parts are learnt one by one, each by its own settings. ``tabular``: whether the method has an
+        encoder that could be of that kind, for a sentence.
+        Raises InputError if there is nothing to learn from.
+        """
+        if settings.parts:
+            parts = [(part_of(table, name), own) for name, own in settings.parts.items() if own.columns != ()]
+            return cls._beside_each_other(
+                [
+                    cls.fit(part, train_rows, one_hot=one_hot, flatten=flatten, settings=own, tabular=tabular)
+                    for part, own in parts
+                ]
+            )
+        if len(train_rows) == 0:
+            raise checks.unusable(table.source, "no training rows are left; give more rows or smaller other splits")
+        values = _values(table)
+        if values is None and table.categorical is None:
+            raise checks.unusable(table.source, "has no features; name some, or set features = false for the party")
+        fill, shift, scale = None, np.zeros(0), np.zeros(0)
+        if values is not None:
+            if settings.missing != "error":
+                fill = _fill_values(values, train_rows, settings.missing)
+            shift, scale = _scaling(_Filled(table, values, fill), train_rows, settings.scale)
+        vocabularies = []
+        for k, name in enumerate(table.categorical_names):
+            assert table.categorical is not None  # noqa: S101 - it has a name for each column
+            times = counted(table.categorical, k, train_rows)[:-1]
+            seen = [word for word, count in zip(table.categorical.words[k], times.tolist(), strict=True) if count]
+            vocabularies.append(tuple(sorted(seen)))
+            if one_hot and sum(map(len, vocabularies)) > MOST_ONE_HOT:
+                what = f"column {name!r} has {len(seen)} categories, too many to become columns"
+                remedy = ', or use an encoder of kind "tabular"' if tabular else ""
+                raise checks.unusable(table.source, f"{what}; list it in data.drop{remedy}")
+        return cls(
+            numeric_names=table.numeric_names,
+            categorical_names=table.categorical_names,
+            image_shape=None if table.images_NCHW is None else table.images_NCHW.shape[1:],
+            fill=None if fill is None else tuple(fill.tolist()),
+            shift=tuple(shift.tolist()),
+            scale=tuple(scale.tolist()),
+            vocabularies=tuple(vocabularies),
+            one_hot=one_hot,
+            flatten=flatten,
+            kinds=dict(table.kinds),
+            style=table.style,
+            spans=None if table.numeric_NF is None else spans_of(table.numeric_NF, train_rows),
+        )
+
+    @property
+    def spec(self) -> InputSpec:
+        """The rows that ``transform`` gives."""
+        if self.image_shape is not None:
+            return InputSpec((math.prod(self.image_shape),) if self.flatten else self.image_shape)
+        if self.one_hot:
+            return InputSpec((len(self.numeric_names) + sum(1 + len(words) for words in self.vocabularies),))
+        return InputSpec((len(self.numeric_names),), tuple(RESERVED + len(words) for words in self.vocabularies))
+
+    @classmethod
+    def _beside_each_other(cls, parts: list[Preprocessor]) -> Preprocessor:
+        """Returns one for the columns of all parts, which have no images."""
+
+        def joined(key: str) -> tuple[Any, ...]:
+            return tuple(value for part in parts for value in getattr(part, key))
+
+        # A part without fill is read only if none of its numbers is missing.
+        fills = [part.fill if part.fill is not None else (0.0,) * len(part.shift) for part in parts]
+        return replace(
+            parts[0],
+            numeric_names=joined("numeric_names"),
+            categorical_names=joined("categorical_names"),
+            fill=None if all(part.fill is None for part in parts) else tuple(value for each in fills for value in each),
+            shift=joined("shift"),
+            scale=joined("scale"),
+            vocabularies=joined("vocabularies"),
+            kinds={name: kind for part in parts for name, kind in (part.kinds or {}).items()},
+            style=None,
+            spans=tuple(span for part in parts for span in part.spans or ()),
+        )
+
+    def transform(self, table: Table) -> Features:
+        """Returns encoder inputs of all rows of a table with the same columns or image shape as in training.
+
+        Columns that training did not have are left out. Raises InputError if one is missing.
+        """
+        table = self._aligned(table)
+        values, words, space, n = _values(table), table.categorical, table.space, len(table)
+        fill = None if self.fill is None else np.array(self.fill)
+        filled = None if values is None else _Filled(table, values, fill)
+        places = [] if words is None else [_places(*each) for each in zip(words.words, self.vocabularies, strict=True)]
+        numbers = self.spec.shape
+        x = space.empty((n, *numbers), np.float32)
+        codes_NK = space.empty((n, len(places)), np.int64) if words is not None and not self.one_hot else None
+        for part in parts(n):
+            found = [] if filled is None else [self._scaled(table.source, filled[part])]
+            if words is not None:
+                codes_BK = np.stack([own[words.codes_NK[part, k]] for k, own in enumerate(places)], axis=1)
+                if codes_NK is not None:
+                    codes_NK[part] = codes_BK
+                else:
+                    found.append(self._one_hot(codes_BK))
+                release(words.codes_NK)
+            if found:
+                x[part] = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+            release(x, *([] if codes_NK is None else [codes_NK]))
+        cardinalities = tuple(RESERVED + len(known) for known in self.vocabularies) if codes_NK is not None else ()
+        return Features.of(x, codes_NK, cardinalities)
+
+    def cells(self, table: Table) -> tuple[Floats, Codes, tuple[str, ...]]:
+        """Returns a table's numbers [N, F], NaN if missing, the codes of its categories [N, K], and all names.
+
+        Pixels are numbers without names of their own. Raises InputError if a column of training is missing.
+        """
+        table = self._aligned(table)
+        values, words, n = _values(table), table.categorical, len(table)
+        numbers_NF = np.empty((n, 0), np.float32) if values is None else np.asarray(values).reshape(n, -1)
+        codes_NK = np.empty((n, len(self.vocabularies)), np.int64)
+        for k, vocabulary in enumerate(self.vocabularies):
+            assert words is not None  # noqa: S101 - it has a name for each column
+            codes_NK[:, k] = _places(words.words[k], vocabulary)[words.codes_NK[:, k]]
+        names = self.numeric_names or tuple(f"pixel {place}" for place in range(numbers_NF.shape[1]))
+        return numbers_NF, codes_NK, (*names, *self.categorical_names)
+
+    def unseen(self, table: Table) -> dict[str, int]:
+        """Returns the columns with categories that training did not have, and in how many rows. Raises InputError."""
+        table, found = self._aligned(table), {}
+        for k, (name, known) in enumerate(zip(self.categorical_names, self.vocabularies, strict=True)):
+            assert table.categorical is not None  # noqa: S101 - it has a name for each column
+            seen = set(known)
+            is_new = np.array([word not in seen for word in table.categorical.words[k]], bool)
+            found[name] = int(counted(table.categorical, k)[:-1][is_new].sum())
+        return {name: count for name, count in found.items() if count}
+
+    def outside(self, table: Table) -> dict[str, int]:
+        """Returns the columns with numbers outside those of training, and how many. Raises InputError.
+
+        Nothing is outside if training has not noted how far its numbers reach.
+        """
+        values = self._aligned(table).numeric_NF
+        if values is None or not self.spans:
+            return {}
+        counts = outside(values, self.spans).tolist()
+        return {name: count for name, count in zip(self.numeric_names, counts, strict=True) if count}
+
+    def state(self) -> dict[str, Any]:
+        """Returns all that ``transform`` needs, for JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Preprocessor:
+        """Restores the object from ``state``, which may have passed through JSON."""
+        return cls(**{key: _tuples(value) for key, value in state.items()})
+
+    def _aligned(self, table: Table) -> Table:
+        """Returns the table with the columns of training, in their order."""
+        shape = None if table.images_NCHW is None else table.images_NCHW.shape[1:]
+        if shape != self.image_shape:
+            found, wanted = (" x ".join(map(str, s)) if s else "none" for s in (shape, self.image_shape))
+            raise checks.unusable(table.source, f"has images of {found}, but training had {wanted}; give such images")
+        for kind, ours, theirs, others in (
+            ("numbers", self.numeric_names, table.numeric_names, table.categorical_names),
+            ("categories", self.categorical_names, table.categorical_names, table.numeric_names),
+        ):
+            for name in sorted(set(ours) - set(theirs)):
+                if name in others:
+                    what = f"column {name!r} held {kind} in training but does not now"
+                    raise checks.unusable(table.source, f"{what}; correct it")
+                near = checks.like(name, [*table.numeric_names, *table.categorical_names])
+                raise checks.unusable(table.source, f"has no column {name!r}, but training had it{near}; add it")
+        if self.kinds is not None:
+            _check_kinds(table.source, self.numeric_names, self.kinds, table.kinds)
+        return Table(
+            table.source,
+            table.ids,
+            numeric_NF=_pick(table.numeric_NF, table.numeric_names, self.numeric_names),
+            numeric_names=self.numeric_names,
+            categorical=_pick_words(table, self.categorical_names),
+            categorical_names=self.categorical_names,
+            images_NCHW=table.images_NCHW,
+            space=table.space,
+        )
+
+    def _scaled(self, source: str, values_B: Floats) -> Floats:
+        shape = (1, -1, *(1 for _ in values_B.shape[2:]))
+        shift, scale = np.array(self.shift).reshape(shape), np.array(self.scale).reshape(shape)
+        with np.errstate(over="ignore"):
+            x_B: Floats = ((values_B - shift) / scale).astype(np.float32)
+        if not np.isfinite(x_B).all():
+            raise checks.unusable(source, "has values too far from those of training to be scaled; correct them")
+        return x_B.reshape(len(x_B), -1) if self.flatten else x_B
+
+    def _one_hot(self, codes_NK: Codes) -> Floats:
+        widths = [1 + len(words) for words in self.vocabularies]
+        columns = np.zeros((len(codes_NK), sum(widths)), np.float32)
+        for k, offset in enumerate(np.cumsum([0, *widths[:-1]])):
+            rows = np.flatnonzero(codes_NK[:, k] != UNKNOWN)
+            columns[rows, offset + np.maximum(codes_NK[rows, k] - HIDDEN, 0)] = 1.0
+        return columns
+
+
+_KINDS = {"": "bare numbers", "date": "dates"} | {sign: f"numbers with {sign}" for sign in SIGNS}
+
+
+def _check_kinds(source: str, names: tuple[str, ...], before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises InputError if a column of numbers holds days, percentages and the like in only one of two tables."""
+    for name in names:
+        was, is_ = (_KINDS.get(each.get(name, ""), each.get(name, "")) for each in (before, now))
+        if was != is_:
+            what = f"column {name!r} held {was} in training and holds {is_} now"
+            raise checks.unusable(source, f"{what}; write it as in training")
+
+
+def _values(table: Table) -> Floats | None:
+    return table.numeric_NF if table.images_NCHW is None else table.images_NCHW
+
+
+class _Filled:
+    """Values of which some rows are read at a time, with ``fill`` in the place of what is missing."""
+
+    def __init__(self, table: Table, values: Floats, fill: Doubles | None) -> None:
+        self.shape = values.shape
+        self._source, self._values = table.source, values
+        self._fill = None if fill is None else fill.astype(np.float32).reshape(values.shape[1:])
+
+    def __getitem__(self, rows: Codes | slice) -> Floats:
+        values = self._values[rows]
+        release(self._values)
+        missing = np.isnan(values)
+        if not missing.any():
+            return values
+        if self._fill is None:
+            text = "has missing values, but training had none; fill them"
+            raise checks.unusable(self._source, text)
+        filled: Floats = np.where(missing, self._fill, values)
+        return filled
+
+
+def _fill_values(values: Floats, rows: Codes, policy: str) -> Doubles:
+    """Returns [F]: mean or median of the present values, zero if there are none."""
+    values_NF = values.reshape(len(values), -1)
+    width = values_NF.shape[1]
+    fill_F = np.zeros(width)
+    if policy == "zero":
+        return fill_F
+    if policy == "mean":
+        counts, sums = np.zeros(width), np.zeros(width)
+        for part in parts(len(rows)):
+            values_BF = values_NF[rows[part]]
+            present = ~np.isnan(values_BF)
+            counts += present.sum(axis=0)
+            sums += np.where(present, values_BF, 0.0).sum(axis=0, dtype=np.float64)
+            release(values)
+        return np.divide(sums, counts, out=fill_F, where=counts > 0)
+    step = max(1, MEDIAN_BYTES // (4 * max(1, len(rows))))  # columns whose training rows are in memory at once
+    for start in range(0, width, step):
+        columns = np.concatenate([values_NF[rows[part], start : start + step] for part in parts(len(rows))])
+        release(values)
+        present = ~np.isnan(columns).all(axis=0)
+        fill_F[start : start + step][present] = np.nanmedian(columns[:, present], axis=0)
+    return fill_F
+
+
+def _scaling(values: _Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
+    """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax`` keeps pixels in 0..1."""
+    axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
+    chunks = [rows[part] for part in parts(len(rows), CHUNK)]
+    found = [_summed(values[chunk], axes) for chunk in chunks]
+    low = np.min([each.low for each in found], axis=0).astype(np.float64)
+    high = np.max([each.high for each in found], axis=0).astype(np.float64)
+    zero, one = np.zeros_like(low), np.ones_like(low)
+    if policy == "none":
+        return zero, one
+    if policy == "minmax":
+        if len(values.shape) == 4 and low.min() >= 0.0 and high.max() <= 1.0:
+            return zero, one
+        shift, scale = low, high - low
+    else:
+        count = len(rows) * math.prod(values.shape[2:])
+        shift = np.sum([each.total for each in found], axis=0) / count
+        centre = shift.reshape(1, -1, *(1 for _ in values.shape[2:]))
+        scale = np.sqrt(np.sum([((values[chunk] - centre) ** 2).sum(axis=axes) for chunk in chunks], axis=0) / count)
+    constant = low == high
+    return np.where(constant, low, shift), np.where(constant, one, scale)
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """Least, greatest and total value of each column or channel in some rows."""
+
+    low: Floats
+    high: Floats
+    total: Doubles
+
+
+def _summed(values_B: Floats, axes: tuple[int, ...]) -> _Summed:
+    return _Summed(values_B.min(axis=axes), values_B.max(axis=axes), values_B.sum(axis=axes, dtype=np.float64))
+
+
+def _places(words: tuple[str, ...], vocabulary: tuple[str, ...]) -> Codes:
+    """Returns the code of each word, then the code of a missing one; see ``Features``."""
+    known = {word: RESERVED + place for place, word in enumerate(vocabulary)}
+    return np.array([*(known.get(word, UNKNOWN) for word in words), MISSING], np.int64)
+
+
+def _pick_words(table: Table, ours: tuple[str, ...]) -> Categories | None:
+    if table.categorical is None or not ours:
+        return None
+    theirs = table.categorical_names
+    return table.categorical if ours == theirs else table.categorical.select([theirs.index(name) for name in ours])
+
+
+def _pick(values: npt.NDArray[Any] | None, theirs: tuple[str, ...], ours: tuple[str, ...]) -> npt.NDArray[Any] | None:
+    if values is None or not ours:
+        return None
+    return values if ours == theirs else values[:, [theirs.index(name) for name in ours]]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,68 @@
+"""How far the numbers of training reach, by column, and which numbers of other rows are outside.
+
+A column's span is four numbers: (least, 1 % quantile, 99 % quantile, greatest). Between the quantiles lie 98 % of the
+training rows, whatever a few of them hold. A number is far outside if it is beyond all numbers of training, and
+further from the quantiles than three times what these are from each other: few are so by chance, of incomes too. If
+most numbers of a column are beyond the quantiles, on either side, all of these count: so a column in another unit is
+found if it is smaller, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_party.data.row_arrays import parts, release
+
+Floats = npt.NDArray[np.float32]
+Span = tuple[float, ...]  # empty if training has no number in the column
+
+_FAR = 3.0  # times the distance between the quantiles
+_LOOKED_AT = 100_000  # training rows, from all of them, of which quantiles are taken
+_AT_ONCE = 1 << 25  # numbers whose quantiles are found at once
+_FEWEST = 5  # numbers of a column of which most may be outside by more than chance
+
+
+def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]:
+    """Returns the span of each column in the given rows; NaN is missing."""
+    width = values_NF.shape[1]
+    low_F, high_F = np.full(width, np.inf), np.full(width, -np.inf)
+    for part in parts(len(rows)):
+        values_BF = values_NF[rows[part]]
+        low_F = np.fmin(low_F, np.fmin.reduce(values_BF, axis=0))
+        high_F = np.fmax(high_F, np.fmax.reduce(values_BF, axis=0))
+        release(values_NF)
+    sample = rows[:: max(1, -(-len(rows) // _LOOKED_AT))]
+    found: list[Span] = []
+    step = max(1, _AT_ONCE // len(sample))
+    for start in range(0, width, step):
+        columns = values_NF[sample, start : start + step]
+        release(values_NF)
+        for column, values_N in enumerate(columns.T, start):
+            present_N = values_N[~np.isnan(values_N)]
+            if len(present_N):
+                least, most = np.quantile(present_N, (0.01, 0.99)).tolist()
+                found.append((float(low_F[column]), least, most, float(high_F[column])))
+            else:
+                found.append(())
+    return tuple(found)
+
+
+def outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
+    """Returns how many numbers of each column are outside its span."""
+    width = len(spans)
+    far_F, beyond_F, present_F = (np.zeros(width, np.int64) for _ in range(3))
+    known = np.array([bool(span) for span in spans], bool)
+    low_F, least_F, most_F, high_F = np.array([span or (0.0,) * 4 for span in spans]).reshape(width, 4).T
+    reach_F = _FAR * (most_F - least_F)
+    low_F, high_F = np.minimum(low_F, least_F - reach_F), np.maximum(high_F, most_F + reach_F)
+    for part in parts(len(values_NF)):
+        values_BF = values_NF[part]  # no comparison holds of NaN
+        far_F += ((values_BF < low_F) | (values_BF > high_F)).sum(axis=0)
+        beyond_F += ((values_BF < least_F) | (values_BF > most_F)).sum(axis=0)
+        present_F += (~np.isnan(values_BF)).sum(axis=0)
+        release(values_NF)
+    most = (2 * beyond_F > present_F) & (present_F >= _FEWEST)
+    return np.where(known, np.where(most, beyond_F, far_F), 0)

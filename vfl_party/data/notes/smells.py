@@ -1,0 +1,148 @@
+"""Notes what looks wrong in a table that can be read, for the person who has it: sentences may show single cells."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings, shown
+from vfl_party.data import checks
+from vfl_party.data.cells import number_formats
+from vfl_party.data.cells.dates import Dates, look_like_dates
+from vfl_party.data.collect import Columns, Rows
+from vfl_party.data.ids import IdCounts, in_order, normalised
+from vfl_party.data.notes.odd_ids import odd_ids
+from vfl_party.data.notes.odd_numbers import odd_numbers
+from vfl_party.data.row_arrays import parts
+from vfl_party.data.table import counted
+
+FEW_ROWS = 20  # in so few, nothing smells
+MOST_SHOWN = 24  # characters of a cell
+_UNIT = re.compile(r"\s*[+-]?[0-9][0-9.,]*\s*([A-Za-z\u00b0\u00b5\u00b2\u00b3/]{1,8})\s*")  # 70 kg
+_YES = frozenset(("1", "y", "yes", "t", "true", "j", "ja", "wahr", "oui", "vrai", "si", "s\u00ed", "s\u00ec"))
+_NO = frozenset(("0", "n", "no", "f", "false", "nein", "falsch", "non", "faux"))
+
+
+@dataclass(frozen=True)
+class Smell:
+    """A sentence for a person. ``column``: the feature column that it is about; ``mostly``: what most cells of it are.
+
+    Those cells look like numbers or dates, but the column is read as categories.
+    """
+
+    text: str
+    column: str = ""
+    mostly: Literal["", "numbers", "dates"] = ""
+
+
+def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
+    """Yields a sentence for each thing that looks wrong, in the order of the columns."""
+    if settings.id:
+        yield from map(Smell, _ids(rows, settings))
+    if rows.labels is not None and rows.labels.dtype == object:
+        labels = sorted(set(rows.labels.tolist()))
+        yield from map(Smell, _alike(f"labels in {settings.label!r}", labels))
+        yield from map(Smell, _yes_and_no(f"labels in {settings.label!r}", labels))
+    if isinstance(rows.features, Columns):
+        for name, text in odd_numbers(rows.features):
+            yield Smell(text, name)
+        for k, name in enumerate(rows.features.categorical_names):
+            if name not in settings.categorical:
+                yield from _words(rows.features, k, name, settings)
+
+
+def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Iterator[Smell]:
+    cells, words = columns.categorical, columns.categorical.words[k]
+    counts = counted(cells, k)[:-1]
+    total, found = int(counts.sum()), pa.array(words, pa.string())
+    units = {unit[1] if (unit := _UNIT.fullmatch(word)) else "" for word in words}
+    if len(units) == 1 and "" not in units and len(words) > 1:
+        text = f"column {name!r} is read as categories: its cells are numbers with a unit, such as"
+        yield Smell(f"{text} {words[0][:MOST_SHOWN]!r}; write the numbers alone", name, "numbers")
+        return
+    several = list(_yes_and_no(f"categories of {name!r}", words))
+    if several:
+        yield Smell(several[0], name)
+        return
+    numbers, dates = (
+        each(found).to_numpy(zero_copy_only=False) for each in (number_formats.look_like_numbers, look_like_dates)
+    )
+    kinds: tuple[tuple[Literal["numbers", "dates"], npt.NDArray[np.bool_]], ...]
+    kinds = (("numbers", numbers), ("dates", dates))
+    for kind, like in kinds:
+        alike = int(counts[like].sum())
+        if total and alike == total:
+            text = f"column {name!r} is read as categories, though its cells look like {kind}"
+            yield Smell(f"{text}, such as {_unread(words, kind)!r}; {_KEYS[kind]}", name, kind)
+        elif alike > total / 2:
+            strange = int(np.flatnonzero(~like)[0])  # words are in the order in which they come
+            row = _first_row(cells.codes_NK[:, k], strange)
+            where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MOST_SHOWN]
+            text = f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}"
+            text = f"{text}, so the column is read as {len(words):,} categories; correct the cell, or list its word in"
+            yield Smell(f"{text} data.na if the cell is empty", name, kind)
+        if alike > total / 2:
+            return
+    for text in _alike(f"categories of {name!r}", words):
+        yield Smell(text, name)
+    if total >= FEW_ROWS and len(words) > total / 2:
+        text = f"column {name!r} has {len(words):,} categories in {total:,} rows; list it in data.drop if it is a name"
+        yield Smell(text, name)
+
+
+_KEYS = {
+    "numbers": "data.decimal and data.thousands say how they are written",
+    "dates": 'data.dates says how they are written, such as "%d.%m.%y" for two digits of the year',
+}
+
+
+def _unread(words: Sequence[str], kind: str) -> str:
+    """Returns a word that is no number or date in the usual form, if there is one."""
+    usual = number_formats.Numbers() if kind == "numbers" else Dates("%d.%m.%Y")
+    return next((word for word in words if usual.read(pa.array([word])) is None), words[0])[:MOST_SHOWN]
+
+
+def _yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
+    """Yields a sentence if all words say yes or no, and one of the two in several spellings."""
+    said = {word: word.strip().casefold() for word in words}
+    if not all(each in _YES | _NO for each in said.values()):
+        return
+    for kind in (_YES, _NO):
+        alike = list({each: word for word, each in said.items() if each in kind}.values())
+        if len(alike) > 1:
+            yield f"{what} say yes or no in several spellings, such as {alike[0]!r} and {alike[1]!r}; write them alike"
+            return
+
+
+def _alike(what: str, words: Sequence[str]) -> Iterator[str]:
+    times = Counter(word.strip().casefold() for word in words)
+    twice = [word[:MOST_SHOWN] for word in words if times[word.strip().casefold()] > 1]
+    if twice:
+        yield f"{what} differ by spaces or capitals alone, such as {twice[0]!r} and {twice[1]!r}; write them alike"
+
+
+def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
+    """Returns the first row that holds a code; one does."""
+    for part in parts(len(codes_N)):
+        found = np.flatnonzero(codes_N[part] == code)
+        if len(found):
+            return int(part.start + found[0])
+    raise ValueError("no row holds the code")
+
+
+def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
+    rules = settings.id_rules or ()
+    alike = [normalised(rows.ids, each) for each in (rules, (*rules, "trim", "casefold"))]
+    kept = [IdCounts.of(ids, len(in_order(ids, "first"))).kept for ids in alike]
+    if kept[1] < kept[0]:
+        count = kept[0] - kept[1]
+        found = "1 id differs from another" if count == 1 else f"{count:,} ids differ from others"
+        yield f'{found} by spaces or capitals alone; add "trim" or "casefold" to rows.id_rules'
+    yield from odd_ids(rows.ids, alike[0])

@@ -1,0 +1,1 @@
+"""Reads tables from databases."""

@@ -1,0 +1,196 @@
+"""Reads a table from SQLite, and from every other database that SQLAlchemy knows: cells become text, as in a CSV file.
+
+A driver says nothing exact about the types of columns, and SQLite's have none: a cell may hold anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings, shown
+from vfl_common.errors import InputError
+from vfl_party.data import checks
+from vfl_party.data.sources.cells_as_text import MarkedError, written
+from vfl_party.data.sources.databases.query import Pass, Passes, encoding_hint, missing_package, query_of, words
+from vfl_party.data.stream import Stream
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection, CursorResult, Engine
+
+_BLOCK_ROWS = 4096
+_BEGIN = {  # one state of the tables for all passes, and no writing
+    "sqlite": "BEGIN",  # the file is opened for reading alone
+    "mysql": "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+    "mariadb": "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+    "oracle": "SET TRANSACTION READ ONLY",
+    "postgresql": "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",
+}
+
+
+def open_alchemy(settings: DataSettings) -> Stream:
+    """Opens a query's rows. Raises InputError if the database or the query refuses."""
+    try:
+        import sqlalchemy
+    except ImportError:
+        raise missing_package(settings.source, "sqlalchemy") from None
+    source, query = shown(settings.source), query_of(settings)
+    engine = _engine(settings.source)
+    try:
+        connection = engine.connect()
+    except sqlalchemy.exc.DBAPIError as error:
+        what = f"cannot be opened ({words(str(error.orig), settings.source, quoted=False)})"
+        advice = f"correct data.source, or start the server{encoding_hint(settings.source)}"
+        raise checks.unreadable(source, f"{what}; {advice}") from None
+    reading = _Reading(settings, query, connection, Passes(source))
+    weakref.finalize(reading, _close, connection, engine)
+    begin = _BEGIN.get(engine.dialect.name)
+    if begin is not None:
+        with contextlib.suppress(sqlalchemy.exc.DBAPIError):  # an older server cannot: the passes are compared anyway
+            connection.exec_driver_sql(begin)
+    reading.first = reading.execute()
+    reading.names = tuple(reading.first.keys())
+    if not all(name.strip() for name in reading.names):
+        place = next(place for place, name in enumerate(reading.names, 1) if not name.strip())
+        raise checks.unusable(source, f"column {place} of data.query has no name; give it one with AS")
+    return Stream(source, reading.names, True, reading.blocks)
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A query on a connection, which is open as long as this is used.
+
+    first: the rows of the execution that told the names of the columns: the first pass takes them.
+    """
+
+    settings: DataSettings
+    query: str
+    connection: Connection
+    passes: Passes
+    names: tuple[str, ...] = ()
+    first: CursorResult[Any] | None = None
+
+    def execute(self) -> CursorResult[Any]:
+        """Runs the query as it is written: an order is kept, and every dialect may be spoken. Raises InputError."""
+        from sqlalchemy.exc import DBAPIError, ResourceClosedError
+
+        options = {"stream_results": True, "yield_per": _BLOCK_ROWS, "no_parameters": True}
+        try:
+            result = self.connection.execution_options(**options).exec_driver_sql(self.query)
+            result.keys()
+        except DBAPIError as error:
+            raise _failed(self.settings.source, error, None) from None
+        except ResourceClosedError:
+            raise checks.unusable(shown(self.settings.source), "data.query gives no rows; write one SELECT") from None
+        return result
+
+    def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Reads the wanted columns. Raises InputError."""
+        source, ids = shown(self.settings.source), [name for name in self.settings.id if name in self.names]
+        checks.require_names(source, "columns", wanted, self.names)
+        schema = pa.schema([(name, pa.string()) for name in wanted])
+        seen = Pass(len(ids))
+        result = self.execute() if self.first is None else self.first
+        self.first = None
+        with contextlib.closing(result):
+            while rows := self._next(result, seen.rows):
+                texts = {name: self._texts(name, rows, seen.rows) for name in dict.fromkeys([*wanted, *ids])}
+                seen.add(len(rows), [texts[name] for name in ids])
+                yield pa.RecordBatch.from_arrays([pa.array(texts[name], pa.string()) for name in wanted], schema=schema)
+        self.passes.compare(seen)
+
+    def _next(self, result: CursorResult[Any], before: int) -> Sequence[Any]:
+        from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+        try:
+            return result.fetchmany(_BLOCK_ROWS)
+        except DBAPIError as error:
+            raise _failed(self.settings.source, error, before) from None
+        except (SQLAlchemyError, sqlite3.Error):
+            raise checks.unreadable(
+                shown(self.settings.source), f"was lost after {before:,} rows; start again"
+            ) from None
+
+    def _texts(self, name: str, rows: Sequence[Any], before: int) -> list[str | None]:
+        place, texts = self.names.index(name), []
+        for number, row in enumerate(rows, before + 1):
+            try:
+                texts.append(written(row[place]))
+            except MarkedError as error:
+                raise checks.unusable(
+                    shown(self.settings.source), f"column {name!r}: the text in row {number} {error}"
+                ) from None
+            except TypeError as error:
+                what = f"column {name!r} holds {error} in row {number}, which is neither number, text nor date"
+                advice = "cast it in data.query, or leave it out"
+                raise checks.unusable(shown(self.settings.source), f"{what}; {advice}") from None
+        return texts
+
+
+def _engine(source: str) -> Engine:
+    """Makes an engine. Raises InputError for a URL that is none, an unknown database, a missing driver or file."""
+    from sqlalchemy import create_engine, make_url
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+    from sqlalchemy.pool import NullPool
+
+    try:
+        url = make_url(source)
+        if url.drivername in ("sqlite", "sqlite+pysqlite"):
+            path = _sqlite_file(source, url)
+            # mode=ro: SQLAlchemy would make a file that is missing, and a query could write.
+            return create_engine("sqlite://", poolclass=NullPool, creator=lambda: _connect(path))
+        return create_engine(url, poolclass=NullPool)
+    except NoSuchModuleError:
+        name = source.partition(":")[0]
+        what = f"there is no database {name!r} for SQLAlchemy"
+        raise checks.unreadable(shown(source), f"{what}; correct data.source, or install the package for it") from None
+    except (ArgumentError, ValueError):
+        what = "is no URL of SQLAlchemy's; write DIALECT+DRIVER://USER@HOST/NAME, or sqlite:///PATH"
+        raise checks.unreadable(shown(source), f"{what}{encoding_hint(source)}") from None
+    except ImportError as error:
+        raise missing_package(source, error.name or "the database's driver") from None
+
+
+def _sqlite_file(source: str, url: URL) -> Path:
+    """Returns the file of an SQLite database. Raises InputError if there is none."""
+    if not url.database or url.database == ":memory:" or url.query:
+        raise checks.unreadable(source, "names no file of SQLite; write sqlite:///PATH, and nothing after the path")
+    path = Path(url.database).absolute()
+    if not path.is_file():
+        raise checks.unreadable(source, "no such file; correct data.source, or mount the volume that holds it")
+    return path
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # isolation_level: transactions are begun by BEGIN alone. Threads: a stream may be closed by another one.
+    return sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _failed(source: str, error: Any, rows: int | None) -> InputError:
+    """Says why a query has failed: before its first row (None), or after how many. Values are not shown."""
+    text = str(error.orig)
+    if "decode" in text:
+        advice = "cast the column in data.query, for example as BLOB and to text, or correct it"
+        return checks.unusable(shown(source), f"holds text that is not UTF-8; {advice}")
+    if "not a database" in text or "malformed" in text:
+        return checks.unreadable(shown(source), "is not a file of SQLite that can be read; correct data.source")
+    names = type(error).__name__
+    said = words(text, source, quoted=rows is None and names in ("ProgrammingError", "OperationalError"))
+    if rows is None:
+        return checks.unusable(shown(source), f"the database refuses data.query ({said}); correct it")
+    return checks.unreadable(shown(source), f"data.query has failed after {rows:,} rows ({said}); start again")
+
+
+def _close(connection: Connection, engine: Engine) -> None:
+    from sqlalchemy.exc import SQLAlchemyError
+
+    with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
+        connection.close()
+    engine.dispose()

@@ -1,0 +1,236 @@
+"""Reads a table from PostgreSQL through ADBC: columns have the types that the query gives them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl_common.config.data import DataSettings, shown
+from vfl_common.errors import InputError, InternalError
+from vfl_party.data import checks
+from vfl_party.data.sources.databases.query import Pass, Passes, encoding_hint, missing_package, query_of, words
+from vfl_party.data.stream import Stream
+
+T = TypeVar("T")
+
+_TICK_S = 0.2
+_CONNECT_S = 20  # to wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise
+_BEGIN = (
+    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",  # all passes see one state of the tables
+    "SET LOCAL synchronize_seqscans = off",  # these two: rows without ORDER BY come in one order
+    "SET LOCAL max_parallel_workers_per_gather = 0",
+)
+_CASTS = {"numeric": "float8", "money": "numeric::float8", "oid": "int8", "uuid": "text", "bpchar": "text"}
+_ID_CASTS = _CASTS | {"numeric": "text"}  # an id of digits keeps them all
+_FIRST, _LAST = -719_162, 2_932_896  # days of the years 1 and 9999, from 1970
+_REFUSALS = (  # what the server or its client says, what that means, what to do
+    (
+        r"password authentication failed|no password supplied",
+        "refuses the user or the password",
+        "set PGPASSWORD or ~/.pgpass, or correct the user in data.source",
+    ),
+    (r'database ".*" does not exist', "has no such database", "correct the name after the last slash of data.source"),
+    (r'role ".*" does not exist', "knows no such user", "correct data.source"),
+    (r"no pg_hba.conf entry|peer authentication failed", "lets this user in from elsewhere only", "ask who runs it"),
+    (r"too many clients|remaining connection slots", "has no connection left", "try again later"),
+    (r"SSL|certificate", "cannot be trusted, or does not speak TLS", "correct sslmode and sslrootcert in data.source"),
+    (
+        r"connection refused|no such file|timeout expired|could not translate|no route|unreachable|timed out",
+        "cannot be reached",
+        "correct host and port in data.source, or start the server",
+    ),
+)
+_TIMEOUT = re.compile(r"canceling statement due to .*timeout")
+_LOST = re.compile(r"server closed the connection|terminating connection|could not receive|SSL .*EOF|reset by peer")
+_WRITES = re.compile(r"cannot execute .* in a read-only transaction")
+_SEVERITY, _CLIENT = re.compile(r"\b(?:ERROR|FATAL|PANIC):\s+"), re.compile(r".*failed: |.*\[libpq\] ")
+
+
+def open_postgres(settings: DataSettings) -> Stream:
+    """Opens a query's rows. Raises InputError if the server or the query refuses."""
+    try:
+        import adbc_driver_manager
+        from adbc_driver_postgresql import dbapi
+    except ImportError:
+        raise missing_package(settings.source, "adbc-driver-postgresql") from None
+    source, query = shown(settings.source), query_of(settings)
+    connection = None
+    try:
+        connection = dbapi.connect(_with_timeout(settings.source))
+        with connection.cursor() as cursor:
+            for statement in _BEGIN:
+                cursor.execute(statement)
+            schema = _awaited(cursor, lambda: cursor.adbc_execute_schema(_select("*", query)))
+    except KeyboardInterrupt:
+        if connection is not None:
+            connection.close()
+        raise
+    except adbc_driver_manager.Error as error:
+        if connection is not None:
+            connection.close()
+            raise _refused_query(settings.source, error) from None
+        raise _refused_connection(settings.source, str(error)) from None
+    reading = _Reading(settings, query, schema, connection, Passes(source))
+    weakref.finalize(reading, _close, connection)
+    return Stream(source, tuple(schema.names), False, reading.blocks)
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A query in a transaction, which lasts as long as this is used. ``turn``: of the pass that has the connection."""
+
+    settings: DataSettings
+    query: str
+    schema: pa.Schema
+    connection: Any
+    passes: Passes
+    turn: int = 0
+
+    def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Reads the wanted columns. Raises InputError."""
+        source, ids = shown(self.settings.source), self.settings.id
+        checks.require_names(source, "columns", wanted, self.schema.names)
+        fetched = list(dict.fromkeys([*wanted, *(name for name in ids if name in self.schema.names)]))
+        self.turn = turn = self.turn + 1
+        seen = Pass(sum(name in fetched for name in ids))
+        with contextlib.closing(self._batches(self._select(fetched))) as batches:
+            for batch in batches:
+                columns = dict(zip(fetched, batch.columns, strict=True))
+                for name in wanted:
+                    _require_dates(source, name, columns[name])
+                seen.add(batch.num_rows, [columns[name].to_pylist() for name in ids if name in columns])
+                yield pa.RecordBatch.from_arrays([columns[name] for name in wanted], names=list(wanted))
+                if self.turn != turn:
+                    raise InternalError("a pass over a query began before the one before it was over")
+        self.passes.compare(seen)
+
+    def _batches(self, select: str) -> Generator[pa.RecordBatch]:
+        import adbc_driver_manager
+
+        rows = 0
+        cursor = self.connection.cursor()
+        try:
+            _awaited(cursor, lambda: cursor.execute(select))
+            with cursor.fetch_record_batch() as reader:
+                for batch in reader:
+                    rows += batch.num_rows
+                    yield batch
+        except adbc_driver_manager.Error as error:
+            raise _refused_query(self.settings.source, error) from None
+        except (pa.ArrowException, OSError) as error:  # what comes after the first rows has lost its code
+            raise _broken_off(self.settings.source, str(error), rows) from None
+        finally:
+            with contextlib.suppress(adbc_driver_manager.Error):
+                cursor.close()
+
+    def _select(self, names: Sequence[str]) -> str:
+        """Writes the query for some of its columns, cast to types that a table has. Raises InputError."""
+        limit = "" if self.settings.limit is None else f"\nLIMIT {self.settings.limit}"
+        return _select(", ".join(self._column(name) for name in names), self.query) + limit
+
+    def _column(self, name: str) -> str:
+        field = self.schema.field(name)
+        quoted = '"' + name.replace('"', '""') + '"'
+        kind = (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode()
+        cast = (_ID_CASTS if name in self.settings.id else _CASTS).get(kind)
+        if cast is not None:
+            return f"{quoted}::{cast} AS {quoted}"
+        types = pa.types
+        known = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_temporal)
+        if not any(each(field.type) for each in known) or types.is_interval(field.type):
+            what = f"column {name!r} is of type {kind if kind.isidentifier() else 'unknown'}, which no table has"
+            advice = "cast it in data.query, for example with ::text or ::float8, or leave it out"
+            raise checks.unusable(shown(self.settings.source), f"{what}; {advice}")
+        return quoted
+
+
+def _awaited(cursor: Any, call: Callable[[], T]) -> T:
+    """Has a thread wait for the server. Raises KeyboardInterrupt after Ctrl-C, when the server has ended the query.
+
+    In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(call)
+        try:
+            while not wait([waiting], _TICK_S).done:  # the signal alone does not always end a wait
+                pass
+            return waiting.result()
+        except KeyboardInterrupt:
+            with contextlib.suppress(Exception):  # it has ended already
+                cursor.adbc_cancel()
+            raise
+
+
+def _select(columns: str, query: str) -> str:
+    """Writes a query of a query. An ORDER BY in it is kept, because nothing else sorts, joins or splits its rows."""
+    return f"SELECT {columns} FROM (\n{query}\n) AS vfl_rows"  # noqa: S608 - the person's own, in their party file
+
+
+def _require_dates(source: str, name: str, column: pa.Array) -> None:
+    """Raises InputError for PostgreSQL's infinite dates, and others that are no date elsewhere."""
+    kind = column.type
+    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        day = 1 if pa.types.is_date32(kind) else 86_400_000_000
+        ends = pc.min_max(column.view(pa.int32() if day == 1 else pa.int64())).as_py()
+        if ends["min"] is not None and (ends["min"] < _FIRST * day or ends["max"] >= (_LAST + 1) * day):
+            what = f"column {name!r} holds a date before the year 1 or after 9999, such as infinity"
+            raise checks.unusable(source, f"{what}; replace it in data.query, for example with nullif")
+
+
+def _with_timeout(source: str) -> str:
+    if "connect_timeout=" in source or "PGCONNECT_TIMEOUT" in os.environ:
+        return source
+    return f"{source}{'&' if '?' in source else '?'}connect_timeout={_CONNECT_S}"
+
+
+def _refused_connection(source: str, text: str) -> InputError:
+    for pattern, what, advice in _REFUSALS:
+        if re.search(pattern, text, re.IGNORECASE):
+            return checks.unreadable(shown(source), f"the server {what}; {advice}{encoding_hint(source)}")
+    what = f"the server cannot be asked ({words(_said(text), source, quoted=False)})"
+    return checks.unreadable(shown(source), f"{what}; correct data.source{encoding_hint(source)}")
+
+
+def _refused_query(source: str, error: Any) -> InputError:
+    """Says why a query was refused. Its own names may be shown, values may not."""
+    text, code = str(error), error.sqlstate or ""
+    if not code or code == "25006" or code.startswith("57"):
+        return _broken_off(source, text, 0)
+    said = words(_said(text), source, quoted=code.startswith("42"))
+    advice = "ask for the right to read it" if code == "42501" else "correct data.query"
+    return checks.unusable(shown(source), f"the server refuses data.query ({said}); {advice}")
+
+
+def _broken_off(source: str, text: str, rows: int) -> InputError:
+    """Says why a query has ended, and after how many rows."""
+    after = f"after {rows:,} rows"
+    if _WRITES.search(text):
+        return checks.unusable(shown(source), "data.query must read and nothing else; write one SELECT")
+    if _TIMEOUT.search(text):
+        what = f"the server has ended data.query {after}, because it took too long"
+        return checks.unreadable(shown(source), f"{what}; ask for fewer rows, or for a longer statement_timeout")
+    if _LOST.search(text):
+        return checks.unreadable(shown(source), f"the connection was lost {after}; start again")
+    what = f"data.query has failed {after} ({words(_said(text), source, quoted=False)})"
+    return checks.unusable(shown(source), f"{what}; run it in psql to see the value, and correct it")
+
+
+def _said(text: str) -> str:
+    found = _SEVERITY.search(text) or _CLIENT.match(text)
+    return text[found.end() :] if found else text
+
+
+def _close(connection: Any) -> None:
+    import adbc_driver_manager
+
+    with contextlib.suppress(adbc_driver_manager.Error):
+        connection.close()

@@ -1,0 +1,18 @@
+"""Reads a table from a database: the rows of one query."""
+
+from __future__ import annotations
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data.sources.databases.alchemy import open_alchemy
+from vfl_party.data.sources.databases.postgres import open_postgres
+from vfl_party.data.stream import Stream
+
+
+def open_database(settings: DataSettings) -> Stream:
+    """Opens the rows of ``data.query``: through ADBC for ``postgresql://``, else through SQLAlchemy.
+
+    Passwords appear neither in the stream's source nor in any error. Raises InputError.
+    """
+    if settings.source.startswith(("postgresql://", "postgres://")):
+        return open_postgres(settings)
+    return open_alchemy(settings)

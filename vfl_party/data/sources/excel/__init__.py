@@ -1,0 +1,1 @@
+"""Reads sheets of Excel workbooks."""

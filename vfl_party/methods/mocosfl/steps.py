@@ -1,0 +1,141 @@
+"""The course of a phase, the same at all parties: its steps, and the network with its cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from vfl_common.bundle import StepKey
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import derive_seed
+from vfl_party.methods.mocosfl.check import check_phase, first_phase
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.models.halves import Halves, Tail
+from vfl_party.models.init import seeded
+from vfl_party.phases.context import Party
+
+_LONGER = 100  # times: an epoch that is so much longer than a party's own rows is worth a word
+
+
+def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
+    """Returns the network of a recipe. Raises InputError if its features are not the recipe's embedding."""
+    halves = Halves(recipe.model.encoder, settings.image, settings.cut, settings.neck)
+    if halves.features != recipe.model.embedding_size:
+        text = f"model.embedding_size = {recipe.model.embedding_size}, but the network gives {halves.features} features"
+        raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; make them equal")
+    if not halves.fits:
+        text = f"image = {list(settings.image)} is too small for this network"
+        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}; correct it, or take more channels")
+    return halves
+
+
+def hands_out(recipe: Recipe) -> bool:
+    """Whether the active party gives the others the bottom that they start with, in the first phase of MocoSFL."""
+    return recipe.start is not None and recipe.start.held_by == "active"
+
+
+def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
+    """Builds the bottom with the same initial weights at all parties."""
+    with seeded(derive_seed(recipe.seed, "init", "bottom")):
+        return halves_of(recipe, settings).bottom()
+
+
+def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
+    """Builds the tail with its initial weights. ``seed``: the active party's own."""
+    with seeded(derive_seed(seed, "init", "tail")):
+        return halves_of(recipe, settings).tail(settings.width)
+
+
+def averaged(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:
+    """Returns the parameters that the server averages; ``momentum``: the moving average, if it is averaged too."""
+    found: dict[str, Tensor] = {f"online.{name}": each for name, each in bottom.named_parameters()}
+    if momentum is not None:
+        found |= {f"momentum.{name}": each for name, each in momentum.named_parameters()}
+    return found
+
+
+def momentum_of(module: nn.Module) -> nn.Module:
+    """Makes the moving average of ``module`` as it is at first: a copy without gradient."""
+    return deepcopy(module).requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What all parties know of a phase.
+
+    ``holdings``: {party: {split: rows}} of the passive parties. ``hands_out``: the phase begins with the active party's
+    bottom. ``untrained``: nothing has trained the bottoms before.
+    """
+
+    phase: str
+    settings: MocoSFLSettings
+    holdings: Mapping[str, Mapping[str, int]]
+    hands_out: bool
+    untrained: bool
+
+    @classmethod
+    def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> Course:
+        """Returns the course as ``party`` knows it. Raises InputError if a party has less than a batch."""
+        if settings.resist is not None:
+            text = "resist is for a party that trains both halves alone, before the others get its bottom"
+            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; remove it here")
+        for name, rows in party.holdings.items():
+            if rows["local"] < settings.batch_size:
+                text = f"batch_size = {settings.batch_size} is more than the {rows['local']} training rows of {name}"
+                raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take at most {rows['local']}")
+        check_phase(party.recipe, phase, settings)
+        first = first_phase(party.recipe) == phase
+        begins = first and hands_out(party.recipe)
+        found = cls(phase, settings, party.holdings, begins, first and party.recipe.start is None)
+        if party.holdings and settings.averages_per_epoch > found.steps_per_epoch:
+            text = f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has {found.steps_per_epoch} steps"
+            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take fewer")
+        return found
+
+    @property
+    def note(self) -> str:
+        """Words about what can be run, and is perhaps not meant; '' if there is nothing to say."""
+        rows, found = sum(rows["local"] for rows in self.holdings.values()), []
+        if self.settings.queue > rows:
+            found.append(
+                f"queue = {self.settings.queue:,} keys are more than the {rows:,} training rows of all parties, so a "
+                "row's own keys are among its negatives"
+            )
+        if self.settings.frozen and self.untrained:
+            found.append("frozen bottoms that no [start] gives stay as they are before this phase")
+        return "; ".join(found)
+
+    def longer(self, party: str) -> str:
+        """Words that an epoch is far longer than a party's own rows; '' if it is not."""
+        name, most = max(((name, rows["local"]) for name, rows in self.holdings.items()), key=lambda each: each[1])
+        times = most // self.holdings[party]["local"]
+        if times < _LONGER:
+            return ""
+        text = f"an epoch goes {times:,} times over the rows of {party}, because {name} says that it has {most:,}"
+        return f"phase {self.phase}: {text} for training; ask {name} if that is right"
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """The number of steps of an epoch: full batches of the party with most rows."""
+        return max(rows["local"] for rows in self.holdings.values()) // self.settings.batch_size
+
+    def numbers(self, round_: int) -> range:
+        """Returns the numbers, counted through the phase, of the steps of a round."""
+        epoch, part = divmod(round_, self.settings.averages_per_epoch)
+        per, parts = self.steps_per_epoch, self.settings.averages_per_epoch
+        return range(epoch * per + per * part // parts, epoch * per + per * (part + 1) // parts)
+
+    def steps(self, round_: int) -> Iterator[tuple[StepKey, int]]:
+        """Yields the key and the number of each step of a round. Peers say how many there are: no list is made."""
+        first = 1 if self.hands_out and round_ == 0 else 0  # step 0 of the phase is the hand-out
+        for batch, number in enumerate(self.numbers(round_), first):
+            yield StepKey(self.phase, round_, batch), number
+
+    def ends_epoch(self, round_: int) -> bool:
+        """Whether a round is the last of its epoch."""
+        return (round_ + 1) % self.settings.averages_per_epoch == 0

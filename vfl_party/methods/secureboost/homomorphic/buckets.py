@@ -1,0 +1,91 @@
+"""Sums of ciphertexts by code, for many columns, with about half of the additions.
+
+Two columns are added up together: first the rows of each pair of codes, a cell, then the cells of each code of either
+column. N rows of two columns with S codes each cost at most N + 2 S² additions instead of 2 N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_party.methods.secureboost.homomorphic.scheme import Adder, Held, Integers
+
+_AT_ONCE = 1 << 21  # places in the groups of one call: their numbers fit into memory
+Codes = npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Places to add up: group g is ``places`` from ``ends[g - 1]`` to ``ends[g]``, none is empty. ``keys``: [G]."""
+
+    places: Integers
+    ends: Integers
+    keys: Integers
+
+    @classmethod
+    def of(cls, places: Integers, keys_P: npt.NDArray[np.integer], first: int = 0) -> Groups:
+        """Groups ``places`` by their keys, in the order of the keys; ``first`` is added to each group's key."""
+        order = np.argsort(keys_P, kind="stable")  # of 16 bits in linear time
+        sorted_P = keys_P[order]
+        ends = np.flatnonzero(np.diff(sorted_P, append=-1)) + 1
+        return cls(places[order], ends, sorted_P[ends - 1].astype(np.int64) + first)
+
+    @classmethod
+    def joined(cls, parts: list[Groups]) -> Groups:
+        """Returns all groups, one after the other."""
+        shifts = np.cumsum([0, *(len(each.places) for each in parts)])
+        return cls(
+            np.concatenate([each.places for each in parts]),
+            np.concatenate([each.ends + shift for each, shift in zip(parts, shifts[:-1], strict=True)]),
+            np.concatenate([each.keys for each in parts]),
+        )
+
+
+def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int) -> Held:
+    """Returns the sums over ``rows`` of those with each code, [F * size], by column, then by code.
+
+    ``codes_NF``: from 0 to ``size`` - 1, of all rows.
+    """
+    columns = codes_NF.shape[1]
+    parts, found = [], np.full(columns * size, -1)  # -1: the zero, which comes last
+    count = 0
+    for keys, sums in _sums(adder, held, rows, codes_NF, size):
+        found[keys] = count + np.arange(len(keys))
+        count += len(keys)
+        parts.append(sums)
+    found[found < 0] = count
+    return adder.take(adder.joined([*parts, adder.zero()]), found.tolist())
+
+
+def _sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int) -> Iterator[tuple[Integers, Held]]:
+    """Gives the buckets that are not empty, some columns at a time: their places, and their sums."""
+    columns = codes_NF.shape[1]
+    if not len(rows):
+        return
+    paired = 2 * (columns // 2) if 2 * size * size < len(rows) else 0
+    step = max(1, _AT_ONCE // len(rows))
+    for first in range(0, paired, 2 * step):
+        cells = Groups.joined(
+            [
+                Groups.of(rows, _cells(codes_NF, rows, column, size), column * size * size)
+                for column in range(first, min(paired, first + 2 * step), 2)
+            ]
+        )
+        column, numbers = cells.keys // (size * size), np.arange(len(cells.keys))
+        a, b = cells.keys // size % size, cells.keys % size
+        buckets = Groups.joined([Groups.of(numbers, column * size + a), Groups.of(numbers, (column + 1) * size + b)])
+        yield buckets.keys, adder.sums(adder.sums(held, cells.places, cells.ends), buckets.places, buckets.ends)
+    for first in range(paired, columns, step):
+        own = range(first, min(columns, first + step))
+        buckets = Groups.joined([Groups.of(rows, codes_NF[rows, column], column * size) for column in own])
+        yield buckets.keys, adder.sums(held, buckets.places, buckets.ends)
+
+
+def _cells(codes_NF: Codes, rows: Integers, column: int, size: int) -> npt.NDArray[np.int16]:
+    """Returns each row's cell of a column and the next one. There are at most 120 codes (``settings.MOST_CODES``)."""
+    cells: npt.NDArray[np.int16] = codes_NF[rows, column].astype(np.int16) * np.int16(size) + codes_NF[rows, column + 1]
+    return cells

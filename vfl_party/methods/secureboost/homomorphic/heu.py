@@ -1,0 +1,313 @@
+"""Okamoto-Uchiyama and Paillier by HEU (sf-heu), a library in C++.
+
+It writes an array as msgpack: rows, columns, dimensions, then a string for each number: its bytes, and eight that are
+the same for all of a scheme. A public key is an array of numbers, and the same eight bytes. On our wire ciphertexts and
+keys are numbers alone, with a fixed width. They are checked here and written into HEU's form here, so that HEU parses
+nothing that a peer has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import gmpy2
+import numpy as np
+
+from vfl_party.methods.secureboost.homomorphic import worker
+from vfl_party.methods.secureboost.homomorphic.modulus import check_modulus
+from vfl_party.methods.secureboost.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
+from vfl_party.methods.secureboost.homomorphic.pieces import FAST, SLOW, Pace
+from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
+
+TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
+EXTRA_BITS = 8  # the product of OU's primes may be a little longer than its name says
+
+
+@dataclass(frozen=True)
+class PublicNumbers:
+    """The numbers of a public key: n, then the bases of which HEU makes encryptions: OU's G and H, or Paillier's h_s.
+
+    Both of OU are below n, that of Paillier is below n².
+    """
+
+    scheme: str
+    bits: int
+    n: int
+    bases: tuple[int, ...]
+
+    @property
+    def modulus(self) -> int:
+        """Returns the number below which ciphertexts are."""
+        return self.n if self.scheme == "ou" else self.n * self.n
+
+    @classmethod
+    def widths(cls, scheme: str, bits: int) -> list[int]:
+        """Returns the bytes of each number on the wire."""
+        return [bits // 8 + 2] * 3 if scheme == "ou" else [bits // 8, bits // 4]
+
+    @classmethod
+    def of_heu(cls, scheme: str, bits: int, written: bytes) -> PublicNumbers:
+        """Returns the numbers of a public key that HEU has written here."""
+        found, at = list[int](), 1
+        for _ in cls.widths(scheme, bits):
+            length, begin = _string(written, at)
+            at = begin + length
+            found.append(int.from_bytes(written[begin:at], "little"))
+        return cls(scheme, bits, found[0], tuple(found[1:]))
+
+    @classmethod
+    def read(cls, scheme: str, bits: int, wire: bytes) -> PublicNumbers:
+        """Returns the numbers that a peer has sent. Raises CipherError if they are those of no key of this scheme."""
+        widths = cls.widths(scheme, bits)
+        if len(wire) != sum(widths):
+            raise CipherError(f"its public key has {len(wire)} bytes, and {sum(widths)} are wanted")
+        found, at = list[int](), 0
+        for width in widths:
+            found.append(int.from_bytes(wire[at : at + width], "little"))
+            at += width
+        key = cls(scheme, bits, found[0], tuple(found[1:]))
+        check_modulus(key.n, bits, EXTRA_BITS)
+        if not all(1 < base < key.modulus and gmpy2.gcd(base, key.n) == 1 for base in key.bases):
+            raise CipherError("its public key has a base out of range, or one that shares a factor with n")
+        return key
+
+    def wire(self) -> bytes:
+        """Returns the numbers for the wire."""
+        widths = self.widths(self.scheme, self.bits)
+        return b"".join(
+            each.to_bytes(width, "little") for each, width in zip((self.n, *self.bases), widths, strict=True)
+        )
+
+    def for_heu(self) -> bytes:
+        """Returns the key as HEU writes it: an array of the numbers, with OU also the bits of a plaintext.
+
+        Those are the bits of a prime that only the key's owner knows; who adds needs no more than a third of the key's.
+        """
+        parts = [_written(each) for each in (self.n, *self.bases)]
+        if self.scheme == "ou":
+            parts.append(b"\xcd" + (self.bits // 3).to_bytes(2, "big"))
+        return bytes([0x90 | len(parts)]) + b"".join(parts) + TAILS[self.scheme]
+
+
+class HeuKeys:
+    """A private key of HEU, and the numbers of its public key for the wire. Long work is cut into pieces."""
+
+    def __init__(self, library: Any, scheme: str, bits: int, width: int) -> None:
+        self._library, self._scheme, self._width = library, scheme, width
+        public, private = worker.keys(scheme, bits)
+        both = library.phe.PublicKey.load_from(public), library.phe.SecretKey.load_from(private)
+        self._kit = library.numpy.HeKit(library.phe.setup(*both))
+        numbers = PublicNumbers.of_heu(scheme, bits, public)
+        self.public, self._modulus = numbers.wire(), numbers.modulus
+        self._encoder = library.phe.BigintEncoder(schema(library, scheme))
+        self._encrypting, self._decrypting = Pace(SLOW), Pace(SLOW)
+
+    def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
+        """See ``Keys``."""
+        found = np.empty((len(g_N), self._width), np.uint8)
+        for piece in self._encrypting.pieces(len(g_N)):
+            plain = np.empty(piece.stop - piece.start, object)
+            plain[:] = pack(g_N[piece], h_N[piece])
+            ciphers = self._kit.encryptor().encrypt(self._kit.array(plain, self._encoder))
+            found[piece] = to_wire(ciphers.serialize(), len(plain), self._width)
+        return found
+
+    def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
+        """See ``Keys``."""
+        found, bits = list[int](), BITS * -(-count // max(1, len(wire)))
+        for piece in self._decrypting.pieces(len(wire)):
+            sums = from_wire(self._library, wire[piece], self._modulus, TAILS[self._scheme])
+            try:
+                plain = self._kit.decryptor().decrypt_in_range(sums, bits).to_numpy()
+            except RuntimeError:
+                raise CipherError("it decrypts to a number out of range, as one of another key does") from None
+            found += map(int, plain)
+        return unpack(apart(found, count))
+
+
+class HeuAdder:
+    """HEU with a public key. Long work is cut into pieces."""
+
+    def __init__(self, library: Any, scheme: str, public: bytes, bits: int, width: int, together: int) -> None:
+        self._library, self._scheme, self._width, self._together = library, scheme, width, together
+        key = PublicNumbers.read(scheme, bits, public)
+        try:
+            self._kit = library.numpy.setup(library.phe.PublicKey.load_from(key.for_heu()))
+        except (RuntimeError, LookupError, ValueError):
+            raise CipherError("its public key cannot be computed with") from None
+        self._modulus = key.modulus
+        self._evaluator = self._kit.evaluator()
+        self._encoder = library.phe.BigintEncoder(schema(library, scheme))
+        self._summing, self._adding, self._shifting, self._masking = Pace(FAST), Pace(FAST), Pace(SLOW), Pace(SLOW)
+
+    def held(self, wire_N: Wire) -> Any:
+        """See ``Adder``."""
+        return from_wire(self._library, wire_N, self._modulus, TAILS[self._scheme])
+
+    def sums(self, held: Any, places_P: Integers, ends_G: Integers) -> Any:
+        """See ``Adder``."""
+        begins = np.concatenate([[0], ends_G[:-1]])
+        room = self._summing.room
+        if int((ends_G - begins).max()) <= room:
+            return self._selected(held, places_P, begins, ends_G)
+        # A group that takes too long by itself is cut, and its parts are added up.
+        counts = -(-(ends_G - begins) // room)
+        firsts = np.cumsum(counts) - counts
+        numbers = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
+        cut_begins = np.repeat(begins, counts) + room * numbers
+        cut_ends = np.minimum(cut_begins + room, np.repeat(ends_G, counts))
+        parts = self._selected(held, places_P, cut_begins, cut_ends)
+        return self._selected(parts, np.arange(len(cut_ends)), firsts, firsts + counts)
+
+    def _selected(self, held: Any, places_P: Integers, begins_G: Integers, ends_G: Integers) -> Any:
+        """Returns the sums of groups, as many in a call as take little time."""
+        parts, first = list[Any](), 0
+        while first < len(ends_G):
+            fit = int(np.searchsorted(ends_G, begins_G[first] + self._summing.room, side="right"))
+            last = min(len(ends_G), max(first + 1, fit))
+            begin, end = int(begins_G[first]), int(ends_G[last - 1])
+            places = places_P[begin:end].tolist()  # HEU takes lists of Python's integers alone
+            groups = [places[a - begin : b - begin] for a, b in _bounds(begins_G[first:last], ends_G[first:last])]
+            with _usable(), self._summing.taking(end - begin):
+                parts.append(self._evaluator.batch_select_sum(held, groups))
+            first = last
+        return self.joined(parts)
+
+    def zero(self) -> Any:
+        """See ``Adder``."""
+        zero = self._kit.array(np.full(1, 0, object), self._encoder)
+        with _usable():
+            return self._kit.encryptor().encrypt(zero)
+
+    def take(self, held: Any, places: Sequence[int]) -> Any:
+        """See ``Adder``."""
+        return held[[int(each) for each in places]]
+
+    def add(self, a_M: Any, b_M: Any) -> Any:
+        """See ``Adder``."""
+        parts = []
+        for piece in self._adding.pieces(a_M.shape[0]):
+            with _usable():
+                parts.append(self._evaluator.add(a_M[piece], b_M[piece]))
+        return self.joined(parts)
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """See ``Adder``."""
+        if len(parts) == 1:
+            return parts[0]
+        ends = np.cumsum([each.shape[0] for each in parts]).tolist()
+        whole = parts[0][[0] * ends[-1]]
+        for part, end in zip(parts, ends, strict=True):
+            whole[end - part.shape[0] : end] = part
+        return whole
+
+    def wire(self, held: Any) -> Wire:
+        """See ``Adder``."""
+        packed = self._packed(held)
+        found = np.empty((packed.shape[0], self._width), np.uint8)
+        for piece in self._masking.pieces(len(found)):
+            count = piece.stop - piece.start
+            zeros = self._kit.array(np.full(count, 0, object), self._encoder)
+            with _usable():
+                masked = self._evaluator.add(packed[piece], self._kit.encryptor().encrypt(zeros))
+            found[piece] = to_wire(masked.serialize(), count, self._width)
+        return found
+
+    def _packed(self, held: Any) -> Any:
+        """Packs as many sums as fit into each ciphertext."""
+        count = held.shape[0]
+        width = ciphers_for(count, self._together)
+        packed = held[slice(width * ((count - 1) // width), count)]
+        missing = width - packed.shape[0]
+        if missing:
+            packed = self.joined([packed, self.zero()[[0] * missing]])
+        for end in range(width * ((count - 1) // width), 0, -width):
+            packed = self.add(self._shifted(packed), held[slice(end - width, end)])
+        return packed
+
+    def _shifted(self, held: Any) -> Any:
+        """Returns ciphertexts of numbers that are 2^128 times as large."""
+        parts = []
+        for piece in self._shifting.pieces(held.shape[0]):
+            shift = self._kit.array(np.full(piece.stop - piece.start, 1 << BITS, object), self._encoder)
+            with _usable():
+                parts.append(self._evaluator.mul(held[piece], shift))
+        return self.joined(parts)
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    """Raises CipherError if HEU cannot compute with a key that looked well, or with what it has encrypted."""
+    try:
+        yield
+    except RuntimeError:
+        raise CipherError("its public key or a ciphertext cannot be computed with") from None
+
+
+def _bounds(begins_G: Integers, ends_G: Integers) -> Iterator[tuple[int, int]]:
+    return zip(begins_G.tolist(), ends_G.tolist(), strict=True)
+
+
+def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
+    """Returns HEU's array of ciphertexts. Raises CipherError if one is zero, or not below ``modulus``."""
+    n, width = wire_N.shape
+    if not n:
+        raise CipherError("there is none")  # HEU crashes on an array of nothing
+    limit = modulus.to_bytes(width, "big")
+    big_endian = np.ascontiguousarray(wire_N[:, ::-1])
+    if any(not each.tobytes() < limit for each in big_endian) or not wire_N.any(axis=1).all():
+        raise CipherError("it is not a number between zero and the key's modulus")
+    tail = b"\0" + tail  # the sign
+    head = bytes([0xDA, *(4 + width + len(tail)).to_bytes(2, "big"), 0x91, 0xDA, *(width + 1).to_bytes(2, "big")])
+    body = np.empty((n, len(head) + width + len(tail)), np.uint8)
+    body[:, : len(head)] = np.frombuffer(head, np.uint8)
+    body[:, len(head) : -len(tail)] = wire_N
+    body[:, -len(tail) :] = np.frombuffer(tail, np.uint8)
+    start = bytes([0x94, 0xCE, *n.to_bytes(4, "big"), 1, 1, 0xDD, *n.to_bytes(4, "big")])
+    return library.numpy.CiphertextArray.load_from(start + body.tobytes())
+
+
+def to_wire(written: bytes, count: int, width: int) -> Wire:
+    """Returns the numbers of an array that HEU has written."""
+    found = np.zeros((count, width), np.uint8)
+    at = 1
+    for _ in range(3):  # rows, columns, dimensions
+        at += {0xCC: 2, 0xCD: 3, 0xCE: 5}.get(written[at], 1)
+    at += {0xDC: 3, 0xDD: 5}.get(written[at], 1)
+    for row in range(count):
+        size, begin = _string(written, at)
+        length, number = _string(written, begin + 1)
+        length = min(length, width)  # a byte of zeros may follow, as a sign
+        found[row, :length] = np.frombuffer(written, np.uint8, length, number)
+        at = begin + size
+    return found
+
+
+def _string(written: bytes, at: int) -> tuple[int, int]:
+    """Returns the length of the string that begins at ``at``, and where its bytes begin."""
+    kind = written[at]
+    if kind & 0xE0 == 0xA0:
+        return kind & 31, at + 1
+    if kind == 0xD9:
+        return written[at + 1], at + 2
+    return int.from_bytes(written[at + 1 : at + 3], "big"), at + 3
+
+
+def _written(number: int) -> bytes:
+    """Returns a positive number as HEU writes it: a string, the lowest byte first, with room for the sign."""
+    length = number.bit_length() // 8 + 1
+    if length < 32:
+        head = bytes([0xA0 | length])
+    elif length < 256:
+        head = bytes([0xD9, length])
+    else:
+        head = bytes([0xDA]) + length.to_bytes(2, "big")
+    return head + number.to_bytes(length, "little")
+
+
+def schema(library: Any, scheme: str) -> Any:
+    """Returns HEU's name of a scheme."""
+    return library.phe.SchemaType.OU if scheme == "ou" else library.phe.SchemaType.ZPaillier

@@ -1,0 +1,178 @@
+"""Paillier's scheme over gmpy2, for machines that have no wheel of HEU.
+
+Randomness is that of Damgård, Jurik and Nielsen (2010): powers of one base, from tables. Each side draws a base of its
+own: who adds would mask nothing with one that the key's owner has chosen badly. Who has the private key computes modulo
+p² and q² and joins the two (CRT). Encryption: (1 + m n) · b^r mod n², with r of half the key's bits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from functools import cached_property
+
+import gmpy2
+import numpy as np
+import numpy.typing as npt
+
+from vfl_party.methods.secureboost.homomorphic.modulus import check_modulus
+from vfl_party.methods.secureboost.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
+from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
+
+WINDOW = 8  # bits of an exponent that one look into a table covers
+Numbers = npt.NDArray[np.object_]  # of mpz
+
+
+class Powers:
+    """Powers of one base: a table for each window of the exponent, so that a power costs one product a window."""
+
+    def __init__(self, base: gmpy2.mpz, modulus: gmpy2.mpz, bits: int) -> None:
+        self._modulus, self._tables = modulus, []
+        for _ in range(-(-bits // WINDOW)):
+            table = [gmpy2.mpz(1)]
+            for _ in range(1 << WINDOW):
+                table.append(table[-1] * base % modulus)
+            base = table.pop()
+            self._tables.append(table)
+
+    def of(self, exponent: int) -> gmpy2.mpz:
+        """Returns the base to the power of ``exponent``."""
+        found, modulus = gmpy2.mpz(1), self._modulus
+        for digit, table in zip(exponent.to_bytes(len(self._tables), "little"), self._tables, strict=True):
+            if digit:
+                found = found * table[digit] % modulus
+        return found
+
+
+class PaillierKeys:
+    """A private key of ``bits`` bits, and its public key, n."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits, self._width = bits, bits // 4
+        p, q = _prime(bits // 2), _prime(bits // 2)
+        while p == q:
+            q = _prime(bits // 2)
+        self._p, self._q, n = p, q, p * q
+        base = _base(n)
+        self.public = _bytes(n, bits // 8)
+        self._n, self._p2, self._q2 = n, p * p, q * q
+        self._powers = [Powers(base % square, square, bits // 2) for square in (self._p2, self._q2)]
+        self._q2_inverse = gmpy2.invert(self._q2, self._p2)
+        self._q_inverse = gmpy2.invert(q, p)
+        self._h_p = gmpy2.invert((gmpy2.powmod(n + 1, p - 1, self._p2) - 1) // p, p)
+        self._h_q = gmpy2.invert((gmpy2.powmod(n + 1, q - 1, self._q2) - 1) // q, q)
+
+    def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
+        """See ``Keys``."""
+        out = b"".join(_bytes(self._encrypted(each), self._width) for each in pack(g_N, h_N))
+        return np.frombuffer(bytearray(out), np.uint8).reshape(len(g_N), self._width)
+
+    def _encrypted(self, plain: int) -> gmpy2.mpz:
+        exponent, whole = secrets.randbits(self._bits // 2), 1 + plain * self._n
+        a = whole % self._p2 * self._powers[0].of(exponent) % self._p2
+        b = whole % self._q2 * self._powers[1].of(exponent) % self._q2
+        return b + (a - b) * self._q2_inverse % self._p2 * self._q2
+
+    def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
+        """See ``Keys``."""
+        return unpack(apart((self._decrypted(each) for each in numbers(wire, self._n * self._n)), count))
+
+    def _decrypted(self, cipher: gmpy2.mpz) -> int:
+        p, q = self._p, self._q
+        a = (gmpy2.powmod(cipher % self._p2, p - 1, self._p2) - 1) // p * self._h_p % p
+        b = (gmpy2.powmod(cipher % self._q2, q - 1, self._q2) - 1) // q * self._h_q % q
+        plain = b + (a - b) * self._q_inverse % p * q
+        return int(plain if 2 * plain < self._n else plain - self._n)
+
+
+class PaillierAdder:
+    """Multiplies ciphertexts modulo n², which adds what they hold."""
+
+    def __init__(self, public: bytes, bits: int, together: int) -> None:
+        self._bits, self._width, self._together = bits, bits // 4, together
+        if len(public) != bits // 8:
+            raise CipherError(f"its public key has {len(public)} bytes, and {bits // 8} are wanted")
+        n = gmpy2.mpz(int.from_bytes(public, "little"))
+        check_modulus(n, bits)
+        self._n, self._n2 = n, n * n
+
+    @cached_property
+    def _powers(self) -> Powers:
+        return Powers(_base(self._n), self._n2, self._bits // 2)
+
+    def held(self, wire_N: Wire) -> Numbers:
+        """See ``Adder``."""
+        return numbers(wire_N, self._n2)
+
+    def sums(self, held: Numbers, places_P: Integers, ends_G: Integers) -> Numbers:
+        """See ``Adder``."""
+        modulus, found, begin, ciphers = self._n2, [], 0, held[places_P].tolist()
+        for end in ends_G.tolist():
+            total = ciphers[begin]
+            for cipher in ciphers[begin + 1 : end]:
+                total = total * cipher % modulus
+            found.append(total)
+            begin = end
+        return _array(found)
+
+    def zero(self) -> Numbers:
+        """See ``Adder``; 1 encrypts zero."""
+        return _array([gmpy2.mpz(1)])
+
+    def take(self, held: Numbers, places: Sequence[int]) -> Numbers:
+        """See ``Adder``."""
+        return held[list(places)]
+
+    def add(self, a_M: Numbers, b_M: Numbers) -> Numbers:
+        """See ``Adder``."""
+        return _array([a * b % self._n2 for a, b in zip(a_M, b_M, strict=True)])
+
+    def joined(self, parts: Sequence[Numbers]) -> Numbers:
+        """See ``Adder``."""
+        return np.concatenate(list(parts))
+
+    def wire(self, held: Numbers) -> Wire:
+        """See ``Adder``."""
+        packed, modulus, shift = list[gmpy2.mpz](), self._n2, gmpy2.mpz(1) << BITS
+        count = ciphers_for(len(held), self._together)
+        for first in range(count):
+            *rest, total = held[first::count].tolist()
+            for cipher in reversed(rest):
+                total = gmpy2.powmod(total, shift, modulus) * cipher % modulus
+            packed.append(total)
+        masked = (each * self._powers.of(secrets.randbits(self._bits // 2)) % modulus for each in packed)
+        out = b"".join(_bytes(each, self._width) for each in masked)
+        return np.frombuffer(bytearray(out), np.uint8).reshape(count, self._width)
+
+
+def numbers(wire_N: Wire, modulus: gmpy2.mpz) -> Numbers:
+    """Returns ciphertexts as numbers. Raises CipherError if one is zero, or not below ``modulus``."""
+    found = [gmpy2.mpz(int.from_bytes(each, "little")) for each in np.ascontiguousarray(wire_N)]
+    if not all(0 < each < modulus for each in found):
+        raise CipherError("it is not a number between zero and the key's modulus")
+    return _array(found)
+
+
+def _base(n: gmpy2.mpz) -> gmpy2.mpz:
+    """Draws an encryption of zero, whose powers are more of them."""
+    x = gmpy2.mpz(secrets.randbelow(int(n) - 2) + 2)
+    return gmpy2.powmod(n - x * x % n, n, n * n)
+
+
+def _array(values: Sequence[gmpy2.mpz]) -> Numbers:
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
+
+
+def _bytes(value: gmpy2.mpz, width: int) -> bytes:
+    return int(value).to_bytes(width, "little")
+
+
+def _prime(bits: int) -> gmpy2.mpz:
+    """Returns a random prime of exactly ``bits`` bits that leaves 3 when divided by 4; its two highest bits are set."""
+    while True:
+        start = gmpy2.mpz(secrets.randbits(bits) | 3 << (bits - 2) | 3)
+        prime = gmpy2.next_prime(start - 1)
+        if prime % 4 == 3 and prime.bit_length() == bits:
+            return prime

@@ -1,0 +1,45 @@
+"""A process that makes a private key of HEU: ``python -m vfl_party.methods.secureboost.homomorphic.worker SCHEME BITS``.
+
+To make one takes seconds in which HEU holds Python's lock, so the party's own process cannot do it between heartbeats.
+The keys go to the standard output: the length of the public key in 4 bytes, little-endian, that key, then the private.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import subprocess
+import sys
+
+from vfl_common.errors import InternalError
+
+_NAMES = {"ou": "ou", "paillier": "z-paillier"}  # HEU's
+
+
+def keys(scheme: str, bits: int) -> tuple[bytes, bytes]:
+    """Makes keys in a process of its own. Returns the public and the private one, as HEU writes them."""
+    made = subprocess.run(
+        [sys.executable, "-P", "-m", __name__, scheme, str(bits)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C at the terminal is for this process to decide about
+        check=False,
+    )
+    size, rest = int.from_bytes(made.stdout[:4], "little"), made.stdout[4:]
+    if made.returncode or not 0 < size < len(rest):
+        what = "the process that makes the key has ended"
+        raise InternalError(f"{what}; the lines above say why, unless it was killed")
+    return rest[:size], rest[size:]
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    scheme, bits = sys.argv[1:]
+    made = importlib.import_module("heu.phe").setup(_NAMES[scheme], int(bits))
+    public = made.public_key().serialize()
+    sys.stdout.buffer.write(len(public).to_bytes(4, "little") + public + made.secret_key().serialize())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The loss behind the trees: where scores begin, its derivatives, and the whole numbers that stand for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.config.models import TaskSettings
+from vfl_party.methods.secureboost.homomorphic import Integers
+
+Doubles = npt.NDArray[np.float64]
+MOST_FRACTION = 50  # bits after the point
+SUM_BITS = 61  # of a sum of g or h, below the packing's limit
+
+
+def base(task: TaskSettings, y_N: Doubles) -> Doubles:
+    """Returns the scores [K] before the first tree: log-odds, logarithms of the classes' shares, or the mean."""
+    if task.kind == "binary":
+        share = float(y_N.mean())
+        return np.array([math.log(share / (1.0 - share))])
+    if task.kind == "regression":
+        return np.array([float(y_N.mean())])
+    counts = np.bincount(y_N.astype(np.int64), minlength=task.outputs)
+    return np.log(np.maximum(counts, 1e-3) / len(y_N))
+
+
+def derivatives(task: TaskSettings, scores_NK: Doubles, y_N: Doubles, k: int) -> tuple[Doubles, Doubles]:
+    """Returns g and h [N] of the loss of each row with respect to its score of class ``k``."""
+    if task.kind == "regression":
+        return scores_NK[:, 0] - y_N, np.ones(len(y_N))
+    if task.kind == "binary":
+        p_N = 1.0 / (1.0 + np.exp(-scores_NK[:, 0]))
+        return p_N - y_N, p_N * (1.0 - p_N)
+    powers_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
+    p_N = powers_NK[:, k] / powers_NK.sum(axis=1)
+    return p_N - (y_N == k), 2.0 * p_N * (1.0 - p_N)  # twice, as XGBoost
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Fixed point: a number stands for itself times 2^``fraction``, so that sums are exact, in any order."""
+
+    fraction: int
+
+    @classmethod
+    def of(cls, g_N: Doubles, h_N: Doubles) -> Fixed:
+        """Returns as many bits as leave room for the sums of all rows."""
+        most = max(float(np.abs(g_N).max(initial=0.0)), float(h_N.max(initial=0.0)), 2.0**-20)
+        return cls(min(MOST_FRACTION, SUM_BITS - math.frexp(most * max(1, len(g_N)))[1]))
+
+    def integers(self, values_N: Doubles) -> Integers:
+        """Returns the whole numbers nearest to the values."""
+        return np.rint(np.ldexp(values_N, self.fraction)).astype(np.int64)
+
+    def doubles(self, values_N: Integers) -> Doubles:
+        """Returns what whole numbers stand for."""
+        return np.ldexp(values_N.astype(np.float64), -self.fraction)

@@ -1,0 +1,41 @@
+"""Where rows stand while a tree grows, as all parties know it: each row's node in the level that is under way."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_party.base.seeds import Rows
+
+SETTLED = 255  # instead of a node: the row is in a leaf
+Nodes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+
+def open_nodes(nodes_N: Nodes) -> list[int]:
+    """Returns the nodes of the level that may be split, ascending."""
+    return [node for node in np.unique(nodes_N).tolist() if node != SETTLED]
+
+
+def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
+    """Returns the open nodes whose sums are computed; that of a brother is the parent's, less these.
+
+    Of two brothers it is the one with fewer rows in the sample; the left one if they have as many.
+    """
+    counts = np.bincount(nodes_N[in_sample_N], minlength=256)
+    present = open_nodes(nodes_N)
+    return [
+        node
+        for node in present
+        if node ^ 1 not in present or (counts[node], node & 1) < (counts[node ^ 1], (node ^ 1) & 1)
+    ]
+
+
+def where(nodes_N: Nodes, nodes: list[int]) -> Rows:
+    """Returns the rows in each of ``nodes``, one node after the other."""
+    return np.concatenate([np.empty(0, np.int64), *(np.flatnonzero(nodes_N == node) for node in nodes)])
+
+
+def packed_bytes(bits: int) -> int:
+    """Returns the bytes that ``bits`` bits need."""
+    return -(-bits // 8)

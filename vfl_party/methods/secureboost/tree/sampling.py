@@ -1,0 +1,62 @@
+"""Which training rows a round's trees learn from: a share of all, or mostly those with large gradients (GOSS).
+
+GOSS (LightGBM, Ke et al. 2017) keeps the rows with the largest gradients, draws some of the others, and gives these the
+weight that makes up for the rest. Only the active party knows gradients, so it tells the passive parties the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from vfl_party.base.seeds import Rows, derive_seed, permutation
+from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSettings
+from vfl_party.methods.secureboost.tree.objective import Doubles
+
+
+def drawn(count: int, settings: SecureBoostSettings) -> int:
+    """Returns how many of ``count`` training rows a round's trees learn from; at least two."""
+    if settings.goss is not None:
+        return sum(parts(count, settings.goss))
+    return count if settings.row_sample == 1.0 else max(2, round(settings.row_sample * count))
+
+
+def parts(count: int, goss: GossSettings) -> tuple[int, int]:
+    """Returns how many rows are kept for their gradients, and how many of the others are drawn: two or more in all."""
+    top = min(round(goss.top * count), count - 1)
+    return top, min(count - top, max(1, 2 - top, round(goss.rest * count)))
+
+
+def sample(seed: int, phase: str, round_: int, count: int, settings: SecureBoostSettings) -> Rows:
+    """Returns the places of the training rows that a round's trees learn from, ascending; at least two."""
+    if settings.row_sample == 1.0:
+        return np.arange(count, dtype=np.int64)
+    order = permutation(derive_seed(seed, phase, "rows", round_), count)
+    return np.sort(order[: drawn(count, settings)])
+
+
+def secret(seed: int, phase: str, y_N: Doubles) -> int:
+    """Returns a seed that the active party alone knows, and that is the same in each run on the same labels.
+
+    If the passive parties could draw the same rows, they would see which of the sampled ones have large gradients.
+    """
+    return derive_seed(seed, phase, "goss", hashlib.sha256(y_N.tobytes()).hexdigest())
+
+
+def by_gradient(goss: GossSettings, sizes_N: Doubles, seed: int) -> tuple[Rows, Doubles]:
+    """Returns the rows of a round, ascending, and their weights [R].
+
+    ``sizes_N``: of each training row's gradients. They are compared as float32, so that rounding decides nothing; of
+    equal ones the kept rows are drawn.
+    """
+    count = len(sizes_N)
+    top, rest = parts(count, goss)
+    order = permutation(derive_seed(seed, "ties"), count)
+    largest = order[np.argsort(-sizes_N.astype(np.float32)[order], kind="stable")]
+    others = np.sort(largest[top:])
+    picked = others[permutation(derive_seed(seed, "rest"), len(others))[:rest]]
+    weights_N = np.ones(count)
+    weights_N[picked] = (count - top) / rest
+    rows = np.sort(np.concatenate([largest[:top], picked]))
+    return rows, weights_N[rows]

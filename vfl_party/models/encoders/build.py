@@ -1,0 +1,102 @@
+"""Builds an encoder from the recipe's settings and checks that it gives the recipe's embedding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.config.models import (
+    CnnSettings,
+    CustomSettings,
+    EncoderSettings,
+    MlpSettings,
+    PluginSettings,
+    ResNet18Settings,
+    TabularSettings,
+)
+from vfl_common.errors import Code, InputError
+from vfl_party.base.plugins import where_it_failed
+from vfl_party.models.encoders.cnn import build_cnn
+from vfl_party.models.encoders.custom import build_custom
+from vfl_party.models.encoders.mlp import build_mlp
+from vfl_party.models.encoders.plugin import build_plugin
+from vfl_party.models.encoders.resnet18 import build_resnet18
+from vfl_party.models.encoders.spec import InputSpec
+from vfl_party.models.encoders.tabular import build_tabular
+
+
+def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
+    """Builds an encoder on the CPU: ``encoder(x)`` or, if the spec has cardinalities, ``encoder(x, categories)``.
+
+    x: float32 [B, *spec.shape]; categories: int64 [B, K]; it returns float32 [B, embedding_size]. Weights come from
+    torch's CPU generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if this kind of encoder
+    cannot take rows of this spec.
+    """
+    if not isinstance(settings, CustomSettings | PluginSettings):
+        _check_rows(settings.kind, spec)
+    match settings:
+        case MlpSettings():
+            return build_mlp(settings, spec, embedding_size)
+        case TabularSettings():
+            return build_tabular(settings, spec, embedding_size)
+        case CnnSettings():
+            return build_cnn(settings, spec, embedding_size)
+        case ResNet18Settings():
+            return build_resnet18(settings, spec, embedding_size)
+        case CustomSettings():
+            return build_custom(settings, spec, embedding_size)
+        case PluginSettings():
+            return build_plugin(settings, spec, embedding_size)
+
+
+def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int, *, party: str) -> nn.Module:
+    """Builds an encoder and passes two rows of zeros through it in evaluation mode.
+
+    That pass changes neither torch's generator nor the statistics of batch norm. Raises InputError
+    (MODEL_INVALID) if the encoder fails or does not give float32 [2, embedding_size].
+    """
+    encoder = build_encoder(settings, spec, embedding_size)
+    inputs = [torch.zeros(2, *spec.shape)]
+    if spec.cardinalities:
+        inputs.append(torch.zeros(2, len(spec.cardinalities), dtype=torch.int64))
+    mode = encoder.training
+    encoder.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            out = encoder(*inputs)
+    except Exception as error:
+        shapes = " and ".join(str(list(x.shape)) for x in inputs)
+        raise _invalid(
+            f"the encoder of {party} fails on two rows of shape {shapes} {where_it_failed(error)}"
+        ) from error
+    encoder.train(mode)
+    if not isinstance(out, Tensor) or out.dtype != torch.float32:
+        got = out.dtype if isinstance(out, Tensor) else type(out).__name__
+        raise _invalid(f"the encoder of {party} gives {got}, but a float32 tensor is needed")
+    if out.dim() == 2 and len(out) == 2 and out.shape[1] != embedding_size:
+        raise _invalid(
+            f"the encoder of {party} gives {out.shape[1]} numbers a row, but the recipe's model.embedding_size is "
+            f"{embedding_size}; make them equal"
+        )
+    if out.shape != (2, embedding_size):
+        raise _invalid(
+            f"the encoder of {party} gives a tensor of shape {list(out.shape)} for two rows, but the recipe's "
+            f"model.embedding_size asks for [2, {embedding_size}]"
+        )
+    return encoder
+
+
+def _check_rows(kind: str, spec: InputSpec) -> None:
+    if spec.cardinalities and kind != "tabular":
+        raise _invalid(f"an encoder of kind {kind!r} takes no categorical columns; use kind = 'tabular'")
+    if kind == "tabular" and len(spec.shape) != 1:
+        raise _invalid(f"an encoder of kind 'tabular' takes columns, not rows of shape {list(spec.shape)}")
+    if kind in ("cnn", "resnet18") and len(spec.shape) != 3:
+        raise _invalid(
+            f"an encoder of kind {kind!r} takes images of shape [channels, height, width], "
+            f"not rows of shape {list(spec.shape)}; use kind = 'mlp' or 'tabular'"
+        )
+
+
+def _invalid(message: str) -> InputError:
+    return InputError(Code.MODEL_INVALID, message)

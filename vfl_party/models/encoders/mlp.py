@@ -1,0 +1,52 @@
+"""Fully connected layers: the ``mlp`` encoder, and the end of ``tabular`` and of top models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from vfl_common.config.models import MlpSettings
+from vfl_party.models.encoders.spec import InputSpec
+from vfl_party.models.parts import mark_top
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
+
+
+def layers(
+    in_features: int,
+    hidden: Sequence[int],
+    out_features: int,
+    *,
+    activation: str = "relu",
+    batch_norm: bool = False,
+    dropout: float = 0.0,
+) -> list[nn.Module]:
+    """Builds linear, batch norm, activation and dropout for each hidden width; then one linear layer."""
+    modules: list[nn.Module] = []
+    for width in hidden:
+        modules.append(nn.Linear(in_features, width, bias=not batch_norm))  # the norm has a bias of its own
+        if batch_norm:
+            modules.append(nn.BatchNorm1d(width))
+        modules.append(ACTIVATIONS[activation]())
+        if dropout:
+            modules.append(nn.Dropout(dropout))
+        in_features = width
+    return [*modules, nn.Linear(in_features, out_features)]
+
+
+def build_mlp(settings: MlpSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
+    """Builds the encoder; its top is the last layer. x: [B, *spec.shape], flattened -> [B, embedding_size]."""
+    encoder = nn.Sequential(
+        nn.Flatten(),
+        *layers(
+            math.prod(spec.shape),
+            settings.hidden,
+            embedding_size,
+            activation=settings.activation,
+            batch_norm=settings.batch_norm,
+            dropout=settings.dropout,
+        ),
+    )
+    return mark_top(encoder, str(len(encoder) - 1))

@@ -1,0 +1,31 @@
+"""The training budget of a supervised phase."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import PositiveInt
+
+from vfl_common.config.base import Section
+from vfl_common.config.models import OptimizerSettings
+
+
+class TrainingSettings(Section):
+    """``epochs`` over the training rows or, for few rows, ``steps``: whole epochs with at least that many batches."""
+
+    epochs: PositiveInt | None = None
+    steps: PositiveInt | None = None
+    batch_size: PositiveInt = 64
+    optimizer: OptimizerSettings = OptimizerSettings()
+
+    def model_post_init(self, _context: Any) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps")
+
+    def epochs_over(self, rows: int) -> int:
+        """Returns the number of epochs over ``rows`` training rows."""
+        if self.steps is None:
+            return self.epochs or 1
+        whole, rest = divmod(rows, self.batch_size)
+        a_step = rest > 1 or (rest == 1 and (whole == 0 or self.batch_size == 1))  # see vfl_party.base.seeds.batches
+        return -(-self.steps // max(1, whole + a_step))

@@ -1,0 +1,1 @@
+"""The way out of a party: what a phase declares, the chain that it passes, the exchange that sends it."""

@@ -1,0 +1,219 @@
+"""Chain: the filters of one direction of an exchange, applied at the sender and undone at the receiver."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import BundleSpec, Kind
+from vfl_common.errors import Code, InputError, VflError
+from vfl_party.base.plugins import where_it_failed
+from vfl_party.outbound.declared import spec_of
+from vfl_party.outbound.filter import NOWHERE, Filter, Passage, Tensors
+from vfl_party.outbound.sent import SentBefore
+
+log = logging.getLogger(__name__)
+
+
+class Chain:
+    """The filters of one direction of an exchange, in the order of application: fixed when the chain is made.
+
+    ``codec``: the last one, if any. ``sent``: what has left through the chain of the ``way`` before; None: nothing that
+    counts.
+    """
+
+    def __init__(
+        self, filters: Sequence[Filter], codec: Filter | None = None, sent: SentBefore | None = None, way: str = ""
+    ) -> None:
+        self.filters = (*filters, *([codec] if codec is not None else []))
+        self._coded = codec is not None
+        self.knows = frozenset(name for each in self.filters for name in each.knows)  # all that they want to be told
+        # Filters that change nothing are not called, to save time at every step.
+        self._apply = [each for each in self.filters if _overrides(each, "apply")]
+        self._undo = [place for place, each in reversed([*enumerate(self.filters)]) if _overrides(each, "undo")]
+        self._noisy = [each for each in self.filters if each.draws] if sent is not None else []
+        self._sent, self._way = sent, way
+        # By id of the first; holds that spec, so that no id is reused.
+        self._specs: dict[int, tuple[BundleSpec, ...]] = {}
+        self._agreeing: set[tuple[Any, ...]] = set()  # dtypes and shapes for which apply has kept to wire_spec
+
+    def apply(self, tensors: Tensors, at: Passage = NOWHERE) -> Tensors:
+        """Returns what goes to the wire. Raises VflError if it may not leave."""
+        if not self._apply:
+            return tensors
+        tensors = found = {name: x.detach() for name, x in tensors.items()}
+        if self._noisy and at is not NOWHERE:
+            self._renew_noise(at, tensors)
+        for each in self._apply:
+            before = _generators(tensors) if each.of_plugin else ()
+            with _worded(each, "cannot be applied to what leaves"):
+                found = dict(each.apply_at(at, found))
+            if each.of_plugin and before != _generators(tensors):
+                raise _drawn(each)
+        given = tuple((name, x.dtype, x.shape) for name, x in tensors.items())
+        if given not in self._agreeing:
+            self._check(_as_sent(tensors), found)
+            self._agreeing.add(given)
+        return found
+
+    def _renew_noise(self, at: Passage, tensors: Tensors) -> None:
+        """Draws other noise if the receiver has got other tensors of this step under the noise that would come now."""
+        if self._sent is not None and self._sent.differs(self._way, at, tensors):
+            text = "%s has got other tensors of %s, %s, before the interruption: their noise is drawn anew"
+            log.warning(text, at.receiver, self._way, at.step, extra={"event": "noise"})
+            for each in self._noisy:
+                each.renew()
+
+    def _check(self, given: BundleSpec, found: Tensors) -> None:
+        """Raises InputError if tensors of ``given`` have become others than the chain declares."""
+        declared, sent = self._declared(given)[-1].tensors, _as_sent(found).tensors
+        for name in sorted(declared.keys() | sent.keys()):
+            want, got = declared.get(name), sent.get(name)
+            if want != got:
+                text = f"{self}: apply gives {name!r} as {got or 'nothing'}, and wire_spec says {want or 'nothing'}"
+                raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in among them")
+
+    def undo(
+        self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
+    ) -> dict[str, Tensor]:
+        """Returns what the receiver works with; ``spec``: of what was given to ``apply``. Raises VflError.
+
+        Raises PeerError if what has arrived is nothing that ``apply`` gives.
+        """
+        if not self._undo:
+            return tensors
+        return self._undone(self._undo, tensors, at, spec)
+
+    @property
+    def undoes_on_host(self) -> bool:
+        """Whether what arrives is undone before it is copied to a GPU, at first."""
+        return bool(self._undo) and self.filters[self._undo[0]].on_host
+
+    def undo_first(self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec) -> dict[str, Tensor]:
+        """Undoes the filter that was applied last. Raises as ``undo``."""
+        return self._undone(self._undo[:1], tensors, at, spec)
+
+    def undo_rest(self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec) -> dict[str, Tensor]:
+        """Undoes the others. Raises as ``undo``."""
+        return self._undone(self._undo[1:], tensors, at, spec)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the same tensors at the same step become the same for every receiver."""
+        return all(each.repeats for each in self._apply)
+
+    def _undone(
+        self, places: Sequence[int], tensors: dict[str, Tensor], at: Passage, spec: BundleSpec | None
+    ) -> dict[str, Tensor]:
+        stages = self._stages(spec) if spec is not None else ()
+        found: Tensors = tensors
+        for place in places:
+            each = self.filters[place]
+            with _worded(each, "cannot be undone on what has arrived"):
+                found = dict(each.undo_at(at, found, stages[place]) if stages else each.undo(found))
+        return dict(found)
+
+    def wire_spec(self, spec: BundleSpec) -> BundleSpec:
+        """Returns the spec of tensors of ``spec`` as they cross the wire."""
+        return self._stages(spec)[-1]
+
+    def before_codec(self, spec: BundleSpec) -> BundleSpec:
+        """Returns the spec of tensors of ``spec`` when all filters but the codec have been applied."""
+        return self._stages(spec)[-2 if self._coded else -1]
+
+    def _stages(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
+        """Returns ``spec``, and what each filter makes of it."""
+        known = self._specs.get(id(spec))
+        if known is None:
+            known = self._specs[id(spec)] = self._declared(spec)
+        return known
+
+    def _declared(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
+        stages = [spec]
+        for each in self.filters:
+            with _worded(each, "cannot say what it makes of what leaves"):
+                made = each.wire_spec(stages[-1])
+                if not isinstance(made, BundleSpec):
+                    raise TypeError(f"wire_spec gives a {type(made).__name__}, not a BundleSpec")
+                stages.append(made)
+        return tuple(stages)
+
+    def tell(self, beside: Tensors) -> None:
+        """Tells each filter what it may know of the rows that leave next; see ``Filter.tell``."""
+        for each in self.filters:
+            each.tell(beside)
+
+    def state(self) -> list[dict[str, Any] | None]:
+        """Returns each filter's state."""
+        return [each.state() for each in self.filters]
+
+    def load_state(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Restores what ``state`` returned."""
+        for each, state in zip(self.filters, states, strict=True):
+            if state is not None:
+                each.load_state(state)
+
+    def __str__(self) -> str:
+        return " -> ".join(each.text for each in self.filters) or "unchanged"
+
+
+def _overrides(each: Filter, what: str) -> bool:
+    """Whether a filter does something in ``apply``, or ``undo``."""
+    return any(getattr(type(each), name) is not getattr(Filter, name) for name in (what, f"{what}_at"))
+
+
+def _generators(tensors: Tensors) -> tuple[object, ...]:
+    """Returns the states of torch's generators from which noise on ``tensors`` might be drawn."""
+    devices = dict.fromkeys(x.device for x in tensors.values() if x.is_cuda)
+    states = [torch.default_generator.get_state(), *map(torch.cuda.get_rng_state, devices)]
+    return tuple(state.numpy().tobytes() for state in states)
+
+
+def _drawn(each: Filter) -> InputError:
+    """Returns the error of a transform that draws from torch's generators, whose seed follows from the recipe's."""
+    text = f"{each.text} draws from torch's generator, and every peer can draw the same from the recipe's seed"
+    return InputError(
+        Code.CONFIG_INVALID, f"{text}; derive it from vfl_party.outbound.noise.NoisyFilter, and draw from self._random"
+    )
+
+
+@contextlib.contextmanager
+def _worded(each: Filter, what: str) -> Iterator[None]:
+    """Words an error of a filter, which may be somebody's own, with its name."""
+    try:
+        yield
+    except VflError:
+        raise
+    except Exception as error:
+        text = f"{each.text} {what}: it failed {where_it_failed(error)}"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it") from error
+
+
+def _as_sent(tensors: Tensors) -> BundleSpec:
+    """Returns dtypes and shapes of tensors, in the words of the wire; of a kind that does not matter."""
+    return BundleSpec(Kind.ACK, {name: spec_of(x.dtype, *x.shape) for name, x in tensors.items()})
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Both directions of an exchange, at ``party``."""
+
+    up: Chain
+    down: Chain
+    party: str = ""
+
+    def state(self) -> list[list[dict[str, Any] | None]] | None:
+        """Returns the state of both; None if neither has any."""
+        states = [self.up.state(), self.down.state()]
+        return states if any(each is not None for state in states for each in state) else None
+
+    def load_state(self, states: Sequence[Sequence[dict[str, Any] | None]]) -> None:
+        """Restores what ``state`` returned."""
+        self.up.load_state(states[0])
+        self.down.load_state(states[1])

@@ -1,0 +1,170 @@
+"""Codecs, which write numbers on the wire: one file a codec, found by its name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import BundleSpec, DType
+from vfl_common.config.base import Section, parse
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.packing.bundles import decoded, encoded, name_of, parts_of, seed_of, wire_spec
+from vfl_common.packing.coders import Bits, Coder, rows_of
+from vfl_party.base.plugins import Registry, where_it_failed
+from vfl_party.outbound.declared import spec_of
+from vfl_party.outbound.filter import NOWHERE, Filter, Passage, Tensors
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a codec works: one direction of an exchange of a phase.
+
+    ``seed``: for what is drawn there. ``answered``: tensors go the other way, too, so the exchange is part of training.
+    ``averaged``: the server averages what is sent. ``up``: the side that asks sends.
+    """
+
+    seed: int = 0
+    answered: bool = True
+    averaged: bool = False
+    up: bool = True
+
+
+@dataclass(frozen=True)
+class Codec(Generic[S]):
+    """A codec with settings: a module, or a plug-in, exports it instead of a function that gives a filter."""
+
+    settings: type[S]
+    make: Callable[[S, Place], Filter]
+
+
+REGISTRY = Registry("vfl.codecs", "codec", sys.modules[__name__], "CODEC")
+
+
+def make(name: str, where: str, settings: Mapping[str, Any] | None = None, place: Place | None = None) -> Filter:
+    """Makes a codec by name. Raises InputError that names ``where`` if there is none, or it has other settings."""
+    export = REGISTRY.load(name, where)
+    if not isinstance(export, Codec):
+        if settings:
+            text = f"{where}: codec {name!r} has no settings, and {sorted(settings)[0]!r} is set"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or choose another codec")
+        return REGISTRY.make(name, where, Filter)
+    read = parse(export.settings, dict(settings or {}), f"{where}: codec {name}")
+    try:
+        return REGISTRY.checked(export.make(read, place or Place()), name, where, Filter)
+    except VflError as error:
+        raise InputError(error.code, f"{where}: codec {name}: {error}") from None
+    except Exception as error:
+        text = f"{where}: the codec {name!r} cannot be made: it failed {where_it_failed(error)}"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+
+
+def settings_of(name: str, where: str) -> type[Section] | None:
+    """Returns the model of a codec's settings; None if it has none. Raises InputError if there is no such codec."""
+    export = REGISTRY.load(name, where)
+    return export.settings if isinstance(export, Codec) else None
+
+
+def has_settings(name: str, where: str) -> bool:
+    """Returns whether a codec has settings. Raises InputError that names ``where`` if there is no such codec."""
+    return settings_of(name, where) is not None
+
+
+class Packed(Filter):
+    """Float32 tensors as a coder writes them, in several tensors each; other dtypes unchanged.
+
+    What is drawn follows from ``seed``, sender, step and tensor: a step that is repeated gives the same bytes, and a
+    checkpoint needs nothing of it.
+    """
+
+    on_host = repeats = True
+
+    def __init__(self, coder: Coder, seed: int) -> None:
+        self.coder, self.text, self._seed = coder, coder.text, seed
+
+    def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
+        """Raises InputError (NON_FINITE) if a number cannot be written."""
+        found: dict[str, Tensor] = {}
+        for name, x in tensors.items():
+            parts = parts_of(self.coder, spec_of(x.dtype, *x.shape))
+            if parts is None:
+                found[name] = x
+                continue
+            values = np.ascontiguousarray(x.detach().cpu().numpy())
+            arrays = self._encoded(name, values, seed_of(self._seed, at.sender, at.step, name))
+            found |= {name_of(name, suffix): _tensor(arrays[suffix], part.dtype) for suffix, part in parts.items()}
+        return found
+
+    def undo_at(self, at: Passage, tensors: Tensors, spec: BundleSpec) -> Tensors:
+        """Raises PeerError if no ``apply_at`` gives such values."""
+        found: dict[str, Tensor] = {}
+        for name, each in spec.tensors.items():
+            parts = parts_of(self.coder, each)
+            if parts is None:
+                found[name] = tensors[name]
+                continue
+            arrays = {suffix: _array(tensors[name_of(name, suffix)]) for suffix in parts}
+            values = decoded(self.coder, name, arrays, each.shape, party=at.sender, step=at.step)
+            device = next(iter(tensors.values())).device
+            found[name] = torch.from_numpy(values).to(device)
+        return found
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        return self.apply_at(NOWHERE, tensors)
+
+    def wire_spec(self, spec: BundleSpec) -> BundleSpec:
+        return wire_spec(self.coder, spec)
+
+    def _encoded(self, name: str, values: Any, seed: int) -> dict[str, Any]:
+        return encoded(self.coder, name, values, seed)
+
+
+def _tensor(values: Any, dtype: DType) -> Tensor:
+    """Returns an array as a tensor. Numpy has no bfloat16: its bits come as uint16."""
+    found = torch.from_numpy(values)
+    return found.view(torch.bfloat16) if dtype is DType.BFLOAT16 else found
+
+
+def _array(sent: Tensor) -> Any:
+    """Undoes ``_tensor``."""
+    return (sent.view(torch.uint16) if sent.dtype is torch.bfloat16 else sent).cpu().numpy()
+
+
+class WithFeedback(Packed):
+    """Adds to a tensor what the last time left out of it, so that rounding does not add up over the rounds.
+
+    With e = 0 at first: v = w + e, cut to the range of its row of w; v is sent; e becomes w + e minus what the receiver
+    reads. The cut keeps what all of w's numbers have in common, such as a sign. There is one e for each tensor, of its
+    shape, in the party's checkpoints.
+    """
+
+    repeats = False
+
+    def __init__(self, coder: Bits, seed: int) -> None:
+        super().__init__(coder, seed)
+        self.text = f"{coder.text[:-1]}, error feedback)"
+        self._left: dict[str, Any] = {}
+
+    def _encoded(self, name: str, values: Any, seed: int) -> dict[str, Any]:
+        left = self._left.get(name)
+        rows = values.reshape(rows_of(values.shape))
+        low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are refused below
+            wanted = rows if left is None else np.clip(rows + left, low, high)
+        sent = super()._encoded(name, wanted, seed)
+        read = self.coder.decode(sent, rows.shape)
+        self._left[name] = rows - read if left is None else (rows - read) + left
+        return sent
+
+    def state(self) -> dict[str, Any]:
+        return {name: torch.from_numpy(left.copy()) for name, left in self._left.items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._left = {name: left.cpu().numpy().copy() for name, left in state.items()}

@@ -1,0 +1,40 @@
+"""float32 as 8, 4 or 2 bits a number, packed, with a minimum and a step for each row."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vfl_common.config.base import Section
+from vfl_common.errors import Code, InputError
+from vfl_common.packing.coders import Bits
+from vfl_party.outbound.codecs import Codec, Packed, Place, WithFeedback
+from vfl_party.outbound.filter import Filter
+
+
+class BitsSettings(Section):
+    """``bits`` a number. ``rounding``: ``stochastic`` is right in the mean, ``nearest`` has half the largest error.
+
+    ``scales``: the dtype of a row's minimum and step. ``error_feedback``: what rounding left out is added the next
+    time; for weights that the server averages.
+    """
+
+    bits: Literal[8, 4, 2]
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    scales: Literal["float32", "bfloat16"] = "float32"
+    error_feedback: bool = False
+
+
+def _make(settings: BitsSettings, place: Place) -> Filter:
+    coder = Bits(settings.bits, settings.rounding == "stochastic", settings.scales == "bfloat16")
+    if not settings.error_feedback:
+        return Packed(coder, place.seed)
+    if not place.averaged:
+        text = "error_feedback is for weights that the server averages; other tensors have other rows at each step"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
+    if not place.up:
+        text = "error_feedback is for what the parties send; the server keeps nothing of an average"
+        raise InputError(Code.CONFIG_INVALID, f'{text}; give the table direction = "up"')
+    return WithFeedback(coder, place.seed)
+
+
+CODEC = Codec(BitsSettings, _make)

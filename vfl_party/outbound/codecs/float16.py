@@ -1,0 +1,54 @@
+"""float32 as float16: half the bytes, 11 bits of precision, values up to 65,504."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+
+from vfl_common.bundle import BundleSpec, DType
+from vfl_common.errors import Code, InputError
+from vfl_party.outbound.filter import Filter, Tensors
+
+
+class TwoBytes(Filter):
+    """Writes float32 in two bytes a number, rounded to nearest, ties to even; leaves other dtypes unchanged."""
+
+    repeats = True
+    dtype: ClassVar[torch.dtype]
+    wire: ClassVar[DType]
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        """Raises InputError if a finite number is too large for the dtype."""
+        return {name: self._narrow(name, x) if x.dtype is torch.float32 else x for name, x in tensors.items()}
+
+    def undo(self, tensors: Tensors) -> Tensors:
+        return {name: x.float() if x.dtype is self.dtype else x for name, x in tensors.items()}
+
+    def wire_spec(self, spec: BundleSpec) -> BundleSpec:
+        narrow = {
+            name: replace(each, dtype=self.wire) if each.dtype is DType.FLOAT32 else each
+            for name, each in spec.tensors.items()
+        }
+        return BundleSpec(spec.kind, narrow)
+
+    def _narrow(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        found = x.detach().to(self.dtype)
+        if x.numel() and bool((found.isinf() & x.isfinite()).any()):
+            largest = x.detach().abs().max().item()
+            text = f"codec {self.text}: tensor {name!r} holds {largest:.3g}, and it writes at most"
+            raise InputError(
+                Code.NON_FINITE, f"{text} {torch.finfo(self.dtype).max:.5g}; choose another codec, or scale the model"
+            )
+        return found
+
+
+class Float16(TwoBytes):
+    """Raises InputError for values beyond 65,504; values below 6e-8 become zero."""
+
+    text = "float16"
+    dtype, wire = torch.float16, DType.FLOAT16
+
+
+CODEC = Float16

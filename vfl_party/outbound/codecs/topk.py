@@ -1,0 +1,33 @@
+"""float32 as the largest numbers of each row and their places, packed; the others arrive as zero."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from vfl_common.config.base import Section
+from vfl_common.packing.coders import TopK
+from vfl_party.outbound.codecs import Codec, Packed, Place
+from vfl_party.outbound.filter import Filter
+
+
+class TopKSettings(Section):
+    """``keep``: how many numbers of a row, or which share of them, below 1. ``values``: their dtype."""
+
+    keep: int | float
+    values: Literal["float32", "float16"] = "float32"
+
+    @model_validator(mode="after")
+    def _check(self) -> Any:
+        share = isinstance(self.keep, float)
+        if self.keep <= 0 or (share and self.keep >= 1):
+            raise ValueError("keep: write a whole number above 0 (how many of a row), or a share between 0 and 1")
+        return self
+
+
+def _make(settings: TopKSettings, place: Place) -> Filter:
+    return Packed(TopK(settings.keep, half=settings.values == "float16"), place.seed)
+
+
+CODEC = Codec(TopKSettings, _make)

@@ -1,0 +1,234 @@
+"""Declares what a phase exchanges: once, with symbolic shapes, before anything runs.
+
+The receiver's spec, the forecast, the weights that the server averages, and the table of what leaves a party come from
+a declaration. It also fixes the chain through which tensors leave: transform -> policy -> codec -> frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.config.base import parse
+from vfl_common.errors import Code, InputError, InternalError, VflError
+from vfl_party.base.plugins import where_it_failed
+from vfl_party.outbound import transforms
+from vfl_party.outbound.filter import Filter, Passage, Tensors
+
+TORCH: dict[DType, torch.dtype] = {
+    DType.FLOAT32: torch.float32,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.INT64: torch.int64,
+    DType.INT32: torch.int32,
+    DType.UINT8: torch.uint8,
+    DType.BOOL: torch.bool,
+}
+WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
+
+Role = Literal["active", "passive"]
+Shape = tuple[int | str, ...]  # a word stands for a size that is known when the tensor is sent: "rows", "width"
+Declared = tuple[torch.dtype, Shape]
+
+
+def spec_of(dtype: torch.dtype, *shape: int) -> TensorSpec:
+    """Returns the spec of a tensor of this dtype and shape. Raises InternalError if the wire lacks the dtype."""
+    if dtype not in WIRE:
+        raise InternalError(f"a tensor of {dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}")
+    return TensorSpec(WIRE[dtype], shape)
+
+
+def f32(*shape: int | str) -> Declared:
+    """Declares a float32 tensor of this shape."""
+    return torch.float32, shape
+
+
+def u8(*shape: int | str) -> Declared:
+    """Declares a uint8 tensor of this shape."""
+    return torch.uint8, shape
+
+
+def i64(*shape: int | str) -> Declared:
+    """Declares an int64 tensor of this shape."""
+    return torch.int64, shape
+
+
+@dataclass(frozen=True)
+class Use:
+    """A transform with its settings, as a method or a recipe asks for it.
+
+    ``role``: the parties that apply it; None: all that send. ``leave``: names of tensors that it leaves unchanged.
+    """
+
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    role: Role | None = None
+    leave: frozenset[str] = frozenset()
+
+    def make(self, where: str) -> Filter:
+        """Makes a new filter. Raises InputError that names ``where`` if kind or settings are wrong."""
+        transform = transforms.load(self.kind, where)
+        settings = parse(transform.settings, dict(self.settings), f"{where}: transform {self.kind}")
+        try:
+            made = transforms.REGISTRY.checked(transform.make(settings), self.kind, where, Filter)
+        except VflError:
+            raise
+        except Exception as error:
+            text = f"{where}: transform {self.kind} cannot be made: it failed {where_it_failed(error)}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+        made.of_plugin = not transforms.REGISTRY.is_ours(self.kind)
+        return Leaving(made, self.leave) if self.leave else made
+
+
+class Leaving(Filter):
+    """Applies another filter, but leaves some tensors unchanged, by name."""
+
+    def __init__(self, of: Filter, leave: frozenset[str]) -> None:
+        self._of, self._leave, self.text, self.knows, self.draws = of, leave, of.text, of.knows, of.draws
+        self.of_plugin = of.of_plugin
+
+    def tell(self, beside: Tensors) -> None:
+        self._of.tell(beside)
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        changed = self._of.apply({name: x for name, x in tensors.items() if name not in self._leave})
+        return {name: changed.get(name, x) for name, x in tensors.items()}
+
+    def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
+        changed = self._of.apply_at(at, {name: x for name, x in tensors.items() if name not in self._leave})
+        return {name: changed.get(name, x) for name, x in tensors.items()}
+
+    def renew(self) -> None:
+        self._of.renew()
+
+    def undo(self, tensors: Tensors) -> Tensors:
+        changed = self._of.undo({name: x for name, x in tensors.items() if name not in self._leave})
+        return {name: changed.get(name, x) for name, x in tensors.items()}
+
+    def wire_spec(self, spec: BundleSpec) -> BundleSpec:
+        whole = self._of.wire_spec(spec)
+        kept = {name: spec.tensors[name] if name in self._leave else each for name, each in whole.tensors.items()}
+        return BundleSpec(spec.kind, kept)
+
+    def state(self) -> dict[str, Any] | None:
+        return self._of.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._of.load_state(state)
+
+
+def noise(kind: str, role: Role | None = None, leave: Iterable[str] = (), **settings: float) -> tuple[Use, ...]:
+    """Returns the transform ``kind``, or none if all its settings are zero."""
+    return (Use(kind, settings, role, frozenset(leave)),) if any(settings.values()) else ()
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """One direction of an exchange: named tensors of one kind, and what is done to them before they leave.
+
+    ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``). ``how``: what the
+    method itself has done to the tensors, such as encrypting or drawing them, in words, for people.
+    """
+
+    kind: Kind
+    tensors: Mapping[str, Declared] = field(default_factory=dict)
+    through: tuple[Use, ...] = ()
+    beside: frozenset[str] = frozenset()
+    how: str = ""
+
+    def spec(self, **sizes: int) -> BundleSpec:
+        """Returns the spec of the tensors before codec and frames; ``sizes``: values for words in their shapes."""
+        return _spec(self, tuple(sizes.items()))
+
+    def __str__(self) -> str:
+        """Returns ``embedding z float32 [rows, width]``; more than three tensors are counted instead."""
+        if len(self.tensors) > 3:
+            dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype, _ in self.tensors.values())
+            return f"{self.kind.label}: {len(self.tensors)} tensors, {', '.join(dtypes)}"
+        return " ".join([self.kind.label, ", ".join(f"{name} {_words(*each)}" for name, each in self.tensors.items())])
+
+
+NOTHING = Sent(Kind.ACK)
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """A swap in a phase: one side asks with ``up``, the other computes and answers with ``down``.
+
+    ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks the aggregation
+    server, which answers with the mean. ``passive``: only the passive parties ask it; the active party opens the
+    exchange too. ``when``: in words, for people.
+    """
+
+    name: str
+    up: Sent
+    down: Sent = NOTHING
+    asks: Literal["active", "server"] = "active"
+    passive: bool = False
+    when: str = "every step"
+
+    def spec(self, sent: Sent, phase: str, sizes: Mapping[str, int]) -> BundleSpec:
+        """Returns ``Sent.spec`` of one of the directions. Raises InputError if a word has no size."""
+        try:
+            return sent.spec(**sizes)
+        except KeyError as missing:
+            text = f"phase {phase}: exchange {self.name}: the word {missing} in the shapes of {sent} has no size"
+            ways = f"give {missing.args[0]}= where the exchange is opened, or at each step"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}") from None
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """An exchange at one step. ``sizes``: the values of the words in its shapes. ``party``: the only one that asks."""
+
+    step: StepKey
+    exchange: Exchange
+    sizes: tuple[tuple[str, int], ...] = ()
+    party: str | None = None
+
+    @classmethod
+    def of(cls, exchange: Exchange, step: StepKey, **sizes: int) -> Occurrence:
+        """Returns ``exchange`` at ``step``."""
+        return cls(step, exchange, tuple(sizes.items()))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All exchanges of a phase, in order. ``may_end_early``: these are the most; the data may end the phase sooner.
+
+    Exchanges with the same step key happen at the same time; those with different keys, one after the other. But of
+    the steps of one round, an asking party has up to ``in_flight`` under way: it sends step t + in_flight - 1 before it
+    waits for the answer of step t. Validation begins when all of them have been answered. ``parts``: the number of
+    successive steps that make one batch; all are answered before the next update. ``step``: the exchange whose steps
+    the phase is for; empty: the first. ``after``: the number of rounds, if it is known -> what follows the last one.
+    ``bound``: why the sizes are the most that there can be, if they are.
+    """
+
+    occurrences: Iterable[Occurrence] = ()
+    may_end_early: bool = False
+    in_flight: int = 1
+    parts: int = 1
+    step: str = ""
+    after: Callable[[int | None], Iterable[Occurrence]] | None = None
+    bound: str = ""
+
+
+@lru_cache(maxsize=1024)  # a phase expects few shapes, thousands of times
+def _spec(sent: Sent, sizes: tuple[tuple[str, int], ...]) -> BundleSpec:
+    known = dict(sizes)
+    return BundleSpec(
+        sent.kind,
+        {
+            name: spec_of(dtype, *(size if isinstance(size, int) else known[size] for size in shape))
+            for name, (dtype, shape) in sent.tensors.items()
+        },
+    )
+
+
+def _words(dtype: torch.dtype, shape: Shape) -> str:
+    return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"

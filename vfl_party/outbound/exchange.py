@@ -1,0 +1,369 @@
+"""The one way out of a party: what a phase declares goes through its chain, as bundles, over a link or a hub."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
+from vfl_common.errors import Code, InputError, InternalError, PeerError
+from vfl_common.link import Hub, Lenience, Link, StepPassed
+from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, spends
+from vfl_party.outbound.chain import Chain, Chains
+from vfl_party.outbound.declared import TORCH, WIRE, Exchange
+from vfl_party.outbound.filter import Passage, Tensors
+
+
+class Tap(Protocol):
+    """Hears what a rehearsal of attacks records (``vfl.leak_meter.rehearsal``); in a real run nobody listens."""
+
+    def __call__(
+        self,
+        what: Literal["came", "meant", "sent"],
+        step: StepKey,
+        peer: str,
+        tensors: Tensors,
+        payload_bytes: int = 0,
+        /,
+    ) -> None:
+        """Hears what has come from ``peer``, what was meant for it before this party's chain, or what is asked of it.
+
+        ``sent``: of an asking side, as it leaves, after the chain. ``payload_bytes``: of what has come, on the wire.
+        """
+        ...
+
+
+class Ways(Protocol):
+    """The links and the hub of one generation; a phase looks them up when it runs."""
+
+    @property
+    def link(self) -> Link | None:
+        """Connects to the active party; None at the active party."""
+        ...
+
+    @property
+    def hub(self) -> Hub | None:
+        """Answers the passive parties; None at a passive party."""
+        ...
+
+    @property
+    def server(self) -> Link | None:
+        """Connects to the aggregation server; None if no phase of the run aggregates."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Divides this party's time among encoding, waiting, decoding and computing."""
+        ...
+
+    @property
+    def protocol(self) -> int:
+        """The protocol that all parties speak in this generation: this release's, or that of the release before."""
+        ...
+
+
+class Asking:
+    """The asking side of one exchange of a phase; tensors arrive on ``device``, checked to be finite."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        phase: str,
+        chains: Chains,
+        ways: Ways,
+        peer: str,
+        device: torch.device,
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.exchange, self.phase, self.chains, self.peer = exchange, phase, chains, peer
+        self.tap: Tap | None = None
+        self.lenient = False  # the peer may go on without this party, which then gets StepPassed
+        self._ways, self._device, self._sizes = ways, device, sizes
+
+    @property
+    def clock(self) -> Clock:
+        """Returns the clock of this generation."""
+        return self._ways.clock
+
+    @property
+    def link(self) -> Link:
+        """Returns the link. Raises InputError if there is none: the active party asks only the server."""
+        link = self._ways.server if self.exchange.asks == "server" else self._ways.link
+        if link is None:
+            text = f"{self.exchange.name}: this party has no link to {self.peer}"
+            raise InputError(Code.ROLE_MISMATCH, text)
+        return link
+
+    def swap(self, step: StepKey, tensors: Tensors, **sizes: int) -> dict[str, Tensor]:
+        """Calls ``send``, then ``receive``."""
+        self.send(step, tensors)
+        return self.receive(step, **sizes)
+
+    @spends(ENCODE)
+    def send(self, step: StepKey, tensors: Tensors) -> None:
+        """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as ``Link.send``."""
+        at = Passage(step, self.chains.party, self.peer)
+        leaves = self.chains.up.apply(tensors, at)
+        if self.tap is not None:
+            self.tap("sent", step, self.peer, leaves)
+        self.link.send(step, to_bundle(self.exchange.up.kind, leaves))
+
+    @spends(WAIT)
+    def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
+        """Waits for the reply and returns the peer's tensors, without gradient. Raises as ``Link.receive``."""
+        spec = self.exchange.spec(self.exchange.down, self.phase, {**self._sizes, **sizes})
+        try:
+            wire = self.chains.down.wire_spec(spec)
+            bundle = self.link.receive(step, wire)
+        except StepPassed as passed:
+            if self.lenient:
+                raise
+            text = f"{self.peer} says that {passed.now} is under way, but {step} must not go on without this party"
+            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
+        self.clock.to(DECODE)
+        at = Passage(step, self.peer, self.chains.party)
+        found = _arrived(self.chains.down, bundle, at, spec, self._device)
+        if self.tap is not None:
+            self.tap("came", step, self.peer, found, wire.payload_bytes)
+        return found
+
+
+class Answering:
+    """The computing side of one exchange of a phase; tensors arrive on ``device``, checked to be finite."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        phase: str,
+        chains: Chains,
+        ways: Ways,
+        device: torch.device,
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.exchange, self.phase, self.chains = exchange, phase, chains
+        self.tap: Tap | None = None
+        self._ways, self._device, self._sizes = ways, device, sizes
+
+    @property
+    def clock(self) -> Clock:
+        """Returns the clock of this generation."""
+        return self._ways.clock
+
+    @property
+    def hub(self) -> Hub:
+        """Returns the hub. Raises InputError at a passive party."""
+        if self._ways.hub is None:
+            raise InputError(Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party")
+        return self._ways.hub
+
+    @spends(WAIT)
+    def collect(
+        self,
+        step: StepKey,
+        *,
+        deadline_s: float = math.inf,
+        lenience: Lenience | None = None,
+        each: Mapping[str, Mapping[str, int]] | None = None,
+        **sizes: int,
+    ) -> dict[str, dict[str, Tensor]]:
+        """Returns {party: its tensors}, without gradient, in roster order and without late parties.
+
+        ``each``: {party: sizes that are its own}; None if all send tensors of the same sizes.
+
+        Raises as ``Hub.collect``.
+        """
+
+        up = self.chains.up
+
+        def spec_of(own: Mapping[str, int]) -> BundleSpec:
+            return self.exchange.spec(self.exchange.up, self.phase, {**self._sizes, **sizes, **own})
+
+        spec = spec_of({}) if each is None else {party: spec_of(own) for party, own in each.items()}
+        wire = up.wire_spec(spec) if isinstance(spec, BundleSpec) else {name: up.wire_spec(spec[name]) for name in spec}
+        received: dict[str, dict[str, Tensor]] = {}
+
+        def arrived(party: str, bundle: Bundle) -> None:
+            self.clock.to(DECODE)
+            at, of = Passage(step, party, self.chains.party), spec if isinstance(spec, BundleSpec) else spec[party]
+            received[party] = _arrived(up, bundle, at, of, self._device)
+            if self.tap is not None:
+                crossed = wire if isinstance(wire, BundleSpec) else wire[party]
+                self.tap("came", step, party, received[party], crossed.payload_bytes)
+            self.clock.to(WAIT)
+
+        return {party: received[party] for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)}
+
+    @spends(ENCODE)
+    def reply(
+        self, step: StepKey, tensors: Mapping[str, Tensors], beside: Mapping[str, Tensors] = MappingProxyType({})
+    ) -> None:
+        """Answers each party with its own tensors; those that are the same objects for several are encoded once.
+
+        ``beside``: {party: what the chain may know of its rows}; it is not sent.
+        """
+        down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
+        replies: dict[str, Bundle] = {}
+        made: dict[_Ids, Tensors] = {}  # by what was given to the chain
+        encoded: dict[_Ids, tuple[Tensors, Bundle]] = {}  # holds the tensors, so that no id is reused
+        for party, each in tensors.items():
+            if self.tap is not None:
+                self.tap("meant", step, party, each)
+            if party in beside:
+                down.tell(beside[party])
+            given = _ids(each)
+            if given not in made or not repeats:
+                made[given] = down.apply(each, Passage(step, self.chains.party, party))
+            ready = made[given]
+            key = given if ready is each else _ids(ready)
+            if key not in encoded:
+                encoded[key] = ready, to_bundle(kind, ready)
+            replies[party] = encoded[key][1]
+        self.hub.reply(step, replies)
+
+    @spends(ENCODE)
+    def reply_all(self, step: StepKey, parties: Iterable[str], tensors: Tensors) -> None:
+        """Answers all ``parties`` with the same tensors, which go through the chain once."""
+        at = Passage(step, self.chains.party, "")
+        bundle = to_bundle(self.exchange.down.kind, self.chains.down.apply(tensors, at))
+        self.hub.reply(step, dict.fromkeys(parties, bundle))
+
+    @spends(ENCODE)
+    def acknowledge(self, step: StepKey, parties: Iterable[str]) -> None:
+        """Answers all ``parties`` with an empty acknowledgement."""
+        self.hub.reply(step, {party: Bundle(Kind.ACK) for party in parties})
+
+
+_Ids: TypeAlias = tuple[tuple[str, int], ...]
+
+
+def _ids(tensors: Tensors) -> _Ids:
+    """Tells the same tensors, under the same names, from others."""
+    return tuple((name, id(x)) for name, x in tensors.items())
+
+
+def _arrived(chain: Chain, bundle: Bundle, at: Passage, spec: BundleSpec, device: torch.device) -> dict[str, Tensor]:
+    """Returns the tensors that were ``spec`` before the chain, on ``device``. Raises as ``take_in`` and ``Chain.undo``.
+
+    What the last filter did is undone on the host, if it wants that, and then the result is copied to a GPU.
+    """
+    if not chain.undoes_on_host:
+        return chain.undo(take_in(bundle, device, party=at.sender, step=at.step), at, spec)
+    host = take_in(bundle, torch.device("cpu"), party=at.sender, step=at.step)
+    return chain.undo_rest(_move(chain.undo_first(host, at, spec), device), at, spec)
+
+
+# -- tensors to and from bundles ---------------------------------------------------------------------------------------
+
+
+def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
+    """Makes a bundle of ``tensors``, without their graph. Raises InternalError if the wire lacks a tensor's dtype.
+
+    The buffer of a contiguous CPU tensor is the tensor's own memory: a later change of the tensor in place changes the
+    bundle, so encode or clone first. Tensors of a GPU go through pinned host memory: the copies run one after the
+    other, behind the kernels that compute them. The host waits once, for all copies, because a buffer must be complete
+    before it is encoded.
+    """
+    host, streams = {}, set()
+    for name, tensor in tensors.items():
+        if tensor.is_cuda:
+            host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host[name].copy_(tensor.detach(), non_blocking=True)
+            streams.add(torch.cuda.current_stream(tensor.device))
+        else:
+            host[name] = tensor.detach().contiguous()
+    for stream in streams:
+        stream.synchronize()
+    return Bundle(kind, {name: _buffer(tensor) for name, tensor in host.items()})
+
+
+def to_tensors(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
+    """Returns the tensors of a bundle on ``device``, without gradient.
+
+    On the CPU a tensor is a view of a writable buffer; a read-only or unaligned buffer, or one of bools, is copied. A
+    GPU gets copies, and the buffers may be reused when this returns.
+    """
+    return _move({name: _view(buffer) for name, buffer in bundle.tensors.items()}, device)
+
+
+def take_in(bundle: Bundle, device: torch.device, *, party: str, step: StepKey) -> dict[str, Tensor]:
+    """Returns ``to_tensors`` of what a peer has sent. Raises PeerError as ``check_finite``.
+
+    The check comes before the copy to a GPU: there, every check would wait for all that the GPU has to do.
+    """
+    host = {name: _view(buffer) for name, buffer in bundle.tensors.items()}
+    check_finite(host, party=party, step=step)
+    return _move(host, device)
+
+
+def nonfinite(tensor: Tensor) -> bool:
+    """Returns whether ``tensor`` holds a NaN or an infinity; exact.
+
+    NaN and infinity survive a sum, so a finite sum proves that all elements are finite (2 µs for 64 KiB of float32,
+    35 µs for 4 MiB). The sum of finite values may overflow; then every element is checked.
+    """
+    if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
+        return False
+    return not bool(torch.isfinite(tensor).all())
+
+
+def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) -> None:
+    """Raises PeerError (NON_FINITE), naming party, tensor and step, if a tensor holds NaN or infinity."""
+    for name, tensor in tensors.items():
+        if nonfinite(tensor):
+            message = f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity"
+            raise PeerError(Code.NON_FINITE, message, party=party)
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    dtype = WIRE.get(tensor.dtype)
+    if dtype is None:
+        raise InternalError(f"a tensor of {tensor.dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}")
+    if dtype is DType.BFLOAT16:  # numpy has no such dtype
+        raw = tensor.view(torch.int16).numpy().data
+    else:
+        raw = tensor.numpy().data
+    return Buffer(dtype, tuple(tensor.shape), raw.cast("B") if raw.nbytes else memoryview(b""))
+
+
+def _view(buffer: Buffer) -> Tensor:
+    dtype, data = TORCH[buffer.dtype], buffer.data
+    if not data.nbytes:
+        return torch.empty(buffer.shape, dtype=dtype)
+    if data.readonly:
+        data = memoryview(bytearray(data))
+    if dtype is torch.bool:  # a byte other than 0 and 1 would be undefined behaviour
+        return (torch.frombuffer(data, dtype=torch.uint8) != 0).view(buffer.shape)
+    flat = torch.frombuffer(data, dtype=dtype)
+    return (flat.clone() if flat.data_ptr() % dtype.itemsize else flat).view(buffer.shape)
+
+
+def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copies to a GPU on a separate stream, beside the kernels that are under way.
+
+    Three orders are kept. Later kernels wait for the copies (``wait_stream``). The memory of a copy is not reused
+    before the kernels that read it are done (``record_stream``): torch knows only the stream that took it.
+    The host waits for the copies, not for the kernels: afterwards the wire may reuse the buffers.
+    """
+    if device.type != "cuda" or not host:
+        return host
+    kernels, copies = torch.cuda.current_stream(device), _copies(device)
+    with torch.cuda.stream(copies):
+        pinned = [tensor.pin_memory() for tensor in host.values()]  # returns the same tensor if it is pinned already
+        found = [tensor.to(device, non_blocking=True) for tensor in pinned]
+    kernels.wait_stream(copies)
+    for tensor in found:
+        tensor.record_stream(kernels)
+    copies.synchronize()
+    return dict(zip(host, found, strict=True))
+
+
+@cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    """Returns the stream for copies to a GPU; only the main thread uses it."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,30 @@
+"""Policies, which decide what may leave a party: one file each, found by name. A party's file chooses its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+from vfl_party.base.plugins import Registry
+from vfl_party.outbound.declared import Exchange, Sent
+from vfl_party.outbound.filter import Filter
+
+REGISTRY = Registry("vfl.policies", "policy", sys.modules[__name__], "POLICY")
+
+
+class Policy(Protocol):
+    """Makes the filter that decides what may leave this party in one exchange; called when a phase is made."""
+
+    def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
+        """Returns the filter of what this party sends in ``exchange``: ``sent``, its ``up`` or its ``down``.
+
+        Raises InputError (REFUSED) if that may never leave; the filter's ``apply`` may raise it later.
+        """
+        ...
+
+
+def load(name: str, where: str) -> Policy:
+    """Makes a policy by name. Raises InputError that names ``where`` if there is none."""
+    policy: Policy = REGISTRY.make(name, where, Callable)  # type: ignore[arg-type]
+    return policy

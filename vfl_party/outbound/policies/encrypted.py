@@ -1,0 +1,24 @@
+"""Lets gradients out, and sums of them, as ciphertexts alone."""
+
+from __future__ import annotations
+
+from vfl_common.bundle import Kind
+from vfl_common.errors import Code, InputError
+from vfl_party.outbound.declared import Exchange, Sent
+from vfl_party.outbound.filter import Filter
+
+
+class Encrypted(Filter):
+    """Refuses an exchange whose gradients are not encrypted; see ``Policy``."""
+
+    text = "encrypted gradients only"
+
+    def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
+        if sent.kind is Kind.GRADIENT and set(sent.tensors) != {"ciphertexts"}:
+            text = f"policy: gradients of phase {phase} (exchange {exchange.name}) may leave encrypted alone"
+            ways = 'take secureboost with encryption = "paillier" or "ou", or another policy'
+            raise InputError(Code.REFUSED, f"{text}; {ways}")
+        return self
+
+
+POLICY = Encrypted

@@ -1,0 +1,37 @@
+"""Transforms, which change a party's tensors before others see them: one file each, found by its name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from vfl_common.config.base import Section
+from vfl_party.base.plugins import Registry
+from vfl_party.outbound.filter import Filter
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class Transform(Generic[S]):
+    """The type that a module exports as ``TRANSFORM``: settings, and a function that makes a filter of them.
+
+    ``tasks``: the kinds of task that it is defined for; empty: all. ``of_batch``: its noise depends on all rows of a
+    batch, so a part of one would get too little. ``of_row``: what it promises is of a message that depends on one row.
+    """
+
+    settings: type[S]
+    make: Callable[[S], Filter]
+    tasks: frozenset[str] = frozenset()
+    of_batch: bool = False
+    of_row: bool = False
+
+
+REGISTRY = Registry("vfl.transforms", "transform", sys.modules[__name__], "TRANSFORM")
+
+
+def load(kind: str, where: str) -> Transform[Any]:
+    """Returns the transform ``kind``. Raises InputError that names ``where`` if there is none."""
+    return REGISTRY.checked(REGISTRY.load(kind, where), kind, where, Transform)

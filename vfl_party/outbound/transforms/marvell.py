@@ -1,0 +1,112 @@
+"""Marvell: noise on gradients by class, of the shape that hides a binary label best at its power (Li et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vfl_common.config.base import Section
+from vfl_common.errors import Code, InputError
+from vfl_party.outbound.filter import Tensors
+from vfl_party.outbound.noise import NoisyFilter, Positive
+from vfl_party.outbound.sumkl import Statistics, optimum, sum_kl
+from vfl_party.outbound.transforms import Transform
+
+_GROWTH, _MOST_SCALE = 1.5, 1e6
+
+
+class MarvellSettings(Section):
+    """``scale``: s, the noise's mean squared length over the squared distance of the classes' means.
+
+    ``error``: instead of it, the least error of any detector; then s begins at 1 in each batch and grows by half until
+    ½ − √sumKL/4 >= error.
+    """
+
+    scale: Positive | None = None
+    error: Annotated[float, Field(gt=0.0, lt=0.5)] | None = None
+
+    def model_post_init(self, _context: Any) -> None:
+        if (self.scale is None) == (self.error is None):
+            raise ValueError("give scale or error, and not both")
+
+
+class Marvell(NoisyFilter):
+    """Adds √(λ1 − λ2)·N(0, 1)·Δ/‖Δ‖ + √λ2·N(0, I) to each row, Δ = mean positive − mean negative gradient.
+
+    λ1 and λ2 of each class are ``vfl_party.outbound.sumkl.optimum`` of the batch's gradients, at power s·‖Δ‖². A batch of one
+    class has no Δ: its rows get N(0, s·‖mean gradient‖²/d) in each element, with the s of the batch before if there is
+    an ``error`` (1 in the first). Two classes with one mean are left as they are: the power is zero.
+    """
+
+    knows = frozenset({"labels"})
+
+    def __init__(self, settings: MarvellSettings) -> None:
+        self._scale, self._error = settings.scale, settings.error
+        goal = f"s = {settings.scale:g}" if settings.scale is not None else f"error ≥ {settings.error:g}"
+        self.text = f"Marvell noise ({goal})"
+        super().__init__()
+        self._last = settings.scale or 1.0
+        self._positive_B: Tensor | None = None
+
+    def tell(self, beside: Tensors) -> None:
+        self._positive_B = beside["labels"].detach().reshape(-1) == 1
+
+    def noise(self, g_BD: Tensor, positive_B: Tensor) -> Tensor:
+        """Returns g with noise: same shape, dtype and device, no graph."""
+        rows = g_BD.detach().flatten(1).double()
+        along_B, across_BD = self._random.like(rows[:, 0]).double(), self._random.like(rows).double()
+        if bool(positive_B.all()) or not bool(positive_B.any()):
+            sigma = math.sqrt(self._last / rows.shape[1]) * rows.mean(dim=0).norm()
+            return _like(rows + sigma * across_BD, g_BD)
+        negatives, positives = rows[~positive_B], rows[positive_B]
+        mean_0, mean_1 = negatives.mean(dim=0), positives.mean(dim=0)
+        delta_D = mean_1 - mean_0
+        found = Statistics(
+            u=(negatives - mean_0).pow(2).mean().item(),
+            v=(positives - mean_1).pow(2).mean().item(),
+            gap=delta_D.pow(2).sum().item(),
+            share=len(positives) / len(rows),
+            width=rows.shape[1],
+        )
+        if found.gap == 0.0:
+            return g_BD.detach()
+        best = optimum(found, self._power(found))
+        lambda1_B = torch.where(positive_B, best.along_1, best.along_0).double()
+        lambda2_B = torch.where(positive_B, best.across_1, best.across_0).double()
+        unit_D = delta_D / delta_D.norm()
+        along_BD = ((lambda1_B - lambda2_B).clamp_min(0.0).sqrt() * along_B)[:, None] * unit_D
+        return _like(rows + along_BD + lambda2_B.sqrt()[:, None] * across_BD, g_BD)
+
+    def _power(self, found: Statistics) -> float:
+        """Returns s·‖Δ‖²; with an ``error``, for the first s of 1, 1.5, 2.25, … that reaches it."""
+        if self._error is None:
+            return self._last * found.gap
+        scale = 1.0
+        while scale < _MOST_SCALE and sum_kl(found, optimum(found, scale * found.gap)) > (2 - 4 * self._error) ** 2:
+            scale *= _GROWTH
+        self._last = scale
+        return scale * found.gap
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        if self._positive_B is None:
+            raise InputError(Code.CONFIG_INVALID, "marvell was not told the labels of the rows; correct the method")
+        positive_B = self._positive_B
+        return {name: self.noise(x, positive_B.to(x.device)) for name, x in tensors.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {"random": super().state(), "last": self._last}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state["random"])
+        self._last = state["last"]
+
+
+def _like(rows: Tensor, g_BD: Tensor) -> Tensor:
+    return rows.to(g_BD.dtype).view_as(g_BD)
+
+
+TRANSFORM = Transform(MarvellSettings, Marvell, frozenset({"binary"}), of_batch=True)

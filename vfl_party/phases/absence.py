@@ -1,0 +1,126 @@
+"""Training while a passive party is late or away: what stands in for its embeddings, and what is recorded of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, PeerError
+from vfl_common.link import StepPassed
+from vfl_common.summary import Absence
+from vfl_party.base.devices import index_on
+from vfl_party.base.seeds import Rows
+from vfl_party.models.combine import Rule
+
+LatePolicy = Literal["wait", "zeros", "cached", "skip"]
+MOST_STRETCHES = 200  # of a phase; further ones are added to their party's last
+
+
+def filled(policy: LatePolicy, rule: Rule, own: Sequence[Tensor], z_BD: Mapping[str, Tensor | None]) -> list[Tensor]:
+    """Returns the embeddings [B, D] to combine for a batch: the active party's own, then the others' in roster order.
+
+    None stands for a party that is absent. Under ``skip`` only the others are combined; a concatenation has no narrower
+    form, so there, and with the other policies, zeros take its place.
+    """
+    there = [*own, *(z for z in z_BD.values() if z is not None)]
+    if len(there) == len(own) + len(z_BD) or (policy == "skip" and rule != "concat"):
+        return there
+    blank = torch.zeros_like(there[0], requires_grad=False)
+    return [*own, *(blank if z is None else z for z in z_BD.values())]
+
+
+class Cache:
+    """The last embedding of each row that each party has sent, float32 [N, D]; zeros for rows never seen.
+
+    ``n``: the number of aligned rows.
+    """
+
+    def __init__(self, parties: Sequence[str], n: int, width: int, device: torch.device) -> None:
+        self._last = {party: torch.zeros(n, width, device=device) for party in parties}
+
+    def filled(self, z_BD: Mapping[str, Tensor | None], rows: Rows) -> dict[str, Tensor | None]:
+        """Keeps the embeddings that came, and returns them with the cached ones of the absent parties."""
+        at = index_on(torch.from_numpy(rows), next(iter(self._last.values())).device)
+        found: dict[str, Tensor | None] = {}
+        for party, z in z_BD.items():
+            if z is None:
+                found[party] = self._last[party].index_select(0, at)
+            else:
+                self._last[party].index_copy_(0, at, z.detach())
+                found[party] = z
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        return dict(self._last)
+
+    def load_state(self, tree: dict[str, Tensor]) -> None:
+        for party, last in self._last.items():
+            last.copy_(tree[party])
+
+
+class Absences:
+    """Records which training steps of a phase were computed without whom, as stretches of successive steps."""
+
+    def __init__(self, phase: str) -> None:
+        self._phase = phase
+        self._found: list[dict[str, Any]] = []
+        self._last: dict[str, dict[str, Any]] = {}  # each party's newest stretch
+        self._away: frozenset[str] = frozenset()
+
+    def note(self, step: StepKey, absent: Collection[str]) -> tuple[list[str], list[str]]:
+        """Records one step. Returns (parties that were there at the step before, parties that have come back)."""
+        for party in absent:
+            stretch = self._last.get(party)
+            if stretch is None or (party not in self._away and len(self._found) < MOST_STRETCHES):
+                first = {"first_round": step.round, "first_batch": step.batch}
+                stretch = self._last[party] = {"phase": self._phase, "party": party, **first, "steps": 0}
+                self._found.append(stretch)
+            stretch |= {"last_round": step.round, "last_batch": step.batch, "steps": stretch["steps"] + 1}
+        before, self._away = self._away, frozenset(absent)
+        return sorted(self._away - before), sorted(before - self._away)
+
+    @property
+    def found(self) -> tuple[Absence, ...]:
+        """All stretches, in the order of their first steps."""
+        return tuple(Absence(**stretch) for stretch in self._found)
+
+    def state(self) -> dict[str, Any]:
+        return {"found": self._found, "away": sorted(self._away)}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self._found = [dict(stretch) for stretch in tree["found"]]
+        self._last = {stretch["party"]: stretch for stretch in self._found}
+        self._away = frozenset(tree["away"])
+
+
+class Following:
+    """A passive party's place in a phase that goes on without it.
+
+    ``order``: the names of the run's phases. ``peer``: the active party, for messages.
+    """
+
+    def __init__(self, order: Sequence[str], peer: str) -> None:
+        self._order, self._peer = {name: place for place, name in enumerate(order)}, peer
+        self._now: tuple[int, int, int] | None = None
+
+    def is_over(self, step: StepKey) -> bool:
+        """Returns whether the others have gone on beyond ``step``."""
+        return self._now is not None and self._place(step) < self._now
+
+    def skip(self, step: StepKey, passed: StepPassed) -> None:
+        """Notes that ``step`` has passed. Raises PeerError if what is said to be under way comes before it."""
+        now = self._place(passed.now)
+        if now <= self._place(step):
+            text = f"{self._peer} says that {passed.now} is under way, when asked for {step}"
+            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self._peer)
+        self._now = now
+
+    def _place(self, step: StepKey) -> tuple[int, int, int]:
+        place = self._order.get(step.phase)
+        if place is None:
+            raise PeerError(Code.STEP_OUT_OF_ORDER, f"{self._peer} is at {step}, which no phase has", party=self._peer)
+        return place, step.round, step.batch

@@ -1,0 +1,301 @@
+"""Joint prediction with a trained run: all parties embed the same rows, the active party writes the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from vfl_common.config.data import DataSettings, ids_only, shown
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.recipe import PartySettings, Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.run_folder import RunFolder, planned
+from vfl_common.stages import position_of
+from vfl_common.summary import ExchangeSummary
+from vfl_party.align import Aligned
+from vfl_party.assembly.party import Opened, encoder_settings, load_models
+from vfl_party.base.checkpoint import CheckpointStore
+from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.data import Labels, Preprocessor, Table
+from vfl_party.data.join import own_columns
+from vfl_party.data.rows import Prepared
+from vfl_party.methods import nothing_kept, own_scores, protected, sent_noise
+from vfl_party.outbound.chains import PASSIVES, summarised
+from vfl_party.outbound.declared import Exchange
+from vfl_party.phases.advice import advise
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import joint_outputs, scoring, send_embeddings
+from vfl_party.predict.results import Output, listed_rows, result_columns
+
+PHASE = "predict"
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run as one party holds it.
+
+    ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned at the end. ``path``:
+    the party's folder of it. ``plugins``: names and versions of the plug-ins with which the party began it.
+    """
+
+    run_id: str
+    recipe: Recipe
+    encoder: EncoderSettings
+    state: Tree
+    path: Path
+    plugins: Mapping[str, str]
+
+
+def load_trained(run: Path, name: str) -> TrainedRun:
+    """Loads the run in ``<out>/<run id>``, or in the party's own folder in it. Raises InputError."""
+    path = run if run.name == name and (run / "run.json").exists() else run / name
+    if not (path / "run.json").exists():
+        raise InputError(Code.FILE_INVALID, f"{run}: holds no run of {name}; give the folder <out>/<run id>")
+    folder = RunFolder(path, path.resolve().parent.name)
+    if not folder.facts().get("trained"):
+        raise InputError(Code.CHECKPOINT_INVALID, f"{path}: this run was not finished; finish it, or give another")
+    recipe = folder.recipe()
+    left = nothing_kept(recipe)
+    if left is not None:
+        text = f"{path}: its phase {left} keeps no model; give a run of another method"
+        raise InputError(Code.CHECKPOINT_INVALID, text)
+    store = CheckpointStore(path / "checkpoints", keep=2)
+    labels = store.labels()
+    if not labels:
+        raise InputError(Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints")
+    if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
+        text = f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest that is whole)"
+        raise InputError(Code.CHECKPOINT_INVALID, f"{text}; restore it, or train again")
+    encoder, state = _encoder(folder, recipe, name), store.load(labels[-1])["job"]
+    return TrainedRun(folder.run_id, recipe, encoder, state, path, folder.facts().get("plugins", {}))
+
+
+def load_joint(run: Path, name: str) -> TrainedRun:
+    """Loads a run to predict with, as ``load_trained``. Raises InputError, also if no row has parts at all parties."""
+    found = load_trained(run, name)
+    if found.recipe.rows.align == "none":
+        text = f"{found.path}: its parties hold different rows, and there is nothing to predict jointly"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; export the models of each party instead (vfl export model)")
+    return found
+
+
+def _encoder(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
+    """Returns the settings of the party's encoder: its own, if the folder notes one, else the recipe's."""
+    noted = folder.facts().get("encoder")
+    try:
+        own = TypeAdapter(EncoderSettings).validate_python(noted) if noted is not None else None
+    except ValidationError:
+        text = f"{folder.path / 'run.json'}: its encoder cannot be read; restore the file"
+        raise InputError(Code.FILE_INVALID, text) from None
+    return encoder_settings(recipe, name, own)
+
+
+def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
+    """Loads the run that the recipe starts from, from ``name``'s folder of runs; None if it has none to start from.
+
+    Raises InputError if the run is missing or not finished.
+    """
+    start = recipe.start
+    if start is None or (start.held_by == "active" and name != recipe.active.name):
+        return None
+    try:
+        return load_trained(out / start.run, name)
+    except InputError as error:
+        text = f"recipe: start.run: {error}"
+        if error.code is Code.FILE_INVALID and recipe.rows.align == "none" and start.held_by == "every party":
+            text = f'{text}; if only {recipe.active.name} has it, set start.held_by = "active"'
+        raise InputError(error.code, text) from None
+
+
+def prediction_data(
+    settings: DataSettings | None, source: str | None, state: Tree, query: str | None = None
+) -> DataSettings:
+    """Returns the party file's [data] with another source or query. Raises InputError if there is no [data].
+
+    A table is read with the columns of training only: new rows need no label and may have more columns. ``source``: as
+    in a party file; a relative path starts at the working folder.
+    """
+    if settings is None:
+        raise InputError(Code.CONFIG_INVALID, "the party file needs a [data] table: it says which column is the id")
+    changed = _elsewhere(settings, source, query)
+    if state["preprocessor"] is None:
+        return ids_only(changed)
+    preprocessor = Preprocessor.from_state(state["preprocessor"])
+    changed = changed.written_like(preprocessor.style)
+    if settings.parts:
+        return _parts_of_training(settings, source, preprocessor)
+    if changed.is_table and preprocessor.image_shape is None and settings.view is None:
+        return _as_in_training(changed, preprocessor.numeric_names, preprocessor.categorical_names)
+    return changed
+
+
+def _elsewhere(settings: DataSettings, source: str | None, query: str | None) -> DataSettings:
+    """Returns the settings with another source or query, None for those of training. Raises InputError."""
+    changes: dict[str, Any] = {} if query is None else {"query": query}
+    if source is not None:
+        changes["source"] = DataSettings(source=source).absolute(Path()).source
+    changed = settings.model_copy(update=changes)
+    if query is not None and not changed.is_database:
+        text = "is for a database; remove it, or give --data such as postgresql://USER@HOST/NAME"
+        raise InputError(Code.CONFIG_INVALID, f"--query {text}")
+    if source is not None and changed.is_database and changed.query is None:
+        text = f"--data {shown(changed.source)}: is a database, and the party file has no query"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; give the SELECT whose rows are to be predicted with --query")
+    return changed
+
+
+def _as_in_training(settings: DataSettings, numeric: tuple[str, ...], categorical: tuple[str, ...]) -> DataSettings:
+    """Returns a table's settings with the columns of training alone, each of the kind that it had there."""
+    kinds = {"columns": (*numeric, *categorical), "numeric": numeric, "categorical": categorical}
+    return settings.model_copy(update={"label": None, "drop": (), "as_trained": True, **kinds})
+
+
+def _parts_of_training(settings: DataSettings, source: str | None, preprocessor: Preprocessor) -> DataSettings:
+    """Returns the settings of joined tables, of which each is read with its columns of training."""
+    if source is not None:
+        text = "was trained on the joined tables of several parties, and one file cannot stand for them"
+        raise InputError(Code.CONFIG_INVALID, f"this party {text}; predict from Python, with Run.predict")
+    kinds = (preprocessor.numeric_names, preprocessor.categorical_names)
+    parts = {
+        name: _as_in_training(part, *(own_columns(names, name) for names in kinds))
+        if part.is_table and part.view is None
+        else part
+        for name, part in settings.parts.items()
+    }
+    return settings.model_copy(update={"parts": parts})
+
+
+def unseen(trained: TrainedRun, table: Table) -> list[str]:
+    """Returns a sentence for each column of rows to predict that holds what training never had; they show no value.
+
+    That is categories, and numbers far outside those of training.
+
+    Raises InputError if the table lacks a column of training, or if more of a column's numbers are outside than
+    ``predict.refuse_outside`` of the recipe allows.
+    """
+    if trained.state["preprocessor"] is None:
+        return []
+    preprocessor = Preprocessor.from_state(trained.state["preprocessor"])
+    what = "has categories that training never had, so the model knows nothing of them"
+    said = [
+        f"column {name!r} {what}: in {count:,} of {len(table):,} rows"
+        for name, count in preprocessor.unseen(table).items()
+    ]
+    share = trained.recipe.predict.refuse_outside
+    for name, count in preprocessor.outside(table).items():
+        text = f"column {name!r} has numbers far outside those of training: in {count:,} of {len(table):,} rows"
+        if share is not None and count > share * len(table):
+            text = f"{text}, and the recipe lets pass at most a share of {share:g} (predict.refuse_outside)"
+            raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; give them in the unit of training")
+        said.append(f"{text}; are they in the unit of training?")
+    return said
+
+
+def embeddings(party: Party) -> Exchange:
+    """Declares the exchange of the rows to predict, with the noise that the phases of training ask for."""
+    recipe = party.recipe
+    return scoring(sent_noise(recipe), name="embedding", when="once", how=protected(recipe))
+
+
+def predicted(party: Party) -> list[ExchangeSummary]:
+    """Returns what a party would send for a prediction with the trained model; empty if it would send nothing."""
+    if nothing_kept(party.recipe) is not None or party.recipe.rows.align == "none":
+        return []
+    before = set(party.exchanges)
+    if own_scores(party, PHASE) is not None:
+        new = [party.exchanges.pop(key) for key in [*party.exchanges] if key not in before]
+        lines = [line for each in new for line in summarised(party.recipe, PHASE, each.exchange, each.chains)]
+        return [line for line in lines if line.sender == (party.name if party.role == "active" else PASSIVES)]
+    if party.role == "active":
+        return []
+    exchange = embeddings(party)
+    return summarised(party.recipe, PHASE, exchange, party.chains(PHASE, exchange))
+
+
+class PassivePredict(Phase):
+    """Sends the embeddings of all rows, in one round."""
+
+    def __init__(self, party: Party) -> None:
+        self.name, self.rounds, self._party = PHASE, 1, party
+        self._own = own_scores(party, PHASE)
+        if self._own is None:
+            self._scores = party.asking(PHASE, embeddings(party), width=party.embedding_size)
+
+    def run_round(self, round_: int) -> RoundReport:
+        if self._own is not None:
+            self._own.answer(round_, 0, self._party.rows("all"))
+            return RoundReport(0)
+        send_embeddings(self._party, self._scores, round_, 0, self._party.rows("all"))
+        return RoundReport(0)
+
+
+class ActivePredict(Phase):
+    """Writes the scores of all rows, with the rows' ids, in one round. ``ids``: the names of the id columns."""
+
+    def __init__(self, party: Party, ids: Sequence[str], table: Table, outputs: Sequence[Output]) -> None:
+        self.name, self.rounds, self._party = PHASE, 1, party
+        self._ids, self._table, self._outputs = ids, table, outputs
+        self._own = own_scores(party, PHASE)
+        if self._own is None:
+            self._scores = party.answering(PHASE, embeddings(party), width=party.embedding_size)
+
+    def run_round(self, round_: int) -> RoundReport:
+        party = self._party
+        if self._own is not None:
+            outputs, _ = self._own.scores(round_, 0, party.rows("all"))
+        else:
+            outputs, _ = joint_outputs(party, self._scores, round_, 0, party.rows("all"))
+        if party.labels is None:
+            raise InputError(Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes")
+        columns = result_columns(party.recipe, party.labels, outputs)
+        found = listed_rows(self._ids, self._table, columns)
+        for output in self._outputs:
+            output.write(found, self._table.own)
+            advise(party.show, output.advice(found))
+        return RoundReport(0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """See ``vfl_party.assembly.party.Work``: the joint prediction of new rows with a trained run.
+
+    ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``: the files that the
+    active party writes.
+    """
+
+    trained: TrainedRun
+    settings: PartySettings
+    ids: Sequence[str]
+    outputs: Sequence[Output]
+
+    @property
+    def run_id(self) -> str:
+        return self.trained.run_id
+
+    def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
+        """Returns the rows, with the statistics and classes of training. Raises InputError if columns differ."""
+        table, state = aligned.of(opened.table), self.trained.state
+        preprocessor = Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
+        has_features = self.settings.features and preprocessor is not None
+        return Prepared(
+            table=table,
+            preprocessor=preprocessor,
+            features=preprocessor.transform(table) if has_features and preprocessor is not None else None,
+            labels=Labels.from_state(state["labels"]) if state["labels"] else None,
+            targets=None,
+            splits={"all": np.arange(len(table.ids), dtype=np.int64)},
+        )
+
+    def begin(self, models: dict[str, nn.Module]) -> None:
+        load_models(models, self.trained.state)
+
+    def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
+        if party.role == "passive":
+            return [PassivePredict(party)]
+        return [ActivePredict(party, self.ids, prepared.table, self.outputs)]

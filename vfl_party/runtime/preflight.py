@@ -1,0 +1,284 @@
+"""``vfl-party check``: reports everything that can be found wrong before training, one line each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from vfl_common.config.data import DataSettings
+from vfl_common.config.party import PartyFile, load_party
+from vfl_common.config.recipe import Recipe, load_recipe, naming
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.identity.credentials import BOTH, DIALS, Credentials, ends_soon, load_credentials
+from vfl_common.identity.members import members_of
+from vfl_common.rpc.ask import ask
+from vfl_common.rpc.channel import check_address
+from vfl_common.rpc.messages import SAID, SIGNS, Joining
+from vfl_common.rpc.service import SERVICE as EXCHANGE
+from vfl_common.rpc.session import SERVICE as SESSIONS
+from vfl_common.text import percent
+from vfl_party.align import alignment_of
+from vfl_party.assembly.files import PartyFiles, read_files
+from vfl_party.assembly.party import Assembled, Opened, assemble
+from vfl_party.base.devices import resolve_device
+from vfl_party.data import Table, describe, read_rows, tabulate
+from vfl_party.data.ids import Ids, about_zeros, choices, normalised
+from vfl_party.data.notes.smells import smells
+from vfl_party.data.notes.target_leakage import leaks
+from vfl_party.methods import check_fit, parse_settings
+from vfl_party.phases.advice import few_rows
+from vfl_party.predict.prediction import predicted
+from vfl_party.predict.results import computed_cells, label_name
+from vfl_party.runtime import versions
+from vfl_party.runtime.participation import joining_of, training
+
+_CONNECT_S = 3.0
+_REFUSED = ": refused"  # at the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason
+_ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}  # errors that are about neither data nor recipe
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: the subject, whether it is fine, and what was found or what to do.
+
+    ``soon``: it is fine today, but not for long. ``note``: it can be run, and is perhaps not meant.
+    """
+
+    about: str
+    fine: bool
+    text: str
+    soon: bool = False
+    note: bool = False
+
+
+def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]:
+    """Yields all findings about a party file, in the order in which they stop a run; ``offline``: tries no peer."""
+    about = "party file"
+    try:
+        file = load_party(path)
+        yield Finding(about, True, f"{path}: {file.name}")
+        about = "recipe"
+        recipe = load_recipe(Path(file.recipe))
+        yield Finding(about, True, f"{recipe.name}, digest {recipe.digest()[:16]} (the same at every party)")
+    except VflError as error:
+        yield Finding(about, False, str(error))
+        return
+    found: list[Finding] = []
+    looks: list[tuple[str, Callable[[], str]]] = [
+        ("certificate", lambda: f"for {file.name}, valid until {_credentials(file, recipe).not_after}"),
+        ("device", lambda: f"{resolve_device(device or file.device)}"),
+        ("phases", lambda: _phases(recipe)),
+    ]
+    for about, look in looks:
+        try:
+            with naming(Path(file.recipe)):
+                found.append(Finding(about, True, look()))
+        except VflError as error:
+            found.append(Finding(about, False, str(error)))
+    yield from found
+    yield from _ending(lambda: _credentials(file, recipe))
+    if not all(finding.fine for finding in found):
+        return
+    try:
+        with naming(Path(file.recipe)):
+            files = read_files(path, device=device)
+    except VflError as error:
+        about = "recipe" if str(error).startswith(f"{file.recipe}: ") else "party file"
+        yield Finding(about, False, str(error))
+        return
+    yield Finding("role", True, files.settings.role)
+    plugins: dict[str, str] = {}
+    yield from _work(files, plugins)
+    yield from _network(files, offline, plugins)
+
+
+def _phases(recipe: Recipe) -> str:
+    """Names the phases. Raises InputError if the settings of one are wrong, or if they do not fit together."""
+    names = [phase.name for phase in recipe.phases if parse_settings(phase)]
+    check_fit(recipe)
+    return ", ".join(names)
+
+
+def _credentials(file: PartyFile, recipe: Recipe) -> Credentials:
+    """Reads the party's credentials. Raises InputError if they cannot be used, or if a pin is for nobody."""
+    uses = BOTH if file.name == recipe.active.name else DIALS
+    return load_credentials(file.tls, name=file.name, members=members_of(recipe, file.pins), uses=uses)
+
+
+def _ending(load: Callable[[], Credentials]) -> Iterator[Finding]:
+    """Yields which of this party's certificates end soon; if they cannot be used, another finding says so."""
+    with contextlib.suppress(VflError):
+        credentials, now = load(), datetime.now(UTC)
+        for about, path, certificate in (
+            ("certificate", credentials.certificate_file, credentials.certificate),
+            ("CA", credentials.ca_file, credentials.authority),
+        ):
+            text = ends_soon(certificate, now)
+            if text:
+                yield Finding(about, True, f"{path} {text}", soon=True)
+
+
+def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
+    """Yields what is found while the party is made as for a run: its data, rows, models and phases.
+
+    ``plugins``: gets names and versions of those that other parties have, too.
+    """
+    path = Path(files.file.recipe)
+    ids: list[str] = []
+    notes: list[Finding] = []
+    refused = False
+
+    def load(data: DataSettings, with_label: bool) -> Table:
+        rows = read_rows(data, with_label)
+        if data.id and not ids:  # the rows to align come first
+            ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
+            zeros = about_zeros(Ids(normalised(rows.ids, data.id_rules or ()).drop_null()), data.id_rules or ())
+            notes.extend(Finding("ids", True, text, note=True) for text in [zeros] if text)
+        notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
+        found = list(smells(rows, data))
+        if with_label and files.recipe.task.kind != "regression":
+            found += leaks(rows, label_name(data))
+        notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
+        computed = sum(map(computed_cells, (*rows.ids, *([rows.labels] if rows.labels is not None else []))))
+        if with_label and computed:
+            text = (
+                f"{computed:,} ids and labels begin with =, +, -, @ or a tab, and a spreadsheet computes them in a .csv"
+            )
+            notes.append(
+                Finding("data", True, f"{text} of predictions; see vfl-party predict --spreadsheet", note=True)
+            )
+        return tabulate(rows, data, with_label)
+
+    try:
+        try:
+            opened = files.open(load)
+        finally:  # a refused id, too, is seen in them
+            refused = bool(ids) and ids[-1].endswith(_REFUSED)
+            yield from notes
+            yield from (Finding("ids", True, line) for line in ids[: len(ids) - refused])
+        for line in describe(opened.table):
+            yield Finding("data", True, line)
+        if opened.advice:
+            yield Finding("data", True, opened.advice, note=True)
+        plugins |= versions.shared(opened)
+        yield from _plugins(opened, plugins)
+        with naming(path):
+            yield from _assembled(files, opened)
+    except VflError as error:
+        about = "recipe" if str(error).startswith(f"{path}: ") else _ABOUT.get(error.code, "data")
+        yield Finding("ids" if refused else about, False, str(error))
+
+
+def _plugins(opened: Opened, shared: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields names and versions of the plug-ins that the party needs."""
+    for name, version in shared.items():
+        yield Finding("plug-in", True, f"{name}: {version} (the same version at every party that needs it)")
+    for name, version in (versions.modelling(opened) | versions.reading(opened)).items():
+        if name not in shared:
+            yield Finding("plug-in", True, f"{name}: {version} (this party's own)")
+
+
+def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
+    """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
+    work = training(files.recipe, files.name, Path(files.file.out))
+    alignment = alignment_of(files.recipe)
+    party = assemble(opened, alignment.expected(opened.table), work, policy=files.policy(), trees=files.file.trees)
+    sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
+    if files.recipe.rows.split == "column" and not files.is_active:
+        sizes = f"{len(opened.table)}; the active party's column says their splits (here: models as with {sizes})"
+    own = files.recipe.rows.align == "none" and bool(files.recipe.passives)
+    if own and files.is_active:
+        sizes = f"{len(opened.table)} ids with labels; each passive party has rows of its own and divides them"
+    found = alignment.found_before(Path(files.file.out), files.name, opened.table)
+    if found is not None:
+        shares = f"{found} of {len(opened.table)} ({percent(found, len(opened.table))}) are common"
+        yield Finding("rows", True, f"{shares}, as run {files.recipe.rows.alignment} found")
+    elif not alignment.certain and files.recipe.passives:
+        sizes = f"at most {sizes}: those that all parties hold, which are found at the start of the run"
+    yield Finding("rows", True, sizes)
+    few = few_rows(len(party.prepared.splits["train"]), _classes(party))
+    if few and not own and (files.is_active or files.recipe.rows.split != "column"):
+        yield Finding("training", True, few, note=True)
+    if files.recipe.start is not None:
+        yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
+    for name, model in party.party.models.items():
+        count = sum(parameter.numel() for parameter in model.parameters())
+        size = f"{count:,} parameters" if count else "no parameters before training"  # trees grow
+        yield Finding("model", True, f"{name}: {size}")
+    if files.file.init == "recipe":
+        why = (
+            "every party can compute the initial weights, and read columns with them; for runs that are to be compared"
+        )
+        yield Finding("model", True, f'init = "recipe": {why}', note=True)
+    rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
+    yield Finding("rounds", True, rounds)
+    for each in party.leaves:
+        what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
+        yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
+    for each in predicted(party.party):
+        what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
+        yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
+    for message, fields in SAID.items():
+        said = "; ".join(fields.values()) or f"no content ({SIGNS[message]})"
+        yield Finding("leaves", True, f"session with {files.recipe.server}: {message}: {said}")
+
+
+def _classes(party: Assembled) -> int:
+    """Returns how many classes the labels have, as far as this party knows; 0 for a regression."""
+    task, labels = party.party.recipe.task, party.prepared.labels
+    return len(labels.classes) if labels is not None else task.classes or 2 * (task.kind == "binary")
+
+
+def _rows(sizes: dict[str, int]) -> str:
+    """Words the sizes of the splits; the larger sets of training rows only if they are larger."""
+    said = [f"{sizes[split]} {split}" for split in ("test", "validation", "train")]
+    if sizes["aligned"] > sizes["train"]:
+        said.append(f"{sizes['aligned']} aligned (for training, with or without labels)")
+    if sizes["local"] > sizes["aligned"]:
+        said.append(f"{sizes['local']} local (for training, aligned or this party's alone)")
+    return ", ".join(said)
+
+
+def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> Iterator[Finding]:
+    if files.is_active:
+        try:
+            check_address(files.file.listen)
+            told = f" at {files.file.advertise}" if files.file.advertise is not None else ""
+            reach = f"; passive parties must be able to reach it{told}" if files.recipe.passives else ""
+            yield Finding("listen", True, f"{files.file.listen} is free{reach}")
+        except VflError as error:
+            yield Finding("listen", False, str(error))
+    if offline:
+        return
+    try:
+        joining = joining_of(files.recipe, files.settings.role, plugins)
+    except VflError:  # of the recipe, and said above: nobody can be asked
+        return
+    yield _ask("server", files.file.server, files.recipe.server, SESSIONS, files, joining)
+    if not files.is_active:
+        if files.file.active is None:
+            yield Finding("active party", True, "its address comes from the server when the run starts: not tried")
+        else:
+            yield _ask("active party", files.file.active, files.recipe.active.name, EXCHANGE, files, joining)
+
+
+def _ask(about: str, address: str, peer: str, service: str, files: PartyFiles, joining: Joining) -> Finding:
+    """Asks a peer whether it would take this party: it compares recipe, protocol and plug-ins."""
+    try:
+        answered = ask(address, files.keyring.current(), peer, service, joining, _CONNECT_S)
+    except VflError as error:
+        return Finding(about, False, str(error))
+    said = "same recipe, protocol and plug-ins"
+    if not answered:
+        said = "it is of an older release: recipe and protocol are compared when the run starts"
+    return Finding(about, True, f"{peer} answers at {address}, certificates accepted; {said}", note=not answered)
+
+
+def require(findings: list[Finding]) -> None:
+    """Raises InputError if a finding is not fine."""
+    bad = [finding.about for finding in findings if not finding.fine]
+    if bad:
+        raise InputError(Code.CONFIG_INVALID, f"not ready: {', '.join(bad)} (see above)")

@@ -1,0 +1,212 @@
+"""A party's exchange over gRPC: the address that it listens on, and each generation's links and hub."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from vfl_common.errors import Code, InternalError, InterruptedRun, PeerError, VflError
+from vfl_common.identity.diagnose import diagnose
+from vfl_common.ledger import Ledger
+from vfl_common.link import PROTOCOL, Hub, Link
+from vfl_common.process.logs import Console
+from vfl_common.rpc.ask import MAX_QUESTIONS
+from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.health import MAX_CHECKS, Health
+from vfl_common.rpc.hub import ExchangeHub
+from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc.messages import Joining, Start
+from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
+from vfl_common.rpc.service import SERVICE as EXCHANGE
+from vfl_party.assembly.files import PartyFiles
+from vfl_party.base.step_timing import Clock
+from vfl_party.methods import in_flight
+
+_CLOSE_S = 5.0  # allowed to the passive parties to end their streams
+_DIAGNOSIS_S = 2.0
+_COME_S = 10.0  # allowed to all passive parties to open their streams, before the missing ones are reported
+
+
+@dataclass
+class GrpcTransport:
+    """One generation's exchange over gRPC; see ``vfl_party.runtime.job.Transport``."""
+
+    me: str
+    service: ExchangeService | None
+    meter: TcpMeter
+    hub: Hub | None = None
+    link: Link | None = None
+    server: Link | None = None
+    grpc_hub: ExchangeHub | None = None
+    grpc_links: Sequence[ExchangeLink] = ()
+    roll_call: threading.Timer | None = None
+    clock: Clock = field(default_factory=Clock)
+    protocol: int = PROTOCOL
+
+    def end(self, error: VflError) -> None:
+        if self.grpc_hub is not None:
+            self.grpc_hub.end(error)
+        for link in self.grpc_links:
+            link.end(error)
+
+    def _told(self, error: BaseException) -> VflError:
+        """Returns what the peers hear: a party that was stopped is waited for, as one that was lost."""
+        if isinstance(error, VflError):
+            return error
+        if isinstance(error, Exception):
+            return InternalError(str(error))
+        return InterruptedRun(f"{self.me} was stopped")
+
+    def close(self, error: BaseException | None) -> None:
+        if self.roll_call is not None:
+            self.roll_call.cancel()
+        if self.grpc_hub is not None and error is None:
+            self.grpc_hub.wait_for_late()
+        if self.service is not None and error is None:
+            self.service.wait_until_idle(_CLOSE_S)
+        self.meter.sample()  # closing the sockets loses the kernel's counts
+        if self.service is not None and error is not None:
+            self.service.use(None)
+        if error is not None:
+            self.end(self._told(error))
+        for link in self.grpc_links:
+            link.close()
+
+
+@dataclass
+class Transports:
+    """Makes this party's transports, one for each generation.
+
+    Args:
+        files: the party file and all that it names.
+        console: reports missing parties to a person.
+        joining: what this party says when it joins; the active party answers with it whether a passive one fits.
+    """
+
+    files: PartyFiles
+    console: Console
+    ledger: Ledger
+    meter: TcpMeter
+    joining: Joining | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[tuple[ExchangeService | None, str]]:
+        """Yields the exchange's service and its address at the active party; a passive party listens on nothing."""
+        if not self.files.is_active:
+            yield None, ""
+            return
+        recipe = self.files.recipe
+        roster = [party.name for party in recipe.passives]
+        service = ExchangeService(
+            roster,
+            self.files.keyring,
+            self.ledger,
+            self.meter,
+            phases=[phase.name for phase in recipe.phases],
+            attach_timeout_s=recipe.run.rejoin_deadline_s,
+            joining=self.joining,
+        )
+        health = Health({EXCHANGE: lambda: True}, self.files.keyring, may_ask=[self.files.name, recipe.server, *roster])
+        # For each party; server and this party's own probes check, too; four more for callers to refuse.
+        threads = (MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS) * len(roster) + 2 * MAX_CHECKS + 4
+        with listening(self.files.file.listen, self.files.keyring, [service, health], threads) as (_, address):
+            self.console.emit("ready", name=self.files.name, address=address)
+            try:
+                yield service, address
+            finally:
+                service.close()
+
+    def transport(self, start: Start, service: ExchangeService | None) -> GrpcTransport:
+        """Makes a generation's links, and the active party's hub; nothing is dialled before the first bundle.
+
+        Raises PeerError if neither the server nor the party file names an address of the active party.
+        """
+        files, recipe = self.files, self.files.recipe
+        # The server waits the whole step timeout for a late party and then names it: we wait for that.
+        patience_s = 2 * recipe.run.step_timeout_s
+        server = self._link(files.file.server, recipe.server, start, patience_s)
+        if service is not None:
+            roster = [party.name for party in recipe.passives if party.name not in start.left]
+            hub = ExchangeHub(
+                start.run_id,
+                start.generation,
+                roster,
+                self.ledger,
+                timeout_s=recipe.run.step_timeout_s,
+                allocate=self._allocate,
+                in_flight=in_flight(recipe),
+                protocol=start.protocol,
+            )
+            service.use(hub)
+            roll_call = self._roll_call(hub)
+            return GrpcTransport(
+                files.name,
+                service,
+                self.meter,
+                hub=hub,
+                server=server,
+                grpc_hub=hub,
+                grpc_links=[server],
+                roll_call=roll_call,
+                protocol=start.protocol,
+            )
+        address, peer = files.file.active or start.exchange_address, recipe.active.name
+        if not address:
+            text = f"the server names no address of {peer}; set 'active' in the party file"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=recipe.server)
+        self.meter.name_address(address, peer)
+        link = self._link(address, peer, start, recipe.run.step_timeout_s)
+        links = [link, server]
+        return GrpcTransport(
+            files.name, None, self.meter, link=link, server=server, grpc_links=links, protocol=start.protocol
+        )
+
+    def _roll_call(self, hub: ExchangeHub) -> threading.Timer:
+        """Reports after ``_COME_S`` who is missing: this side can only name them, the passive parties know why."""
+        left_s = max(0.0, self.files.recipe.run.rejoin_deadline_s - _COME_S)
+
+        def tell() -> None:
+            if hub.absent:
+                self.waiting(hub.absent, left_s)
+
+        timer = threading.Timer(_COME_S, tell)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def waiting(self, missing: Sequence[str], left_s: float, why: str = "") -> None:
+        """Reports to the person who is missing, and for how long the run still waits."""
+        because = {"why": why} if why else {}
+        self.console.emit("waiting", missing=list(missing), left_s=round(left_s, 1), **because)
+
+    @property
+    def _allocate(self) -> Callable[[int], memoryview] | None:
+        return pinned if self.files.device.type == "cuda" else None
+
+    def _link(self, address: str, peer: str, start: Start, timeout_s: float) -> ExchangeLink:
+        """Makes this generation's link to ``peer``; nothing is dialled before the first bundle."""
+        files = self.files
+        return ExchangeLink(
+            lambda: dial(address, files.keyring.current(), peer),
+            me=files.name,
+            peer=peer,
+            run_id=start.run_id,
+            generation=start.generation,
+            ledger=self.ledger,
+            reconnect_s=files.recipe.run.rejoin_deadline_s,
+            timeout_s=timeout_s,
+            allocate=self._allocate,
+            explain=lambda: str(diagnose(address, files.keyring.current(), peer, _DIAGNOSIS_S)),
+            on_waiting=lambda left_s, why: self.waiting([peer], left_s, why),
+            protocol=start.protocol,
+        )
+
+
+def pinned(nbytes: int) -> memoryview:
+    """Allocates a writable buffer in page-locked memory, from which a GPU copies without a detour."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data

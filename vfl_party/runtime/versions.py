@@ -1,0 +1,65 @@
+"""Names and versions of the plug-ins that a party's part in a run needs: {``group:name``: ``distribution version``}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from vfl_common.config.data import reader_of
+from vfl_common.errors import Code, InputError
+from vfl_party import methods
+from vfl_party.assembly.party import Opened
+from vfl_party.data import load as data
+from vfl_party.models import metrics
+from vfl_party.models.encoders import plugin
+from vfl_party.outbound import codecs, transforms
+
+
+def shared(opened: Opened) -> dict[str, str]:
+    """Returns those that the recipe names for all: the server compares them between the parties that have them.
+
+    Metrics are computed at the active party alone, and a party may have an encoder of its own.
+    """
+    recipe = opened.recipe
+    found = _of_methods(opened)
+    for phase in recipe.phases:
+        found |= codecs.REGISTRY.version(phase.codec)
+        for transform in phase.transforms:
+            found |= transforms.REGISTRY.version(transform.kind)
+    for table in recipe.wire:
+        found |= codecs.REGISTRY.version(table.codec)
+    if opened.name == recipe.active.name:
+        for metric in recipe.task.metrics:
+            found |= metrics.PLUGINS.version(metric)
+    return found | (_of_encoder(opened) if opened.encoder == recipe.model.encoder else {})
+
+
+def modelling(opened: Opened) -> dict[str, str]:
+    """Returns those that decide what the party's models are and compute."""
+    return _of_methods(opened) | _of_encoder(opened)
+
+
+def reading(opened: Opened) -> dict[str, str]:
+    """Returns the one that reads the party's data, if one does."""
+    name = reader_of(opened.settings.source)
+    return data.PLUGINS.version(name) if name is not None else {}
+
+
+def require_same(path: Path, then: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises InputError if the run in ``path`` began with another version of a plug-in that is needed now."""
+    for name in sorted(then.keys() & now.keys()):
+        if then[name] != now[name]:
+            text = f"{path}: the run began with the plug-in {name} of {then[name]}, and {now[name]} is installed"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; install the former, or begin a new run")
+
+
+def _of_methods(opened: Opened) -> dict[str, str]:
+    recipe, found = opened.recipe, dict[str, str]()
+    for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
+        found |= methods.REGISTRY.version(phase.kind)
+    return found
+
+
+def _of_encoder(opened: Opened) -> dict[str, str]:
+    place = opened.recipe.party(opened.name)
+    return plugin.PLUGINS.version(opened.encoder.kind) if place is None or place.features else {}

@@ -1,0 +1,221 @@
+"""The server of a run whose parties are all in this process: the same decisions, without a wire."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import InternalError, InterruptedRun, PeerError, VflError
+from vfl_common.files import write_atomic
+from vfl_common.ledger import Ledger
+from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.failures import from_failure
+from vfl_common.rpc.memory import MemoryHub, Turns
+from vfl_common.rpc.messages import (
+    Done,
+    Joining,
+    PartyReport,
+    ProgressUpdate,
+    Start,
+    alone_message,
+    join_message,
+    lenient_message,
+    plan_message,
+    progress_message,
+)
+from vfl_common.run_folder import RunFolder
+from vfl_common.stages import AggregationPlan
+from vfl_common.summary import Summary
+from vfl_server.aggregation.aggregator import Aggregator
+from vfl_server.control.coordinator import Coordinator, Job
+from vfl_server.control.display import Emit
+from vfl_server.intersection import alignment_service
+from vfl_server.results import summarise
+
+
+class LocalServer:
+    """One run. What a party says is handled where it says it, and so is what follows from it for the others.
+
+    There is one generation: an error of one party ends the run for all, whatever the recipe says of lost parties.
+
+    Args:
+        folder: the server's folder of the run.
+        hub: brings the weights that all parties swap.
+        turns: how the parties wait.
+        emit: reports events to the person or program in front of the run.
+        start: lets the aggregation take turns with the parties, under a name.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        job: Job,
+        folder: RunFolder,
+        hub: MemoryHub,
+        turns: Turns,
+        emit: Emit,
+        start: Callable[[str, Callable[[], None]], None],
+    ) -> None:
+        self.recipe, self.job, self.folder, self.turns = recipe, job, folder, turns
+        self.changed = turns.condition()
+        self.summary: Summary | None = None  # once the run is complete
+        self.failure: BaseException | None = None  # the first error of a party
+        self._hub = hub
+        self._ledger = hub.ledger
+        self._sessions: dict[str, LocalSession] = {}
+        roster = [party.name for party in recipe.parties]
+        self._aggregator = Aggregator(
+            self,
+            folder.run_id,
+            roster,
+            [party.name for party in recipe.passives],
+            [phase.name for phase in recipe.phases],
+            self._ledger,
+            timeout_s=recipe.run.step_timeout_s,
+            fail=self._fail,
+            align=alignment_service(recipe, trains=job == "train"),
+            make_hub=lambda _generation: hub,
+            start=start,
+        )
+        self.coordinator = Coordinator(
+            recipe,
+            job,
+            folder.run_id,
+            0,
+            on_start=lambda generation, _checkpoint: self._aggregator.open(generation),
+            on_plan=self._aggregator.begin,
+            on_end=self._aggregator.end,
+            emit=emit,
+        )
+
+    def use(self, hub: Any) -> None:
+        """Nothing has to bring bundles to a hub in this process."""
+
+    def session(self, name: str, ledger: Ledger) -> LocalSession:
+        """Opens the session of a party; ``ledger``: the party's."""
+        self._sessions[name] = LocalSession(self, name, ledger)
+        return self._sessions[name]
+
+    def close(self) -> None:
+        """Ends the aggregation, if it is not over."""
+        self._hub.end(InterruptedRun("the run has ended"))
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """Ends the run for all because of an error of party ``name``; the first one is kept."""
+        with self.turns.lock:
+            if self.failure is None:
+                self.failure = error
+                known = error if isinstance(error, VflError) else InternalError(f"{type(error).__name__}: {error}")
+                self._fail(PeerError(known.code, str(known), party=name))
+
+    def _fail(self, error: VflError) -> None:
+        with self.turns.lock:
+            if self.failure is None:
+                self.failure = error
+            self.coordinator.fail(error)
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Hands every party what the coordinator has for it; the caller holds the lock."""
+        coordinator = self.coordinator
+        if coordinator.finished.is_set() and coordinator.failure is None and self.summary is None:
+            self.summary = summarise(self.recipe, self.job, coordinator, self.folder, self._ledger, TcpMeter())
+            text = self.summary.model_dump_json(indent=1) + "\n"
+            write_atomic(self.folder.path.parent / "summary.json", text)
+            coordinator.complete(text)
+        for session in self._sessions.values():
+            session.take()
+        self.changed.notify_all()
+
+
+class LocalSession:
+    """A party's session with a ``LocalServer``; see ``vfl_common.rpc.messages.Membership``."""
+
+    def __init__(self, server: LocalServer, name: str, ledger: Ledger) -> None:
+        self.me, self.server, self.ledger, self.meter = name, server.recipe.server, ledger, TcpMeter()
+        self._server = server
+        self._member = server.coordinator.open(name)
+        self._inbox: deque[Any] = deque()
+        self._ended: VflError | None = None
+        self._watcher: Callable[[VflError], None] | None = None
+
+    def join(self, joining: Joining) -> Start | Done:
+        self._say(join_message(joining))
+        while True:
+            answer = self._next()
+            if answer.HasField("start"):
+                start = answer.start
+                return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address)
+            if answer.HasField("complete"):
+                return Done(answer.complete.run_id, answer.complete.summary_json)
+
+    def watch(self, watcher: Callable[[VflError], None] | None) -> None:
+        self._watcher = watcher
+        if watcher is not None and self._ended is not None:
+            watcher(self._ended)
+
+    def check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def plan(self, aggregations: Sequence[AggregationPlan]) -> None:
+        self._say(plan_message(aggregations))
+
+    def progress(self, progress: ProgressUpdate) -> None:
+        self._say(progress_message(progress))
+
+    def report(self, report: PartyReport) -> str:
+        self._say(report.message(self.ledger, self.meter))
+        while True:
+            answer = self._next()
+            if answer.HasField("complete"):
+                return str(answer.complete.summary_json)
+
+    def lenient(self, on: bool) -> None:
+        self._say(lenient_message(on))
+
+    def alone(self) -> None:
+        self._say(alone_message())
+
+    def stopping(self) -> None:
+        """Nothing: whoever runs the party tells the server why it ends."""
+
+    def abort(self, error: BaseException) -> None:
+        """Nothing, as ``stopping``."""
+
+    def close(self) -> None:
+        if self._server.summary is not None:  # otherwise the run fails, and whoever runs the party says why
+            self._server.coordinator.closed(self._member)
+
+    def take(self) -> None:
+        """Takes what the coordinator has for this party; the caller holds the lock."""
+        while not self._member.outbox.empty():
+            message = self._member.outbox.get()
+            if message is None:
+                continue
+            if message.HasField("stop"):
+                self._end(from_failure(message.stop, sender=self.server, me=self.me))
+            elif message.HasField("interrupt"):
+                self._end(InterruptedRun(message.interrupt.reason))
+            else:
+                self._inbox.append(message)
+
+    def _say(self, message: Any) -> None:
+        with self._server.turns.lock:
+            self.check()
+            self._server.coordinator.handle(self._member, message)
+            self._server.deliver()
+
+    def _next(self) -> Any:
+        with self._server.turns.lock:
+            self._server.turns.wait_for(self._server.changed, lambda: self._ended or self._inbox, float("inf"))
+            self.check()
+            return self._inbox.popleft()
+
+    def _end(self, error: VflError) -> None:
+        if self._ended is None:
+            self._ended = error
+            if self._watcher is not None:
+                self._watcher(error)
